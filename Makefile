@@ -26,7 +26,7 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp kernel/symphony_kernel/executor/native/source/*.h)
-CROSSING_SOURCE := runtime/symphony_runtime/engine/hostcalls/crossing.c
+HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
 
 .PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
@@ -36,7 +36,10 @@ help:
 
 install: $(VENV)/installed build/toolchains build/native build/compiled
 
-$(VENV)/installed: pyproject.toml constraints.txt tools/install_python.sh
+$(VENV)/installed: pyproject.toml constraints.txt $(HOSTCALLS_SOURCE) tools/install_python.sh \
+		tools/install_compiler.sh tools/install_headers.sh
+	@bash tools/install_compiler.sh
+	@bash tools/install_headers.sh "$(PYTHON)"
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
 	@bash tools/install_python.sh "$(PYTHON)" $(VENV)
 	@touch $@
@@ -46,17 +49,14 @@ build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh
 	@bash tools/install_toolchains.sh $(AS)
 	@mkdir -p build && touch $@
 
-build/native: $(VENV)/installed $(NATIVE_SOURCES) tools/install_compiler.sh
+build/native: $(VENV)/installed $(NATIVE_SOURCES)
 	@echo "== install: the model's kernels, compiled for this processor (under a minute)"
-	@bash tools/install_compiler.sh
 	@$(RUNNING) python -m symphony_kernel.executor.native
 	@mkdir -p build && touch $@
 
-build/compiled: $(VENV)/installed $(KERNEL_SOURCES) $(CROSSING_SOURCE) tools/install_headers.sh
+build/compiled: $(VENV)/installed $(KERNEL_SOURCES)
 	@echo "== compiled: the kernel's hot modules, by mypyc (a minute; SYMPHONY_COMPILED=0 does without)"
-	@bash tools/install_headers.sh $(BIN)/python
 	@$(RUNNING) python -m symphony_kernel.compiled
-	@$(RUNNING) python -m symphony_runtime.engine.hostcalls
 	@mkdir -p build && touch $@
 
 compiled: build/compiled
@@ -121,4 +121,4 @@ clean:
 	@rm -rf $(VENV) build .data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 	@find examples guest_sdk -type d \( -name target -o -name node_modules -o -name build \) -prune -exec rm -rf {} +
-	@rm -rf *.egg-info
+	@rm -rf *.egg-info runtime/symphony_runtime/engine/_hostcalls.*.so

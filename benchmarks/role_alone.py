@@ -33,7 +33,7 @@ from symphony_kernel.protocol.sessions import BEGIN
 from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime import event_loop
 from symphony_runtime.compiler.compiler import compile_program
-from symphony_runtime.worker.__main__ import found_crossing, tune
+from symphony_runtime.worker.__main__ import tune
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -282,9 +282,7 @@ async def _attach(peer: Peer, attaching: Any) -> None:
 async def worker_alone(lips: int, guest: str, cold: Cold | None = None) -> float:
     """Return the microseconds of a pred in a worker. `guest` never cuts its file."""
     compiled = await compile_program(bytes(wat2wasm(guest)))
-    worker = Worker(
-        WORKER, SECRET, now=time.monotonic, early_ms=event_loop.EARLY_MS, crossing=found_crossing()
-    )
+    worker = Worker(WORKER, SECRET, now=time.monotonic, early_ms=event_loop.EARLY_MS)
     kernel, gateway = Peer(cold), Peer()
     await _attach(kernel, worker.attach_kernel(kernel))
     await _attach(gateway, worker.attach_gateway(gateway))

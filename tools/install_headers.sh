@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that PYTHON's headers are there, with which the kernel's modules are compiled. Without
-# them the kernel runs as it is written.
+# Makes sure that PYTHON's headers are there. pip needs them to compile the worker's host calls, and
+# `make compiled` to compile the kernel's modules.
 set -euo pipefail
 python=$1
 
@@ -9,10 +9,11 @@ headers_ready() {
 raise SystemExit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
 }
 
-if ! headers_ready && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    package=$("$python" -c 'import sys; print("libpython%d.%d-dev" % sys.version_info[:2])')
+headers_ready && exit
+package=$("$python" -c 'import sys; print("libpython%d.%d-dev" % sys.version_info[:2])')
+if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     echo "   no headers of Python here: installing Debian's $package"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" ||
-        echo "   they cannot be installed: the kernel will run as it is written" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" || true
 fi
+headers_ready || { echo "Symphony needs the headers of $python (Debian: $package)" >&2; exit 1; }

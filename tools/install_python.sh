@@ -17,6 +17,13 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "python$version-venv"
 fi
 
+# The compiler that Python was built with may be missing here.
+built_with=$("$python" -c 'import sysconfig; print((sysconfig.get_config_var("CC") or "cc").split()[0])')
+if [ -z "${CC:-}" ] && ! command -v "$built_with" >/dev/null; then
+    CC=$(command -v cc || command -v gcc)
+    export CC
+fi
+
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     --constraint constraints.txt --editable '.[test]'

@@ -1,13 +1,13 @@
-"""What keeps a conversation's text from becoming its frame: the end of a message, another speaker.
+"""Keeps a conversation's text from becoming control strings of its chat template.
 
-A template writes control strings (`<|im_end|>`, `<tool_call>`), which the tokenizer knows as tokens
-of their own, around what it is given. What it is given may spell them, in whole or in part: in a
-content, a name, a key of a call's arguments, and with what the template writes next to it or with
-the next text. So before the template is filled, such texts get *marks*, characters that no message
-has: inside a spelling, and at an end that could be a part of one. A control string of the filled
-template is the template's when no mark is in it.
+A template writes control strings (`<|im_end|>`, `<tool_call>`), which are tokens of their own,
+around its values. A value may spell one, in whole or in part: in a content, a name, a key of a
+call's arguments, and together with the template's text next to it or with the next value. So before
+the template is filled, such values get *marks*, characters that no message has: inside a spelling,
+and at an end that could be part of one. A control string of the filled template is the template's
+own if it has no mark inside.
 
-Roles that everybody knows are the template's words: `<|{{ role }}|>` is how some write a speaker.
+Well-known roles are the template's words: some templates write a speaker as `<|{{ role }}|>`.
 """
 
 import re
@@ -18,35 +18,35 @@ from typing import Any
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# Characters that stand for nothing (Unicode noncharacters).
+# Unicode noncharacters.
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-_WINDOW_CHARS = 16 << 10  # searched at once: a search holds the interpreter, and all programs
+_WINDOW_CHARS = 16 << 10  # searched at once: a search holds the GIL, and so all programs
 _CONTROL = re.compile(r"[<\[{|].*[>\]}|]", re.DOTALL)
 
 
 def controls_of(added: Iterable[str], template: str) -> list[str]:
-    """Return those of these tokens' spellings that a template writes as its own.
+    """Return those spellings of added tokens that a template writes as its own.
 
-    Not all that a tokenizer has added: runs of spaces, and words, are ordinary text.
+    Other added tokens, such as runs of spaces and words, are ordinary text.
     """
     return [each for each in added if _CONTROL.fullmatch(each) and each in template]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """`inside` is taken out of the text again; at `cut` it is encoded in two pieces."""
+    """`inside` is removed before encoding; `cut` splits the text into two encodings."""
 
     inside: str
     cut: str
 
     def removed(self, text: str) -> str:
-        """Return a text without them."""
         return text.replace(self.inside, "").replace(self.cut, "")
 
 
 class ChatEscaping:
-    """Knows the spellings of `special` tokens, which are text when a tokenizer is told so, and of
-    `controls`, which never are where they stand in one piece.
+    """Escapes the spellings of special tokens and of control strings.
+
+    `special` tokens are text if the tokenizer is set so; `controls` never are if in one piece.
     """
 
     def __init__(self, special: Iterable[str], controls: Iterable[str]) -> None:
@@ -60,7 +60,7 @@ class ChatEscaping:
         self._all = "\0".join(both)
 
     def suspects(self, texts: list[str]) -> bool:
-        """Whether any of these could be more than text behind a template."""
+        """Return whether any of these texts could become a control string."""
         return any(
             self._could_join(text) or next(self._find(self._both, text), None) is not None
             for text in texts
@@ -71,19 +71,20 @@ class ChatEscaping:
         return self._find(self._special, text)
 
     def marks(self, texts: list[str]) -> Marks:
-        """Return marks that are in none of the texts; EINVAL when there are none."""
+        """Return marks that are in none of the texts. Raise EINVAL if there are none."""
         used = set().union(*texts)
         free = [each for each in _NONCHARACTERS if each not in used]
         if len(free) < 2:
-            raise SyscallError(Errno.EINVAL, "the messages hold every noncharacter there is")
+            raise SyscallError(
+                Errno.EINVAL, "the messages contain all Unicode noncharacters; remove some"
+            )
         return Marks(free[0], free[1])
 
     def marked(self, text: str, marks: Marks, key: bool = False) -> str:
         """Return a text with marks where it could become a control string.
 
-        A `key` that a template may ask for keeps its name, though that be a part of a spelling.
+        A `key` that is part of a spelling gets no marks at its ends: a template may ask for it.
         """
-
         if not text:
             return text
         pieces: list[str] = []
@@ -100,7 +101,7 @@ class ChatEscaping:
         return "".join((before, *pieces, behind))
 
     def is_as_written(self, filled: str, clean: str, marks: Marks) -> bool:
-        """Whether all control strings of a filled template, without its marks, are its own."""
+        """Return whether removing a filled template's marks adds no control strings."""
         own, lost, at = [], 0, 0
         for found in self._find(self._both, filled):
             before = filled[at : found.start()]
@@ -110,7 +111,7 @@ class ChatEscaping:
         return own == [(found.start(), found[0]) for found in self._find(self._both, clean)]
 
     def _find(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-        """`finditer` for spellings, a window at a time; each may end behind its window."""
+        """Find spellings, a window at a time; each may end after its window."""
         at = 0
         while at < len(text):
             end = at + _WINDOW_CHARS
@@ -122,18 +123,21 @@ class ChatEscaping:
                 yield found
 
     def _could_join(self, text: str) -> bool:
-        """Whether a text may be a part of a spelling, or have one at an end."""
+        """Return whether a text is part of a spelling, or starts or ends with one."""
         return bool(text) and (
             text.endswith(self._heads) or text.startswith(self._tails) or self._is_part(text)
         )
 
     def _is_part(self, text: str) -> bool:
-        """Whether a template could spell something with it alone; it may compare known words."""
+        """Return whether a template could complete it to a spelling.
+
+        Well-known roles are excluded, since a template may compare them.
+        """
         return text in self._all and text not in ROLES
 
 
 def texts_of(messages: list[dict[str, Any]], strings: Any) -> list[str]:
-    """Return all texts of messages that are data; `strings` finds those of a value."""
+    """Return all texts of messages that are data; `strings` returns those of a value."""
     return [
         text
         for message in messages
@@ -144,7 +148,7 @@ def texts_of(messages: list[dict[str, Any]], strings: Any) -> list[str]:
 
 
 def with_texts(messages: list[dict[str, Any]], change: Any) -> list[dict[str, Any]]:
-    """Return the messages with each value that is data changed."""
+    """Return the messages with `change` applied to each value that is data."""
     return [
         {k: v if _is_known_role(k, v) else change(v) for k, v in message.items()}
         for message in messages
@@ -156,7 +160,7 @@ def _is_known_role(key: str, value: object) -> bool:
 
 
 def unknown_token(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
-    """Return the id that a tokenizer.json's model gives for what it does not know, if any."""
+    """Return the id of a tokenizer.json's unknown token, if any."""
     if isinstance(model.get("unk_id"), int):
         return int(model["unk_id"])
     return ids.get(str(model.get("unk_token")))

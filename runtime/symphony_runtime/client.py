@@ -1,4 +1,4 @@
-"""A client of the HTTP interface: what the command line, the tests and the benchmarks use.
+"""A client of the HTTP interface, for command line, tests and benchmarks.
 
     async with Client(url, key) as client:
         program = await client.upload(Path("chat.wasm").read_bytes(), name="chat")
@@ -6,8 +6,8 @@
         async for event in client.stream("chat", input="Hello"):
             ...
 
-JSON objects are given as the server sent them. An error of the server's is a `ServerError` with the
-problem document; no server, or one that goes away, is a `ConnectionFailed`.
+JSON objects are returned as the server sent them. A refusal is a `ServerError` with the problem
+document; a server that is missing or goes away is a `ConnectionFailed`.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from yarl import URL
 
 JsonObject = dict[str, Any]
 _PIECE_BYTES = 256 << 10
-_CLOSE_PASSES = 100  # of the loop, until a socket that was shut down is closed
-_LINE_BYTES_MAX = 8 << 20  # an event's data is one line; a message of 1 MiB may be escaped in it
+_CLOSE_PASSES = 100  # passes of the loop until sockets that were shut down are closed
+_LINE_BYTES_MAX = 8 << 20  # an event's data is one line, which may hold an escaped message of 1 MiB
 
 
 class ClientError(Exception):
-    """What a client may raise."""
+    """Base class of a client's errors."""
 
 
-class ConnectionFailed(ClientError):  # noqa: N818 - reads as what happened
+class ConnectionFailed(ClientError):  # noqa: N818 - states what happened
     """The server cannot be reached, or went away before it had answered."""
 
 
@@ -61,20 +61,18 @@ class Event:
     data: JsonObject
 
     def message(self) -> bytes:
-        """Return the bytes of a `message` event."""
         return message_bytes(self.data["message"])
 
 
 def message_bytes(message: str | Mapping[str, str]) -> bytes:
-    """Return the bytes of a message in JSON."""
     return message.encode() if isinstance(message, str) else base64.b64decode(message["base64"])
 
 
 class Client:
-    """A connection to one server with one key. Use it as an asynchronous context manager."""
+    """A connection to one server with one key; an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None = None, *, connections: int = 0) -> None:
-        """`connections` bounds those open at once; 0 does not."""
+        """`connections` bounds open connections; 0 sets no bound."""
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._connections = connections
@@ -98,7 +96,7 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self._session.close()
-        # A body that the server refused before its end is still being written: it is dropped.
+        # Drop a body that is still being written although the server has refused it.
         for each in self._sockets:
             if each.fileno() >= 0:
                 with suppress(OSError):
@@ -117,18 +115,18 @@ class Client:
                 return response.status == 200, document.get("roles", [])
 
     async def openapi(self) -> JsonObject:
-        """Return the server's OpenAPI document."""
         return await self._json("GET", "/openapi.json")
 
     async def statistics(self, *, check: bool = False) -> JsonObject:
-        """Return the counters of kernel and gateway (admin key); `check` audits the kernel first.
+        """Return the counters of kernel and gateway (admin key).
 
-        A kernel whose audit fails stops: that is a ServerError or a ConnectionFailed.
+        `check` audits the kernel first. A kernel whose audit fails stops: that is a ServerError or
+        a ConnectionFailed.
         """
         return await self._json("GET", "/v1/admin/statistics", {"check": str(int(check))})
 
     async def metrics(self) -> str:
-        """Return what Prometheus would get: text that `prometheus_client.parser` reads."""
+        """Return the metrics in Prometheus's text format."""
         with _translated():
             async with self._session.get(f"{self.url}/metrics") as response:
                 await _check(response)
@@ -141,15 +139,13 @@ class Client:
         return await self._json("POST", "/v1/programs", query, wasm, "application/wasm")
 
     async def program(self, program: str) -> JsonObject:
-        """Return a program's view."""
         return await self._json("GET", f"/v1/programs/{_quoted(program)}")
 
     async def delete_program(self, program: str) -> None:
-        """Forget a program."""
         await self._json("DELETE", f"/v1/programs/{_quoted(program)}")
 
     def programs(self) -> AsyncIterator[JsonObject]:
-        """Give all programs, newest first."""
+        """Yield all programs, newest first."""
         return self._pages("/v1/programs")
 
     # -- Runs ----------------------------------------------------------------------------------
@@ -158,7 +154,7 @@ class Client:
         return await self._start(program, {"input": input, **options}, {})
 
     async def start(self, program: str, input: Any = "", **options: Any) -> str:  # noqa: A002
-        """Start a run; return its id as soon as it has begun."""
+        """Start a run; return its id at once."""
         body = {"input": input, **options}
         return str((await self._start(program, body, {"detach": "1"}))["id"])
 
@@ -168,7 +164,7 @@ class Client:
         input: Any = "",  # noqa: A002
         **options: Any,
     ) -> AsyncIterator[Event]:
-        """Run a program and give its events."""
+        """Run a program and yield its events."""
         body = _encoded({"input": input, **options, "stream": True})
         path = f"/v1/programs/{_quoted(program)}/runs"
         with _translated():
@@ -182,7 +178,7 @@ class Client:
         return await self._json("GET", f"/v1/runs/{_quoted(run)}")
 
     def runs(self) -> AsyncIterator[JsonObject]:
-        """Give all runs, newest first."""
+        """Yield all runs, newest first."""
         return self._pages("/v1/runs")
 
     async def trace(self, run: str) -> JsonObject:
@@ -190,7 +186,7 @@ class Client:
         return await self._json("GET", f"/v1/runs/{_quoted(run)}/trace")
 
     async def delete_run(self, run: str) -> None:
-        """Forget a run that has ended."""
+        """Delete a run that has ended."""
         await self._json("DELETE", f"/v1/runs/{_quoted(run)}")
 
     async def live_runs(self) -> list[JsonObject]:
@@ -202,7 +198,7 @@ class Client:
     async def events(
         self, run: str, after: int = 0, *, follow: bool = True
     ) -> AsyncIterator[Event]:
-        """Give a run's events after an id: to the last one, or those that are there now."""
+        """Yield a run's events after an id: to the last one, or the current ones."""
         headers = {"Last-Event-ID": str(after)}
         url = f"{self.url}/v1/runs/{_quoted(run)}/events?follow={int(follow)}"
         with _translated():
@@ -212,7 +208,7 @@ class Client:
                     yield event
 
     async def send(self, run: str, message: bytes, *, close: bool = False) -> None:
-        """Hand a run a message; `close` ends them (with no message if it is empty)."""
+        """Send a message to a run; `close` ends its input (an empty message is not sent)."""
         query = {"close": "1"} if close else {}
         path = f"/v1/runs/{_quoted(run)}/messages"
         await self._json("POST", path, query, message, "application/octet-stream")
@@ -223,19 +219,17 @@ class Client:
 
     # -- KV files ------------------------------------------------------------------------------
     def kv(self, prefix: str = "") -> AsyncIterator[JsonObject]:
-        """Give the named KV files whose paths begin with `prefix`."""
+        """Yield the named KV files whose paths start with `prefix`."""
         return self._pages("/v1/kv", {"prefix": prefix})
 
     async def kv_stat(self, path: str) -> JsonObject:
-        """Return one named KV file."""
         return await self._json("GET", f"/v1/kv/{quote(path, safe='')}")
 
     async def kv_remove(self, path: str) -> None:
-        """Remove a KV file's name."""
         await self._json("DELETE", f"/v1/kv/{quote(path, safe='')}")
 
     async def kv_download(self, path: str) -> AsyncIterator[bytes]:
-        """Give a named KV file (safetensors), piece by piece."""
+        """Yield a named KV file (safetensors) in pieces."""
         url = URL(f"{self.url}/v1/kv/{quote(path, safe='')}?download=1", encoded=True)
         with _translated():
             async with self._session.get(url) as response:
@@ -246,7 +240,7 @@ class Client:
     async def kv_upload(
         self, path: str, file: bytes | IO[bytes] | AsyncIterable[bytes], **options: Any
     ) -> JsonObject:
-        """Give a KV file (safetensors) a durable name; return what `kv_stat` does.
+        """Upload a KV file (safetensors) under a durable name; return as `kv_stat`.
 
         `options` are replace (true), rebuild, public (false) and keep_ms.
         """
@@ -262,23 +256,23 @@ class Client:
 
     # -- Operators (an admin key) --------------------------------------------------------------
     def tenants(self) -> AsyncIterator[JsonObject]:
-        """Give all tenants, by their ids."""
+        """Yield all tenants, by id."""
         return self._pages("/v1/admin/tenants")
 
     async def tenant(self, tenant: str) -> JsonObject:
-        """Return a tenant."""
         return await self._json("GET", _tenant_path(tenant))
 
-    async def create_tenant(self, tenant: str, **said: Any) -> JsonObject:
-        """Make a tenant; `said` is suspended, weight, quotas."""
-        return await self._json("POST", "/v1/admin/tenants", None, _encoded({"id": tenant, **said}))
+    async def create_tenant(self, tenant: str, **fields: Any) -> JsonObject:
+        """Create a tenant; `fields` are suspended, weight, quotas."""
+        return await self._json(
+            "POST", "/v1/admin/tenants", None, _encoded({"id": tenant, **fields})
+        )
 
-    async def change_tenant(self, tenant: str, **said: Any) -> JsonObject:
-        """Change what is said of a tenant."""
-        return await self._json("PATCH", _tenant_path(tenant), None, _encoded(said))
+    async def change_tenant(self, tenant: str, **fields: Any) -> JsonObject:
+        return await self._json("PATCH", _tenant_path(tenant), None, _encoded(fields))
 
     async def delete_tenant(self, tenant: str, *, everything: bool = False) -> None:
-        """Forget a tenant that has nothing any more, or with `everything` whatever it has."""
+        """Delete a tenant that holds nothing, or with `everything` all that it holds too."""
         query = {"everything": "1"} if everything else None
         await self._json("DELETE", _tenant_path(tenant), query)
 
@@ -288,32 +282,31 @@ class Client:
         return keys
 
     async def create_key(self, tenant: str | None, **wanted: Any) -> JsonObject:
-        """Make a key (`wanted`: role, name, expires_ms); its `key` is told this once."""
+        """Create a key (`wanted`: role, name, expires_ms); its `key` is returned only now."""
         return await self._json("POST", _keys_path(tenant), None, _encoded(wanted))
 
     async def rotate_key(self, tenant: str | None, key: str, grace_ms: int = 0) -> JsonObject:
-        """Make a key in place of one, which stays for `grace_ms`; return as `create_key`."""
+        """Replace a key, which stays valid for `grace_ms`; return as `create_key`."""
         path = f"{_keys_path(tenant)}/{_quoted(key)}/rotate"
         return await self._json("POST", path, {"grace_ms": str(grace_ms)})
 
     async def revoke_key(self, tenant: str | None, key: str) -> None:
-        """Take a key away."""
         await self._json("DELETE", f"{_keys_path(tenant)}/{_quoted(key)}")
 
     def gateways(self) -> AsyncIterator[JsonObject]:
-        """Give the gateways that share the server's database."""
+        """Yield the gateways that share the server's database."""
         return self._pages("/v1/admin/gateways")
 
     async def drop_gateway(self, gateway: str) -> None:
-        """Wait no more for a gateway that is gone for good."""
+        """Forget a gateway that will not return."""
         await self._json("DELETE", f"/v1/admin/gateways/{_quoted(gateway)}")
 
     def usage(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
-        """Give what tenants used, by day and tenant; `query` is tenant, from, to."""
+        """Yield what tenants used, by day and tenant; `query` is tenant, from, to."""
         return self._pages("/v1/admin/usage", dict(query or {}))
 
     async def usage_csv(self, query: Mapping[str, str] | None = None) -> str:
-        """Return the same as CSV, with headings."""
+        """Return usage as CSV, with headings."""
         url = URL(f"{self.url}/v1/admin/usage").update_query({**(query or {}), "format": "csv"})
         with _translated():
             async with self._session.get(url) as response:
@@ -321,7 +314,7 @@ class Client:
                 return (await response.read()).decode()
 
     def audit(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
-        """Give what operators did and what was denied, the newest first; `query`: kind, tenant."""
+        """Yield the audit log, newest first; `query`: kind, tenant."""
         return self._pages("/v1/admin/audit", dict(query or {}))
 
     # -- Inside --------------------------------------------------------------------------------
@@ -377,7 +370,7 @@ def _encoded(body: JsonObject) -> bytes:
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    # A large body is sent piece by piece, so that the loop can do something else between them.
+    # A large body is sent in pieces, so that the loop can do other work between them.
     return io.BytesIO(body) if body is not None and len(body) > _PIECE_BYTES else body
 
 

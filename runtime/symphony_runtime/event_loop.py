@@ -1,7 +1,7 @@
-"""The event loop of the roles that only carry messages: gateway and workers.
+"""The event loop of gateway and workers.
 
-uvloop does in C what asyncio does in Python for each read and write: a fifth of what a worker's
-message costs. Its timers count whole milliseconds, and its own time stands still during a turn. The
+uvloop does in C what asyncio does in Python for each read and write: a fifth of the cost of a
+worker's message. Its timers count whole milliseconds, and its time stands still during a turn. The
 kernel's loop is the same with finer timers.
 """
 
@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import uvloop
 
 T = TypeVar("T")
-EARLY_MS = 1  # by which a timer may be early, at most
+EARLY_MS = 1  # a timer may be early by at most so much
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a role until it ends, as `asyncio.run`."""
     return uvloop.run(main)

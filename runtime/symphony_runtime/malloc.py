@@ -1,20 +1,20 @@
-"""What a role's memory allocator gives back to the system.
+"""Makes glibc's allocator return freed memory to the system.
 
-glibc raises the size from which an allocation is mapped by itself to the largest that was freed, up
-to 32 MiB: after one large message all others lie in the heap, between small objects that stay, and
-a heap with holes is not given back. Measured (`benchmarks.readers`): the gateway kept all of
-several hundred MiB. Said explicitly, the size stays: what is large goes back when it is freed.
+glibc raises the size from which it maps an allocation separately to the largest freed one, up to
+32 MiB. After one large message all others lie in the heap between small objects that stay, and a
+heap with holes is not returned. Measured (`benchmarks.readers`): the gateway kept all of several
+hundred MiB. Setting the size explicitly fixes it, so large blocks are returned when freed.
 """
 
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
-_LARGE_BYTES = 128 << 10  # glibc's own at the start
-_ARENAS = 2  # heaps: one for the loop, one for all threads beside it
+_LARGE_BYTES = 128 << 10  # glibc's initial value
+_ARENAS = 2  # heaps: one for the loop, one for all other threads
 
 
 def give_back_memory() -> None:
-    """Let this process give back large blocks when they are freed; nothing but with glibc."""
+    """Return large blocks to the system when they are freed; only with glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in (

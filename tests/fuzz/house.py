@@ -46,7 +46,6 @@ from tests.fuzz.mortal import Journal, doom, kill
 from tests.fuzz.values import CONTEXT
 from tests.support.executor.byte_model import byte_assets
 from tests.support.kernel.rig import poisoned
-from tests.support.worker import hostcalls
 
 WORKERS = ("worker-0", "worker-1")
 TENANTS = ("t0", "t1")  # whose guests do their worst, beside the victim
@@ -159,15 +158,15 @@ class _Looking(Worker):
 
     fiber: type[Fiber]
 
-    def _begin(self, lip: Instance, module: str, entry: str) -> bool:
-        begun = super()._begin(lip, module, entry)
+    def _start_instance(self, instance: Instance, module: str, entry: str) -> bool:
+        begun = super()._start_instance(instance, module, entry)
         if begun:  # a subclass of the same layout: nothing has run yet
-            lip.fiber.__class__ = self.fiber
+            instance.fiber.__class__ = self.fiber
         return begun
 
 
-def _looking(seen: Seen, base: Any) -> type[Fiber]:
-    class LookingFiber(base):  # type: ignore[misc]  # which base that is shows when it runs
+def _looking(seen: Seen) -> type[Fiber]:
+    class LookingFiber(Fiber):
         __slots__ = ()
 
         def resume(self, result: int, wide: bool = False) -> None:
@@ -188,8 +187,6 @@ class House:
         """`folder`: where the journal goes, if there is one."""
         self._clock, self.setting, self._rng = clock, setting, rng
         self.seen = Seen()
-        # One worker's guests cross through ctypes, the other's by C, where that can be compiled.
-        self._crossing = dict(zip(WORKERS, (None, hostcalls.found()), strict=True))
         self.workers: dict[str, _Looking] = {}
         self._links: dict[str, MemoryLink] = {}  # of workers and kernel
         self._kernel_links: list[MemoryLink] = []  # its ends, where it has a journal
@@ -349,9 +346,8 @@ class House:
         """Start a worker, in place of one that has died."""
         worker = _Looking(
             name, SECRET, self._clock.now, self._rng.randbytes, self._clock.now,
-            crossing=self._crossing[name],
         )  # fmt: skip
-        worker.fiber = _looking(self.seen, worker._fibers.fiber_class)
+        worker.fiber = _looking(self.seen)
         if not self.setting.native:
             worker.texts._executor = _Inline()
         self.workers[name] = worker

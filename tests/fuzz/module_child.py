@@ -10,12 +10,10 @@ from typing import IO
 
 from symphony_kernel.protocol.limits import COMPILE_MEMORY_BYTES_MAX, RUN_MEMORY_BYTES_MAX
 from symphony_runtime.compiler.validation import check_and_compile
-from symphony_runtime.engine.fiber import EndKind, Fiber, FiberHost, HostFault
-from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, ENDED
+from symphony_runtime.engine.fiber import CALLED, ENDED, EndKind, Fiber, FiberHost, HostFault
 from symphony_runtime.worker.syscalls.table import handlers, imports
 
 from tests.fuzz.modules import SECONDS_MAX
-from tests.support.worker import hostcalls
 
 _POLLS = 40
 _PREEMPTED = 2  # slices that one may have
@@ -49,7 +47,7 @@ def _run(fiber: Fiber, wide: list[bool]) -> str:
             if state == ENDED:
                 end = fiber.end
                 assert end is not None
-                return f"a fault of ours: {end.words}" if end.kind is EndKind.FAULT else ""
+                return f"a fault of ours: {end.reason}" if end.kind is EndKind.FAULT else ""
             if state == CALLED:
                 fiber.resume(-1, wide[fiber.call])
             else:
@@ -63,21 +61,19 @@ def _run(fiber: Fiber, wide: list[bool]) -> str:
 
 def main(given: IO[bytes], told: IO[bytes]) -> None:
     """Take modules until there are no more."""
-    crossing = hostcalls.found()  # it may have to be compiled
     limit = 4 * COMPILE_MEMORY_BYTES_MAX  # and what instances reserve of addresses
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hosts = [FiberHost(imports()), FiberHost(imports(), crossing)]
+    host = FiberHost(imports())
     wide = [wide for _, wide in handlers()]
     while head := given.read(_LENGTH):
         wasm = given.read(int.from_bytes(head, "little"))
         signal.alarm(SECONDS_MAX)
-        words = take(hosts[len(wasm) % 2], wide, wasm).encode()
+        words = take(host, wide, wasm).encode()
         signal.alarm(0)
         told.write(len(words).to_bytes(_LENGTH, "little") + words)
         told.flush()
-    for host in hosts:
-        host.close()
+    host.close()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ async def meet(rig: Rig, guest: Guest) -> RunResult:
     held_to(guest, ended)
     await rig.gateway.wait_idle()  # its children's ends, and the births that were under way
     assert (run.children, run.memory_bytes) == (0, 0)
-    assert not run.tickets.loans | run.results.loans | run.handles.loans
+    assert not run.tickets.leases | run.results.leases | run.handles.leases
     return ended
 
 

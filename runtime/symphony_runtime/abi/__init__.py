@@ -1,8 +1,8 @@
-"""The LIP ABI as data: every call a guest may import, and the signature it must import it with.
+"""The LIP ABI as data: every call that a guest may import, with its signature.
 
-`table.toml` beside this file is the one machine-readable copy of the calls of module `lip`. The few
-WASI calls and AssemblyScript's `env.abort`, which toolchains import by themselves, are listed here:
-they carry no authority of their own.
+`table.toml` is the one machine-readable copy of the calls of module `lip`. The few WASI calls and
+AssemblyScript's `env.abort`, which toolchains import by themselves, are listed here: they carry no
+authority.
 """
 
 import tomllib
@@ -19,7 +19,7 @@ KINDS = frozenset({"now", "suspends", "ticket", "exit"})
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter: its name and its Wasm type."""
+    """A parameter: its name and its Wasm type."""
 
     name: str
     type: str
@@ -38,7 +38,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of module `lip`. `since` is "" while the call answers ENOSYS."""
+    """A call of module `lip`. `since` is "" while the call answers ENOSYS."""
 
     group: str
     name: str
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The whole of `table.toml`."""
+    """The contents of `table.toml`."""
 
     version: int
     errno: dict[str, int]
@@ -70,30 +70,15 @@ class Table:
 
 @lru_cache(maxsize=1)
 def table() -> Table:
-    """Return the ABI's table; a mistake in the file is an assertion of ours."""
+    """Return the ABI's table; assert that the file is well-formed."""
     data = tomllib.loads(files(__name__).joinpath("table.toml").read_text(encoding="utf-8"))
-    calls = tuple(_call(entry) for entry in data["call"])
+    calls = tuple(_call(entry) for entry in data.pop("call"))
     assert len({call.name for call in calls}) == len(calls), "a call is listed twice"
-    return Table(
-        version=data["version"],
-        errno=data["errno"],
-        rights=data["rights"],
-        save_flags=data["save_flags"],
-        advice=data["advice"],
-        calls=calls,
-    )
+    return Table(**data, calls=calls)
 
 
 def _call(entry: dict[str, Any]) -> Call:
-    call = Call(
-        group=entry["group"],
-        name=entry["name"],
-        params=tuple(_param(text) for text in entry["params"]),
-        result=entry["result"],
-        kind=entry["kind"],
-        since=entry["since"],
-        doc=entry["doc"],
-    )
+    call = Call(**entry | {"params": tuple(_param(text) for text in entry["params"])})
     assert call.kind in KINDS, call
     assert call.result in VALUE_TYPES or not call.result, call
     return call

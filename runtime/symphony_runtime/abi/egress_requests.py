@@ -1,4 +1,4 @@
-"""Requests of guests to the outside, unpacked and checked: every mistake is a SyscallError."""
+"""Egress requests of guests, unpacked and checked; mistakes are SyscallErrors."""
 
 import math
 import re
@@ -26,7 +26,7 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name or an address
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
-# Ours: they say where a request ends and whom it is for, which nobody may forge.
+# Set by the gateway: they delimit and address a request, so a program must not forge them.
 _OUR_HEADERS = frozenset({
     "accept-encoding", "connection", "content-length", "expect", "host", "http2-settings",
     "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -55,7 +55,7 @@ def parse_http(data: bytes) -> HttpRequest:
     values = unpack(data, HTTP_REQUEST_BYTES_MAX, known)
     method, body = values.get("method", "GET"), values.get("body") or b""
     if not isinstance(method, str) or not _METHOD.fullmatch(method):
-        raise invalid("a method has capital letters")
+        raise invalid("a method must be 1 to 20 capital letters")
     if not isinstance(body, bytes | str):
         raise invalid("body must be bytes or text")
     return HttpRequest(
@@ -68,7 +68,7 @@ def parse_http(data: bytes) -> HttpRequest:
 
 
 def parse_url(text: Any) -> URL:
-    """Return an absolute http(s) URL, normalised; EINVAL, ENAMETOOLONG."""
+    """Return an absolute http(s) URL, normalised. Raise EINVAL or ENAMETOOLONG."""
     if not isinstance(text, str):
         raise invalid("url must be text")
     if len(text) > HTTP_URL_BYTES_MAX:
@@ -93,14 +93,14 @@ def _headers(given: Any) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in given.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise invalid(f"{name!r} is no header's name")
+            raise invalid(f"{name!r} is not a valid header name")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise invalid(f"the value of {name} must be text without control characters")
         key = name.lower()
         if key in _OUR_HEADERS:
             raise invalid(f"the server sets {name} itself")
         if key in headers:
-            raise invalid(f"{name} stands there twice")
+            raise invalid(f"the header {name} appears twice")
         headers[key] = value
     if sum(len(k) + len(v.encode()) for k, v in headers.items()) > HTTP_HEADER_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"headers have at most {HTTP_HEADER_BYTES_MAX} bytes")
@@ -109,7 +109,7 @@ def _headers(given: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """A call of a tool: `name` is "server.tool"; `arguments` can be said in JSON."""
+    """A call of a tool: `name` is "server.tool"; `arguments` are valid JSON."""
 
     name: str
     arguments: dict[str, Any]
@@ -127,7 +127,9 @@ def parse_tool(data: bytes) -> ToolRequest:
     if not isinstance(name, str) or not name:
         raise invalid("a tool's name must be text")
     if len(name.encode()) > TOOL_NAME_BYTES_MAX:
-        raise SyscallError(Errno.ENAMETOOLONG, f"a tool's name has {TOOL_NAME_BYTES_MAX} bytes")
+        raise SyscallError(
+            Errno.ENAMETOOLONG, f"a tool's name has at most {TOOL_NAME_BYTES_MAX} bytes"
+        )
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
@@ -137,7 +139,7 @@ def parse_tool(data: bytes) -> ToolRequest:
 
 
 def unpack(data: bytes, size_max: int, known: frozenset[str]) -> dict[str, Any]:
-    """Return a msgpack map that has known keys only; EINVAL, EFBIG."""
+    """Return a msgpack map that has known keys only. Raise EINVAL or EFBIG."""
     if len(data) > size_max:
         raise SyscallError(Errno.EFBIG, f"a request of {len(data)} bytes, limit {size_max}")
     try:
@@ -155,7 +157,7 @@ def unpack(data: bytes, size_max: int, known: frozenset[str]) -> dict[str, Any]:
 
 
 def timeout(value: Any, most_ms: int) -> int | None:
-    """Return a time in ms, as long as it may be at most; None where none is given. EINVAL."""
+    """Return a time in ms, cut to `most_ms`; None if none is given. Raise EINVAL."""
     if value is None:
         return None
     if type(value) is not int or value < 1:
@@ -164,17 +166,16 @@ def timeout(value: Any, most_ms: int) -> int | None:
 
 
 def invalid(detail: str) -> SyscallError:
-    """Return an EINVAL."""
     return SyscallError(Errno.EINVAL, detail)
 
 
 def _check_json(value: Any, depth: int = 0) -> None:
-    """EINVAL for what JSON cannot say (bytes, NaN, other keys than text), and for deep nesting."""
+    """Raise EINVAL for deep nesting and for values that JSON does not have."""
     if depth > TOOL_ARGUMENTS_DEPTH_MAX:
         raise invalid(f"arguments are nested deeper than {TOOL_ARGUMENTS_DEPTH_MAX} levels")
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise invalid("a key in arguments is no text")
+            raise invalid("a key in arguments is not text")
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
@@ -183,4 +184,4 @@ def _check_json(value: Any, depth: int = 0) -> None:
         if not math.isfinite(value):
             raise invalid("a number in arguments is not finite")
     elif not (value is None or isinstance(value, str | int | bool)):
-        raise invalid("arguments hold what JSON cannot say")
+        raise invalid("arguments hold a value that JSON does not have")

@@ -42,7 +42,7 @@ def examine(model: str, url: str | None) -> list[Check]:
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
         _native(),
         _compiled(),
-        _crossing(),
+        _hostcalls(),
         _containment(),
         _model(model),
         _data_dir(default_data_dir()),
@@ -77,8 +77,10 @@ def _compiled() -> Check:
     return _asked("compiled kernel", "symphony_kernel.compiled", "--check")
 
 
-def _crossing() -> Check:
-    return _asked("guests' calls", "symphony_runtime.engine.hostcalls", "--check")
+def _hostcalls() -> Check:
+    found = importlib.util.find_spec("symphony_runtime.engine._hostcalls")
+    words = "not built: run `make install`, which needs a C compiler and Python's headers"
+    return Check("host calls", found is not None, words if found is None else "built")
 
 
 def _containment() -> Check:

@@ -1,7 +1,7 @@
-"""The compiler: checks uploaded modules and compiles them, each in a process with limits.
+"""The compiler: checks and compiles uploaded modules, each in a limited process.
 
 compiler        the processes; `python -m symphony_runtime.compiler.compiler` is one
-validation      what a module must be: imports, exports, counts, memory
-module_outline  a module's sections, counted before anything is parsed
-cpu_reporting   its processor time, charged to the tenant while it runs
+validation      the rules for a module: imports, exports, counts, memory
+module_outline  counts of a module's sections, read before it is parsed
+cpu_reporting   charges a compiler's processor time to its tenant
 """

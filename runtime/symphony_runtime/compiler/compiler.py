@@ -1,10 +1,9 @@
 """Compiles uploaded programs, each in a process of its own with limits.
 
-Compilers are not written for hostile input: time and memory can blow up, and a fault may be found
-one day. So the gateway gives a program to a short-lived child (`python -m
-symphony_runtime.compiler.compiler`: the module on stdin, one framed result on stdout) with little
-memory, little time and no way to write a file. Epochs do not bound a compiler; a process limit
-does.
+Compilers are not written for hostile input: time and memory can blow up, and a bug may be found. So
+the gateway gives a program to a short-lived child (`python -m symphony_runtime.compiler.compiler`:
+the module on stdin, one framed result on stdout) with little memory, little time and no way to
+write a file. Epochs do not bound a compiler; a process limit does.
 """
 
 import asyncio
@@ -41,41 +40,27 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.token_bucket import TokenBucket
 
 from symphony_runtime.compiler.cpu_reporting import Account, Pace
-from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import contain
 from symphony_runtime.sandboxing.seccomp import PR_SET_PDEATHSIG
 
-__all__ = [
-    "CompileBounds",
-    "CompileTime",
-    "Compiled",
-    "Compiler",
-    "CompilerFault",
-    "Manifest",
-    "ProgramError",
-    "cache_identity",
-    "compile_program",
-    "limit_of_problem",
-]
-
 _LENGTH = struct.Struct("<Q")
-_NUMBER = 99  # of its user, beside the workers'
-_NICENESS = 10  # the other roles come first: about nine times as much of a processor
+_NUMBER = 99  # of its user, after the workers'
+_NICENESS = 10  # the other roles get about nine times as much of a processor
 _REQUIRED = "--require-containment"
-_BOUNDS = "--bounds="  # functions, seconds of a processor, bytes of memory
-# What a problem says that is a limit's; of others nobody can have more.
+_BOUNDS = "--bounds="  # functions, processor seconds, bytes of memory
+# Problems that name a limit which an operator can raise.
 _LIMIT_WORDS = (
     (re.compile(r"the program has \d+ functions; "), "program_functions"),
     (re.compile(r"compiling takes more than \d+ s"), "compile_cpu_ms"),
     (re.compile(r"compiling takes more than \d+ MiB"), "compile_memory_bytes"),
 )
-_LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
-# What the child may see of the environment: where Python and its packages are, nothing else.
+_LAYERS = ("user", "limits", "landlock", "seccomp")  # making a network namespace takes longer
+# The child's environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
 
 
 class ProgramError(Exception):
-    """The program is refused; `problems` says everything that is wrong with it, in words."""
+    """The program is refused; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -88,7 +73,7 @@ class CompilerFault(Exception):  # noqa: N818 - the name says whose fault it is
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a program asks for and offers: imports as "module.name", exports, possible entries."""
+    """A program's imports as "module.name", its exports, and its possible entries."""
 
     imports: tuple[str, ...]
     exports: tuple[str, ...]
@@ -97,7 +82,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A program that keeps every rule, and its machine code for `cache_identity()`."""
+    """A valid program, and its machine code for `cache_identity()`."""
 
     manifest: Manifest
     artefact: bytes
@@ -105,9 +90,9 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class CompileBounds:
-    """What a tenant's program may have and its compilation take; `burst_seconds`: see `Compiler`.
+    """Bounds of a tenant's program and its compilation; `burst_seconds`: see `Compiler`.
 
-    As `limit_table` has them, in whole seconds: the system counts no others.
+    They come from `limit_table`, rounded up to whole seconds, as rlimits are.
     """
 
     functions: int = PROGRAM_FUNCTIONS_MAX
@@ -117,7 +102,7 @@ class CompileBounds:
 
     @classmethod
     def of(cls, limits: Mapping[str, int]) -> "CompileBounds":
-        """Return those of a tenant's limits (`TenantLimits.of_compiler`)."""
+        """Return the bounds in a tenant's limits (`TenantLimits.of_compiler`)."""
         return cls(
             functions=limits["program_functions"],
             cpu_seconds=-(-limits["compile_cpu_ms"] // 1000),
@@ -127,7 +112,6 @@ class CompileBounds:
 
     @property
     def wall_seconds(self) -> float:
-        """How long it may take by the clock."""
         return self.cpu_seconds * COMPILE_WALL_TIMES_CPU
 
     def option(self) -> str:
@@ -136,33 +120,29 @@ class CompileBounds:
 
 
 USUAL = CompileBounds()
-# Of a program that has been taken before, with whatever limits its tenant had then.
+# For a program that was accepted before, under the limits of that time.
 TAKEN_BEFORE = CompileBounds(
     PROGRAM_FUNCTIONS_CEILING, COMPILE_CPU_SECONDS_CEILING, COMPILE_MEMORY_BYTES_CEILING
 )
 
 
 class CompileTime:
-    """Who has compiled for long lately, by tenants; `now` tells seconds."""
+    """Recent compile time of tenants; `now` returns seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._left: dict[str, TokenBucket] = {}  # of those that do not have all of it
+        self._left: dict[str, TokenBucket] = {}  # of tenants that have used some of it
 
     def __len__(self) -> int:
-        """Tenants that are remembered."""
         return len(self._left)
 
     def spent(self, tenant: str) -> bool:
-        """Whether a tenant has had its seconds: it may compile as long as it likes, patiently."""
+        """Return whether a tenant has used its burst: it then compiles only in idle time."""
         bucket = self._left.get(tenant)
         return bucket is not None and bucket.level(self._now()) < 1.0
 
     def took(self, tenant: str, seconds: float, burst: float = COMPILE_BURST_SECONDS_MAX) -> None:
-        """A compilation has taken so long, before others that wanted processors.
-
-        `burst`: seconds that its tenant may have at once.
-        """
+        """Charge a compilation that ran before others; `burst`: the tenant's seconds."""
         now = self._now()
         self._left = {
             name: each for name, each in self._left.items() if each.level(now) < each.size
@@ -173,11 +153,11 @@ class CompileTime:
 
 
 class Compiler:
-    """Compiles a bounded number of programs at a time; further ones wait their turn.
+    """Compiles a bounded number of programs at a time; others wait for a turn.
 
-    Those of a tenant that has compiled for long lately have turns of their own while others are
-    `beside` it, and no processor that somebody else wants; when that has led to nothing for a while
-    they are as others'.
+    A tenant that has used its burst gets separate turns while other tenants have runs, at idle
+    priority. If that does not finish within COMPILE_PATIENCE_SECONDS_MAX, the compilation gets a
+    turn like the others'.
     """
 
     def __init__(
@@ -186,23 +166,23 @@ class Compiler:
         *,
         require_containment: bool = False,
         times: CompileTime | None = None,
-        beside: Callable[[str], bool] = lambda _tenant: False,
+        others_running: Callable[[str], bool] = lambda _tenant: False,
     ) -> None:
-        """`beside` says whether a tenant is not alone: others have something running."""
+        """`others_running` returns whether other tenants than this one have runs."""
         self._turns = asyncio.Semaphore(at_once)
-        self._waiting: list[str] = []  # tenants, for a turn of these
+        self._waiting: list[str] = []  # tenants that wait for a turn
         self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
         self._times = CompileTime() if times is None else times
-        self._beside = beside
+        self._others_running = others_running
         self._options = [_REQUIRED] if require_containment else []
-        self.account: Account | None = None  # of processor time, that compilers are charged to
+        self.account: Account | None = None  # that compilers' processor time is charged to
 
     async def compile(
         self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
     ) -> Compiled:
-        """Compile a tenant's program within bounds; raises as `compile_program` does."""
+        """Compile a tenant's program within bounds; raises as `compile_program`."""
         account, options = self.account, self._options
-        if self._times.spent(tenant) and self._beside(tenant):
+        if self._times.spent(tenant) and self._others_running(tenant):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
                     async with self._patient_turns:
@@ -216,12 +196,12 @@ class Compiler:
             try:
                 return await compile_program(wasm, bounds, *options, pace=pace)
             finally:
-                took = time.monotonic() - began - pace.rested
+                took = time.monotonic() - began - pace.paused_seconds
                 self._times.took(tenant, took, bounds.burst_seconds)
 
     @contextlib.asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a turn, and have it for the length of the block."""
+        """Hold a turn for the length of the block."""
         self._waiting.append(tenant)
         try:
             await self._turns.acquire()
@@ -233,13 +213,13 @@ class Compiler:
             self._turns.release()
 
     def _is_wanted(self) -> bool:
-        """Whether somebody waits for a turn who would not rest in it."""
+        """Return whether a tenant waits for a turn that is not throttled."""
         account = self.account
         return any(account is None or not account.rest(tenant) for tenant in self._waiting)
 
 
 def limit_of_problem(problem: str) -> str | None:
-    """Return the limit that one of a `ProgramError`'s problems is about, if it is about one."""
+    """Return the limit that a `ProgramError`'s problem names, if any."""
     return next((name for words, name in _LIMIT_WORDS if words.match(problem)), None)
 
 
@@ -250,13 +230,14 @@ async def compile_program(
     patient: bool = False,
     pace: Pace | None = None,
 ) -> Compiled:
-    """Validate and compile a program in a limited child process, which gets the options.
+    """Validate and compile a program in a limited child process.
 
-    It runs while nobody else wants a processor where it is `patient`, and rests as its `pace` says.
+    The child gets the options. If `patient`, it runs only while no other process wants the
+    processor. `pace` may pause it.
 
     Raises:
-        ProgramError: the program breaks a rule, or its compilation a limit.
-        CompilerFault: the child failed in another way; its last words are in the message.
+        ProgramError: the program breaks a rule, or its compilation exceeds a limit.
+        CompilerFault: the child failed otherwise; the message has its last output.
     """
     if len(wasm) > PROGRAM_BYTES_MAX:
         raise ProgramError([f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"])
@@ -281,26 +262,27 @@ async def compile_program(
     except TimeoutError:
         raise ProgramError([f"compiling takes more than {bounds.wall_seconds:.0f} s"]) from None
     finally:
-        if child.returncode is None:  # timed out, or whoever waited has gone
+        if child.returncode is None:  # timed out, or the caller was cancelled
             child.kill()
             await child.wait()
     return _result(child.returncode or 0, out, err, bounds)
 
 
 def yield_processor(pid: int, *, wholly: bool = False) -> None:
-    """Let everybody else have the processors before a process that has just been started.
+    """Lower the priority of a process that has just been started.
 
-    Not by the process itself: to start Python is a good part of what it costs. It counts beside
-    processes of the same session alone where the system shares by sessions, so it has none of its
-    own. `wholly`: on Linux it has what nobody else wants. A nice process goes on for a while when a
-    thread wakes that comes first, or has that thread go to another processor; such a one does not.
+    The caller does this, since starting Python is a good part of the cost. Priority counts only
+    among processes of the same session where the system schedules by session, so the child has no
+    session of its own. `wholly`: on Linux, the process gets only idle time (SCHED_IDLE). A nice
+    process continues for a while when a thread of higher priority wakes, or sends that thread to
+    another processor; a SCHED_IDLE process does not.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-    # It has ended, or is another user already, and this one may not make others' processes nice.
+    # It has ended, or is of another user already, whose priority this process may not change.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
         if wholly and sys.platform == "linux":
-            with contextlib.suppress(PermissionError):  # it is nice all the same
+            with contextlib.suppress(PermissionError):  # it is nice anyway
                 os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -311,17 +293,17 @@ def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) ->
             raise ProgramError(outcome["problems"])
         manifest = Manifest(*(tuple(outcome[k]) for k in ("imports", "exports", "entries")))
         return Compiled(manifest, outcome["artefact"])
-    words = err.decode("utf-8", "replace").strip()
+    said = err.decode("utf-8", "replace").strip()
     if code == -signal.SIGXCPU:
         raise ProgramError([f"compiling takes more than {bounds.cpu_seconds} s of processor time"])
-    if "memory allocation" in words or "MemoryError" in words or "out of memory" in words.lower():
+    if "memory allocation" in said or "MemoryError" in said or "out of memory" in said.lower():
         raise ProgramError([f"compiling takes more than {bounds.memory_bytes >> 20} MiB of memory"])
-    raise CompilerFault(f"the compiler ended with {code}: {words[-500:]}")
+    raise CompilerFault(f"the compiler ended with {code}: {said[-500:]}")
 
 
 # --- The child -----------------------------------------------------------------------------------
 def limit_process(bounds: CompileBounds = USUAL) -> None:
-    """Take from this process what a compiler does not need; it cannot be undone."""
+    """Limit this process to what a compiler needs; it cannot be undone."""
     both = {
         resource.RLIMIT_AS: bounds.memory_bytes,
         resource.RLIMIT_CORE: 0,
@@ -330,15 +312,16 @@ def limit_process(bounds: CompileBounds = USUAL) -> None:
     }
     for kind, limit in both.items():
         lower_limit(kind, limit)
-    # The soft limit's signal says why it died; the hard one is for who ignores signals.
+    # The soft limit's signal tells why it died; the hard limit ends a process that ignores it.
     lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
 
 
 def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
-    """Let the system kill this process when its parent ends: nobody may kill the parent's group.
+    """Let the system kill this process when its parent ends.
 
-    Behind `contain`: whoever becomes another user loses it. Elsewhere than on Linux its limits end
-    it.
+    It has a process group of its own, which a kill of the parent's group does not reach. Call it
+    after `contain`, since a process that changes its user loses the setting. On other systems than
+    Linux its limits end it.
     """
     if sys.platform == "linux":
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -352,12 +335,12 @@ def _bounds(arguments: list[str]) -> CompileBounds:
 
 
 def main() -> None:
-    """Read a module from stdin, write the framed outcome to stdout."""
-    os.setpgid(0, 0)  # from now on it may be stopped (`compiler.cpu_reporting`)
+    """Read a module from stdin, and write the framed outcome to stdout."""
+    os.setpgid(0, 0)  # from now on it may be stopped (`cpu_reporting`)
     bounds = _bounds(sys.argv)
     limit_process(bounds)
     parent, libc = os.getppid(), ctypes.CDLL(None)
-    # Whatever a library prints must not get between the frame's bytes.
+    # A library's output must not get between the frame's bytes.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     wasm = sys.stdin.buffer.read(PROGRAM_BYTES_MAX + 1)
@@ -365,7 +348,7 @@ def main() -> None:
     from symphony_runtime.abi import allowed_imports
     from symphony_runtime.compiler.validation import check_and_compile
 
-    allowed_imports()  # read from a file, which is not possible afterwards
+    allowed_imports()  # it reads a file, which is not possible later
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
     end_with_parent(libc, parent)
     outcome = check_and_compile(wasm, bounds.functions)

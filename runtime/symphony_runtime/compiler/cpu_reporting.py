@@ -1,13 +1,13 @@
-"""What a compiler's process takes of processors, while it runs: its tenant is charged for it.
+"""Charges a compiler's processor time to its tenant while it runs.
 
-    every moment: what its clock says -> the tenant's account -> the process is stopped for a while
+    periodically: read the process's clock -> charge the tenant -> stop the process for a while
 
-It is stopped where its tenant has had its share of the processors beside others, and goes on as it
-was: what it holds of memory it keeps, and no limit of time counts while it rests. It holds a turn,
-too, so it rests only while nobody waits for one who would not rest as well. Only Linux lets another
-process's clock be read, and one be stopped that is surely the right one. A process that is stopped
-does not hear that its gateway has died; but the system ends what is stopped in a group of its own
-then. So it is stopped only once it is in one.
+The process is stopped while its tenant is throttled, and then continues. It keeps its memory, and
+no time limit counts while it is stopped. It also keeps its turn, so it is stopped only while no
+compilation waits whose tenant is not throttled. Only Linux can read another process's clock, and
+stop exactly that process (pidfd). A stopped process does not notice that its gateway has died, but
+the system ends stopped processes in an orphaned process group. So it is stopped only once it has a
+group of its own.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from typing import Protocol
 
 from symphony_kernel.protocol.limits import COMPILE_RESTS_SECONDS_MAX
 
-_LOOK_SECONDS = 0.02  # from one look at a compiler to the next
-_PROCESS_CLOCK = 2  # CPUCLOCK_SCHED, in the clock's number behind the process's
+_LOOK_SECONDS = 0.02  # between two readings of a compiler's clock
+_PROCESS_CLOCK = 2  # CPUCLOCK_SCHED, in the low bits of the clock's number
 
 
 class Account(Protocol):
-    """Who keeps what tenants take of processors."""
+    """The account of tenants' processor time."""
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """A tenant's compilers have taken so long."""
+        """Charge processor seconds of a tenant's compilers."""
 
     def rest(self, tenant: str) -> float:
-        """Return the seconds for which they are to rest, as of now."""
+        """Return the seconds for which to stop the tenant's compilers, as of now."""
 
 
 class Pace:
-    """One compilation's. Without an account nothing is charged, and nothing rests."""
+    """Pacing of one compilation. Without an account nothing is charged or stopped."""
 
     def __init__(
         self,
@@ -45,31 +45,31 @@ class Pace:
         *ends: asyncio.Timeout,
         wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ends` are deadlines that move while it rests; `wanted`: others wait for its turn."""
+        """`ends` are deadlines to extend by pauses; `wanted`: another compilation waits."""
         self._account = account
         self._tenant = tenant
         self._ends = ends
         self._wanted = wanted
-        self.rested = 0.0  # seconds
+        self.paused_seconds = 0.0
 
     @contextlib.asynccontextmanager
     async def of(self, pid: int, *ends: asyncio.Timeout) -> AsyncIterator[None]:
-        """Look at a child for the length of the block, which ends when the child has."""
+        """Charge and pace a child for the length of the block."""
         process = _open(pid) if self._account is not None else None
         if self._account is None or process is None:
             yield
             return
-        look = asyncio.create_task(self._look(self._account, pid, process, (*self._ends, *ends)))
+        watch = asyncio.create_task(self._watch(self._account, pid, process, (*self._ends, *ends)))
         try:
             yield
         finally:
-            look.cancel()
-            await asyncio.wait([look])
+            watch.cancel()
+            await asyncio.wait([watch])
             os.close(process)
-            if not look.cancelled():
-                look.result()
+            if not watch.cancelled():
+                watch.result()
 
-    async def _look(
+    async def _watch(
         self, account: Account, pid: int, process: int, ends: tuple[asyncio.Timeout, ...]
     ) -> None:
         charged = 0.0
@@ -80,13 +80,13 @@ class Pace:
                 return
             account.charge(self._tenant, max(had - charged, 0.0))
             charged = had
-            rest = min(account.rest(self._tenant), COMPILE_RESTS_SECONDS_MAX - self.rested)
-            if rest > 0.0 and not self._wanted() and _is_apart(pid):
+            rest = min(account.rest(self._tenant), COMPILE_RESTS_SECONDS_MAX - self.paused_seconds)
+            if rest > 0.0 and not self._wanted() and _has_own_group(pid):
                 await self._stop(process, rest, ends)
 
     async def _stop(self, process: int, seconds: float, ends: tuple[asyncio.Timeout, ...]) -> None:
-        """Stop it for so long; it may end meanwhile, by another's hand; the system may refuse."""
-        self.rested += seconds
+        """Stop the child for so long; it may end meanwhile, and the system may refuse."""
+        self.paused_seconds += seconds
         for end in ends:
             when = end.when()
             if when is not None and not end.expired():
@@ -100,9 +100,9 @@ class Pace:
 
 
 def _open(pid: int) -> int | None:
-    """Return a file that stands for a child; None: it has ended, or the system gives no such.
+    """Return a pidfd of a child. None: it has ended, or the system has none.
 
-    Nothing is charged then, and it compiles: what there is no file for is no tenant's fault.
+    Then it compiles without charge: that is not the tenant's fault.
     """
     if sys.platform != "linux":
         return None
@@ -113,15 +113,15 @@ def _open(pid: int) -> int | None:
 
 
 def _processor_seconds(pid: int) -> float | None:
-    """Return what a child has had of processors; None: it has ended and is known no more."""
+    """Return a child's processor seconds; None if it has ended."""
     try:
         return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
     except OSError:
         return None
 
 
-def _is_apart(pid: int) -> bool:
-    """Whether a child is in a process group of its own."""
+def _has_own_group(pid: int) -> bool:
+    """Return whether a child is in a process group of its own."""
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:

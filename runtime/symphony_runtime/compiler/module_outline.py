@@ -1,8 +1,8 @@
-"""The outline of a module: its sections, and how many things each one says it holds.
+"""The outline of a module: its sections, and how many items each one declares.
 
-Some things are cheap to write into a module and dear to have: a global costs a module five bytes
-and each of its instances sixteen, and an export is an object in every worker that loads it, while
-others wait. So they are counted before anybody makes anything of them.
+Some items are cheap to write into a module and expensive to have: a global costs a module five
+bytes and each of its instances sixteen; an export is an object in every worker that loads it. So
+they are counted before the module is parsed.
 """
 
 from collections import Counter
@@ -21,11 +21,11 @@ from symphony_kernel.protocol.limits import (
 
 HEADER: Final = b"\0asm\x01\0\0\0"
 TYPE, IMPORT, FUNCTION, TABLE, GLOBAL, EXPORT, ELEMENT = 1, 2, 3, 4, 6, 7, 9
-_LISTS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11})  # sections that begin with a number
-_NULLABLE: Final = 0x63  # before a type of references
+_LISTS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11})  # sections that begin with a count
+_NULLABLE: Final = 0x63  # prefix of a reference type
 _NUMBER_BYTES_MAX: Final = 5  # of a u32 in LEB128
 
-# What there is a limit of: section, how many, and what they are.
+# Section, limit, name of its items.
 _COUNTS_MAX: Final = (
     (TYPE, PROGRAM_TYPES_MAX, "types"),
     (IMPORT, PROGRAM_IMPORTS_MAX, "imports"),
@@ -41,13 +41,13 @@ _BYTES_MAX: Final = (
 
 @dataclass(slots=True)
 class Outline:
-    """By the number of a section: the things that it says it holds, and its size in bytes."""
+    """Declared counts of items, and sizes in bytes, by section number."""
 
     counts: Counter[int] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
 
     def problems(self) -> list[str]:
-        """Return a sentence for each thing of which there is too much (but for functions)."""
+        """Return a sentence for each exceeded limit (except that of functions)."""
         found = [
             f"the program has {self.counts[section]} {what}; the limit is {most}"
             for section, most, what in _COUNTS_MAX
@@ -61,7 +61,7 @@ class Outline:
 
 
 def read_outline(wasm: bytes) -> Outline:
-    """Return the outline of a module, whose header has been checked.
+    """Return the outline of a module whose header has been checked.
 
     Raises:
         ValueError: the sections do not add up to the bytes.
@@ -80,9 +80,9 @@ def read_outline(wasm: bytes) -> Outline:
 
 
 def table_elements(wasm: bytes) -> int:
-    """Return how many elements the tables of a module may grow to together, in an instance.
+    """Return how many elements an instance's tables may grow to together.
 
-    Of a module that the compiler has found valid, without proposals that the ABI does not list.
+    The module must be valid and use only proposals that the ABI lists.
     """
     at = len(HEADER)
     while at < len(wasm):
@@ -99,8 +99,8 @@ def _elements(wasm: bytes, at: int) -> int:
     count, at = _number(wasm, at)
     total = 0
     for _ in range(count):
-        at += wasm[at] == _NULLABLE  # `funcref` has a long spelling, too
-        has_most = wasm[at + 1] & 1  # behind the type of its elements
+        at += wasm[at] == _NULLABLE  # `funcref` also has a two-byte encoding
+        has_most = wasm[at + 1] & 1  # after the element type
         _, at = _number(wasm, at + 2)
         most = TABLE_ELEMENTS_MAX
         if has_most:

@@ -1,7 +1,7 @@
-"""What a program must be before it may run; all of it is checked inside the compiler's process.
+"""The rules for an uploaded program, checked inside the compiler's process.
 
-Every problem is a sentence for the program's author. The checks that need no compiler come first,
-so that rubbish is cheap to refuse.
+Every problem is a sentence for the program's author. Checks that need no compiler come first, so
+that a wrong upload is cheap to refuse.
 """
 
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ from wasmtime import (
 
 from symphony_runtime.abi import Signature, allowed_imports
 from symphony_runtime.compiler.module_outline import FUNCTION, HEADER, read_outline, table_elements
-from symphony_runtime.engine.artefact import seal
 from symphony_runtime.engine.fiber import new_engine
+from symphony_runtime.engine.settings import seal
 
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
 WASM_PAGE_BYTES = 65_536
@@ -37,7 +37,7 @@ SUPPORTED = (
     "(functions only), mutable globals, extended constant expressions and fixed-width SIMD"
 )
 
-# A part of wasmtime's message -> the proposal that the program needs, in its own name.
+# A part of wasmtime's message -> the name of the proposal that the program needs.
 PROPOSALS: tuple[tuple[str, str], ...] = (
     ("relaxed SIMD", "relaxed SIMD"),
     ("threads", "threads"),
@@ -64,7 +64,7 @@ Type: TypeAlias = FuncType | GlobalType | MemoryType | TableType
 
 @dataclass(slots=True)
 class CompileOutcome:
-    """What became of one upload: problems, or a manifest and an artefact."""
+    """The result of one upload: problems, or a manifest and an artefact."""
 
     problems: list[str] = field(default_factory=list)
     imports: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class CompileOutcome:
 
 
 def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> CompileOutcome:
-    """Return the artefact of a program that keeps every rule, or else all its problems."""
+    """Return a valid program's artefact, or all its problems."""
     problems = check_shape(wasm, functions_max)
     if problems:
         return CompileOutcome(_readable(problems))
@@ -96,7 +96,7 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
 
 # --- Before the compiler -------------------------------------------------------------------------
 def check_shape(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> list[str]:
-    """Return what is wrong with the bytes as such: size, header, how much there is of what."""
+    """Return problems of the bytes themselves: size, header, counts."""
     if len(wasm) > PROGRAM_BYTES_MAX:
         return [f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"]
     if wasm.startswith(COMPONENT_HEADER):
@@ -113,9 +113,9 @@ def check_shape(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> list
     return outline.problems()
 
 
-# --- After it ------------------------------------------------------------------------------------
+# --- Afterwards ----------------------------------------------------------------------------------
 def explain(message: str) -> str:
-    """Return wasmtime's refusal of a module in words for its author."""
+    """Return wasmtime's refusal of a module as a sentence for its author."""
     detail = " ".join(line.strip() for line in message.splitlines() if line.strip())
     for part, proposal in PROPOSALS:
         if part in message:
@@ -156,14 +156,13 @@ def check_exports(exports: list[ExportType]) -> list[str]:
 
 
 def is_entry(item: ExportType) -> bool:
-    """Whether a run or a spawned child may begin at this export."""
+    """Return whether a run or a spawned child may start at this export."""
     if not isinstance(item.type, FuncType):
         return False
     return item.name == "_start" or signature_of(item.type) == MAIN
 
 
 def signature_of(kind: FuncType) -> Signature:
-    """Return a function type in the ABI's terms."""
     return Signature(tuple(map(str, kind.params)), tuple(map(str, kind.results)))
 
 
@@ -181,7 +180,7 @@ def _check_memory(memory: Type | None) -> list[str]:
 
 
 def _readable(problems: list[str]) -> list[str]:
-    """Return problems as a terminal may show them: a module may give its imports any names."""
+    """Return problems, cut and printable: a module may choose any import names."""
     return ["".join(c if c.isprintable() else "?" for c in p[:_PROBLEM_MAX]) for p in problems]
 
 

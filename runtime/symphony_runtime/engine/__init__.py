@@ -1,8 +1,10 @@
-"""The engine: wasmtime, as fibers of one thread. The only package that knows wasmtime's C API.
+"""The engine: wasmtime, with guests as fibers of one thread.
 
-fiber          guests as coroutines; compiled modules and their instances
+Only this package and the compiler use wasmtime; only this package uses its C API.
+
+fiber          guests as coroutines; programs and their instances
+hostcalls.c    a guest's call on its way to the worker
 bindings       wasmtime's C functions
 epoch_ticker   the tick that preempts a guest
-settings       the engine's settings; artefact: machine code and what the compiler knew
-hostcalls/     a guest's call on its way to the worker
+settings       the engine's settings, and the format of artefacts
 """

@@ -1,7 +1,8 @@
-"""wasmtime's C functions as fibers use them, bound with plain integers as pointers.
+"""wasmtime's C functions that fibers use, bound with plain integers as pointers.
 
-wasmtime-py has no public async API; the C API's async calls are bound in `wasmtime._ffi`, whose
-names may change with each release (hence the exact pin, and tests/runtime/engine/test_fiber.py).
+wasmtime-py has no public async API. Its module `wasmtime._ffi` binds the C API's async calls under
+names that may change with each release. So the version is pinned exactly, and
+tests/runtime/engine/test_fiber.py covers what the worker relies on.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ from typing import Any
 
 from wasmtime import _ffi as ffi
 
-# What a fiber's futures point into is one block: name = offset in bytes.
+# Offsets in bytes in the block that a fiber's futures point into.
 INSTANCE, TRAP, ERROR, RESULT, MEMORY, FUNCTION, BUFFER_BYTES = 0, 16, 24, 32, 64, 96, 128
 EXTERN_OF: int = ffi.wasmtime_extern_t.of.offset
 VAL_BYTES = ctypes.sizeof(ffi.wasmtime_val_t)
@@ -25,33 +26,23 @@ assert ctypes.sizeof(ffi.wasmtime_async_continuation_t) == 24
 
 
 def address_of(name: str) -> int:
-    """Return where a C function lies."""
     return ctypes.cast(getattr(ffi.dll, name), c_void_p).value or 0
 
 
 def bind(name: str, result: Any, *arguments: Any, release_gil: bool = False) -> Callable[..., Any]:
-    """Bind a C function with plain integers as pointers: several times cheaper than `_ffi`'s.
-
-    Without `arguments` it takes what `pointer` returns: nothing has to be converted.
-    """
+    """Bind a C function with integers as pointers: much cheaper than `_ffi`'s."""
     prototype = CFUNCTYPE if release_gil else PYFUNCTYPE
     return prototype(result, *arguments)(address_of(name))
-
-
-def pointer(address: int) -> Any:
-    """Return an address as an argument of C functions that is made once for many calls."""
-    return ctypes.byref(ctypes.c_char.from_address(address))
 
 
 store_new = bind("wasmtime_store_new", c_void_p, c_void_p, c_void_p, c_void_p)
 store_context = bind("wasmtime_store_context", c_void_p, c_void_p)
 store_limiter = bind("wasmtime_store_limiter", None, c_void_p, *[ctypes.c_int64] * 5)
 store_delete = bind("wasmtime_store_delete", None, c_void_p, release_gil=True)
-# Declared to return an error; it returns nothing, so a value must not be looked at.
+# Its header declares an error as result, but it returns nothing: the value must not be read.
 yield_on_epoch = bind(
     "wasmtime_context_epoch_deadline_async_yield_and_update", None, c_void_p, c_uint64
 )
-set_epoch_deadline = bind("wasmtime_context_set_epoch_deadline", None, c_void_p, c_uint64)
 instantiate = bind("wasmtime_instance_pre_instantiate_async", c_void_p, *[c_void_p] * 5)
 export_get = bind(
     "wasmtime_instance_export_get", c_bool, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p
@@ -64,9 +55,7 @@ call_async = bind(
     c_size_t, c_void_p, c_void_p,
 )  # fmt: skip
 memory_data = bind("wasmtime_memory_data", c_void_p, c_void_p, c_void_p)
-memory_data_size = bind("wasmtime_memory_data_size", c_size_t)  # two pointers
 memory_size = bind("wasmtime_memory_data_size", c_size_t, c_void_p, c_void_p)
-future_poll = bind("wasmtime_call_future_poll", c_bool, release_gil=True)  # a pointer
 future_delete = bind("wasmtime_call_future_delete", None, c_void_p, release_gil=True)
 increment_epoch = bind("wasmtime_engine_increment_epoch", None, c_void_p)
 

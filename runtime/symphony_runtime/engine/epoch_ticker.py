@@ -1,11 +1,11 @@
-"""The epoch's ticker: preempts a guest that runs for a whole tick, and costs nothing otherwise.
+"""The epoch ticker: preempts a guest that runs for a whole tick.
 
-A poll that begins while no alarm is set sets one, a tick ahead; whoever polls says when no guest
-runs any more (`rest`), and then it is taken back. So this thread wakes up only when guests have run
-for about a tick, and looks whether it was one and the same. Where they run for a moment again and
-again it costs less to let it wake up now and then: then it stays awake, and looks less often while
-nobody computes for long, for it takes the interpreter from the one that works. The first slice of
-a guest that begins to may last three ticks.
+The first poll without an alarm sets one, a tick ahead. The worker calls `disarm` when no guest runs
+any more, which cancels the alarm. So the thread wakes only if guests have run for about a tick, and
+then checks whether one guest ran all the time. Where guests run briefly again and again, letting it
+wake costs less than cancelling: then it stays awake. It looks less often if it finds no guest to
+preempt for long, since each look takes the GIL from the loop. A guest's first slice may last three
+ticks.
 """
 
 import ctypes
@@ -20,43 +20,43 @@ from typing import Any, Protocol
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS
 
 _TICK_S = EPOCH_TICK_MS / 1000
-_CALM_LOOKS = 20  # that found nobody to preempt before it looks less often
-_IDLE_LOOKS = 4  # without a running guest before it waits for the alarm again
-_RARE_S = 2 * _TICK_S  # from rest to rest, for which the alarm is taken back
+_CALM_LOOKS = 20  # looks without a preemption before it looks less often
+_IDLE_LOOKS = 4  # looks without a running guest before it waits for the alarm again
+_RARE_S = 2 * _TICK_S  # the alarm is cancelled only if `disarm` is called less often
 _MONOTONIC, _CLOSE_ON_EXEC = 1, 0o2000000
 _NANOSECONDS = 1_000_000_000
 
 
 class Alarm(Protocol):
-    """Ends a thread's sleep a tick after it was set, unless it was taken back before."""
+    """Ends a thread's sleep a tick after it was set, unless it is cleared before."""
 
     def set(self) -> None:
         """Set it, a tick ahead."""
 
     def clear(self) -> None:
-        """Take it back."""
+        """Cancel it."""
 
     def wait(self) -> None:
-        """Sleep until it goes off."""
+        """Sleep until it fires."""
 
     def close(self) -> None:
-        """Give it back; nobody waits any more."""
+        """Free it; no thread waits any more."""
 
 
 class TimerAlarm:
-    """Linux's timerfd: setting one and taking it back wakes nobody."""
+    """Linux's timerfd: setting and clearing wake no thread."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.timerfd_create(_MONOTONIC, _CLOSE_ON_EXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        # interval and value, seconds and nanoseconds each; the value 0 takes it back.
+        # Interval and value, seconds and nanoseconds each; the value 0 cancels it.
         times = c_int64 * 4
         self._tick = times(0, 0, *divmod(int(_TICK_S * _NANOSECONDS), _NANOSECONDS))
         self._never = times(0, 0, 0, 0)
         tick, never = ctypes.addressof(self._tick), ctypes.addressof(self._never)
-        # ctypes' own way would release the interpreter, which costs more than the call.
+        # PYFUNCTYPE keeps the GIL: releasing it costs more than the call.
         prototype = PYFUNCTYPE(c_int, c_int, c_int, c_void_p, c_void_p)
         address = ctypes.cast(libc.timerfd_settime, c_void_p).value
         settime: Callable[..., Any] = prototype(address or 0)
@@ -64,53 +64,45 @@ class TimerAlarm:
         self._clear = (settime, self._fd, never)
 
     def set(self) -> None:
-        """See `Alarm`."""
         settime, fd, tick = self._set
         settime(fd, 0, tick, None)
 
     def clear(self) -> None:
-        """See `Alarm`."""
         settime, fd, never = self._clear
         settime(fd, 0, never, None)
 
     def wait(self) -> None:
-        """See `Alarm`."""
         os.read(self._fd, 8)
 
     def close(self) -> None:
-        """See `Alarm`."""
         os.close(self._fd)
 
 
 class EventAlarm:
-    """Elsewhere: the thread is woken when the alarm is set, and sleeps the tick itself."""
+    """Other systems: setting wakes the thread, which then sleeps the tick itself."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """See `Alarm`."""
         self._event.set()
 
     def clear(self) -> None:
-        """See `Alarm`."""
         self._event.clear()
 
     def wait(self) -> None:
-        """See `Alarm`."""
         self._event.wait()
         self._event.clear()
         time.sleep(_TICK_S)
 
-    def close(self) -> None:
-        """See `Alarm`."""
+    def close(self) -> None: ...
 
 
 class Board(ctypes.Structure):
-    """What the ticker and whoever polls guests tell each other, in C's layout.
+    """State that the ticker and `hostcalls.c` share, in C's layout.
 
-    `since`: when the guest that runs began to (perf_counter), 0 while none runs. `epoch`: ticks so
-    far, which the ticker alone writes. `armed`: a guest that runs will not be forgotten.
+    `since`: when the running guest started (perf_counter), 0 if none runs. `epoch`: ticks so far,
+    written by the ticker only. `armed`: the ticker will look at a guest that runs.
     """
 
     _fields_ = [("since", c_double), ("epoch", c_uint64), ("armed", c_uint8)]
@@ -120,12 +112,12 @@ class Board(ctypes.Structure):
 
 
 class Ticker:
-    """`advance` advances the epoch. Whoever polls guests writes on the board and looks at it."""
+    """A thread that calls `advance` for each tick that a guest runs."""
 
     def __init__(self, advance: Callable[[], Any], alarm: Alarm | None = None) -> None:
         self.board = Board()
-        self.looks = 0  # times that the thread woke up
-        self._rested = 0.0
+        self.looks = 0  # number of looks, for tests
+        self._disarmed = 0.0
         self._advance = advance
         self._alarm = alarm or (TimerAlarm() if sys.platform == "linux" else EventAlarm())
         self._closed = False
@@ -133,19 +125,19 @@ class Ticker:
         self._thread.start()
 
     def arm(self) -> None:
-        """A guest runs, and `armed` is not set."""
+        """Set the alarm for a guest that is about to run, if `armed` is not set."""
         self.board.armed = True
         self._alarm.set()
 
-    def rest(self, now: float) -> None:
-        """No guest runs any more for now (perf_counter)."""
-        if self.board.armed and now - self._rested > _RARE_S:
+    def disarm(self, now: float) -> None:
+        """Note that no guest runs any more for now (perf_counter)."""
+        if self.board.armed and now - self._disarmed > _RARE_S:
             self.board.armed = False
             self._alarm.clear()
-        self._rested = now
+        self._disarmed = now
 
     def close(self) -> None:
-        """Stop; no guest runs."""
+        """Stop; no guest may run."""
         self._closed = True
         self._alarm.set()
         self._thread.join()
@@ -159,7 +151,7 @@ class Ticker:
             calm = self._watch(calm)
 
     def _watch(self, calm: int) -> int:
-        """Look at who runs until nobody does; `calm`: looks in a row with nobody to preempt."""
+        """Look until no guest runs; `calm`: looks in a row without a preemption."""
         idle = 0
         while not self._closed:
             self.looks += 1
@@ -167,7 +159,7 @@ class Ticker:
             if since == 0.0:
                 idle += 1
                 if idle > _IDLE_LOOKS:
-                    self.board.armed = False  # before the last look: a poll that begins now arms it
+                    self.board.armed = False  # before the last look: a poll from now on arms it
                     if self.board.since == 0.0:
                         return calm
             else:

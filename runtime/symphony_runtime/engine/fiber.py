@@ -1,31 +1,30 @@
 # ruff: noqa: SLF001 - errors and traps of wasmtime are made by its private functions
 """Fibers: guests as coroutines of one thread.
 
-The life of a call: the guest calls an import; the desk's callback runs on the guest's own small
-stack, copies the arguments, and returns; the continuation is not ready, so the fiber suspends and
-`Fiber.poll` returns CALLED. The loop does the work on its own stack, may read and write linear
-memory meanwhile, and `Fiber.resume` gives the result and makes the continuation ready; the next
-`poll` goes on behind the call. A poll that returns without a call was preempted by the epoch.
+The life of a call: the guest calls an import. The callback runs on the guest's own small stack,
+copies the arguments, and returns. The continuation is not ready, so the fiber suspends and
+`Fiber.poll` returns CALLED. The worker does the work on its own stack, and may read and write
+linear memory meanwhile. `Fiber.resume` sets the result and makes the continuation ready. The next
+`poll` continues after the call. A poll that returns without a call was preempted by the epoch.
 
-Desk and seat, which do that, are C (`hostcalls/crossing.c`) where it is compiled, else Python
-(`hostcalls/ctypes_calls`).
+`hostcalls.c` does that; `Fiber` adds what is not needed for every call.
 
-Rules that the experiment behind this file taught:
+Three rules:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
-- While a future is alive nothing but the callback calls into the store, but for three words of it:
-  the size of a suspended guest's memory is read, its bound and the epoch's deadline are set.
-- Everything a future points at stays referenced until the future is deleted.
+- While a future is alive, only the callback calls into the store. Three exceptions: reading the
+  memory size of a suspended guest, setting its memory bound, and setting the epoch's deadline.
+- Everything that a future points at stays referenced until the future is deleted.
 """
 
 import ctypes
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from ctypes import CFUNCTYPE, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NoReturn
 
-from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from wasmtime import (
     Config,
@@ -42,28 +41,31 @@ from wasmtime import _ffi as ffi
 
 from symphony_runtime.abi import Signature
 from symphony_runtime.engine import bindings as c
-from symphony_runtime.engine.artefact import unseal
-from symphony_runtime.engine.epoch_ticker import Ticker
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
-from symphony_runtime.engine.hostcalls.ctypes_calls import PlainDesk, PlainSeat
-from symphony_runtime.engine.settings import ENGINE_SETTINGS
+from symphony_runtime.engine.epoch_ticker import Board, Ticker
+from symphony_runtime.engine.settings import ENGINE_SETTINGS, unseal
 
-if TYPE_CHECKING:
-    _Seat = PlainSeat
-else:
+try:
+    from symphony_runtime.engine import _hostcalls
+except ImportError as error:
+    raise ImportError(
+        "symphony_runtime.engine._hostcalls is not built: run `make install`, which needs a C "
+        "compiler and Python's headers"
+    ) from error
 
-    class _Seat:
-        """Which one it is, the class that a host makes says."""
-
-        __slots__ = ()
-
+PREEMPTED, CALLED, ENDED = _hostcalls.PREEMPTED, _hostcalls.CALLED, _hostcalls.ENDED
 
 _NO_FINALIZER = ctypes.cast(0, CFUNCTYPE(None, c_void_p))
-_OF_A_FIBER = (
-    "_entry", "_host", "_phases", "_store", "_table_elements", "bound", "end", "program",
-)  # fmt: skip
+# The engine's functions that `hostcalls.c` calls, in its order.
+_ENGINE_FUNCTIONS = (
+    "wasmtime_call_future_poll",
+    "wasmtime_call_future_delete",
+    "wasmtime_context_set_epoch_deadline",
+    "wasmtime_memory_data_size",
+    "wasmtime_memory_data",
+    "wasmtime_caller_export_get",
+)
 
-TRAP_WORDS: dict[TrapCode, str] = {
+TRAP_REASONS: dict[TrapCode, str] = {
     TrapCode.STACK_OVERFLOW: "stack overflow: the recursion is too deep",
     TrapCode.MEMORY_OUT_OF_BOUNDS: "out-of-bounds memory access",
     TrapCode.TABLE_OUT_OF_BOUNDS: "out-of-bounds table access",
@@ -75,35 +77,49 @@ TRAP_WORDS: dict[TrapCode, str] = {
     TrapCode.UNREACHABLE: "unreachable instruction",
     TrapCode.NULL_REFERENCE: "use of a null reference",
 }
-_TRAP_FRAMES_MAX = 3  # function names that a reason tells
+_TRAP_FRAMES_MAX = 3  # function names in an end's `reason`
 _TRAP_NAME_MAX = 200  # characters of each
 
 
+def layout() -> tuple[int, ...]:
+    """Return the sizes and offsets in bytes that `hostcalls.c` must have."""
+    fields: Any = Board  # mypy does not know the offsets of a structure's fields
+    board = fields.since.offset, fields.epoch.offset, fields.armed.offset, ctypes.sizeof(Board)
+    return c.VAL_BYTES, c.VAL_OF, c.BUFFER_BYTES, c.MEMORY, c.EXTERN_OF, *board
+
+
+if _hostcalls.layout != layout():
+    raise ImportError(
+        f"symphony_runtime.engine._hostcalls is outdated: its layout is {_hostcalls.layout}, "
+        f"not {layout()}; run `make install`"
+    )
+
+
 class HostFault(Exception):  # noqa: N818 - the name says whose fault it is
-    """The engine could not do what it must be able to do (no memory for a stack, ...)."""
+    """A failure of the engine, not of the guest (no memory for a stack, ...)."""
 
 
 class EndKind(Enum):
-    """How a guest came to its end by itself."""
+    """How a guest ended by itself."""
 
     RETURNED = "returned"
     TRAPPED = "trapped"
-    REFUSED = "refused"  # it could not be instantiated within its limits
-    FAULT = "fault"  # of ours
+    REFUSED = "refused"  # not instantiated: it exceeds its limits
+    FAULT = "fault"  # a failure of the engine
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`code` is the entry's result (0 for `_start`), `words` says what went wrong."""
+    """A guest's end. `code`: the entry's result (0 for `_start`)."""
 
     kind: EndKind
     code: int = 0
-    words: str = ""
+    reason: str = ""  # what went wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A function that guests may import; its place in the list is `Fiber.call`."""
+    """A function that guests may import; its index in the list is `Fiber.call`."""
 
     module: str
     name: str
@@ -112,55 +128,56 @@ class Import:
 
 @dataclass(eq=False, slots=True)
 class Program:
-    """A loaded artefact: `entries` maps each possible entry to the number of its results."""
+    """A loaded artefact; `entries` maps each entry's name to its number of results."""
 
     module: Module
     pre: "ctypes._Pointer[Any]"
     entries: dict[str, int]
     initialize: bool
-    table_bytes: int = 0  # that an instance's tables may take
+    table_bytes: int = 0  # the most that an instance's tables can take
 
     @property
     def default_entry(self) -> str:
-        """`_start` where there is one, else `lip_main`."""
         return "_start" if "_start" in self.entries else "lip_main"
 
 
 def new_engine() -> Engine:
-    """Return an engine with the sandbox's settings."""
     config = Config()
     for name, value in ENGINE_SETTINGS.items():
         getattr(ffi, f"wasmtime_config_{name}_set")(config.ptr(), value)
     return Engine(config)
 
 
-class FiberHost:
-    """An engine, the functions guests import from it, and the thread that ticks its epoch.
+def efault() -> NoReturn:
+    """Raise EFAULT: a guest's pointer is outside its memory."""
+    raise SyscallError(Errno.EFAULT)
 
-    Not thread-safe: fibers are made, polled and closed by one thread.
+
+class FiberHost:
+    """An engine, the functions that guests import, and the epoch's ticker.
+
+    Not thread-safe: one thread makes, polls and closes all fibers.
     """
 
-    def __init__(
-        self, imports: Sequence[Import], crossing: CompiledHostCalls | None = None
-    ) -> None:
-        """`crossing`: how calls cross, if it is compiled."""
+    def __init__(self, imports: Sequence[Import]) -> None:
         self._engine = new_engine()
         self._linker = Linker(self._engine)
-        self.engine_at = _address(self._engine.ptr())
-        self.ticker = Ticker(partial(c.increment_epoch, self.engine_at))
-        signatures = [item.signature for item in imports]
-        make: Callable[[Sequence[Signature], Ticker], Any]
-        make = crossing.desk if crossing else PlainDesk
-        self.desk = make(signatures, self.ticker)
-        self.fiber_class: type[Fiber] = fiber_class(crossing)
+        self.engine_address = _address(self._engine.ptr())
+        self.ticker = Ticker(partial(c.increment_epoch, self.engine_address))
+        assert all(len(each.signature.params) <= _hostcalls.ARGUMENTS_MAX for each in imports)
+        assert all(len(each.signature.results) <= 1 for each in imports)
+        functions = tuple(c.address_of(name) for name in _ENGINE_FUNCTIONS)
+        self.hostcalls = _hostcalls.HostCalls(
+            functions, self.ticker.board, len(imports), self.ticker.arm, efault
+        )
         for index, item in enumerate(imports):
             self._define(index, item)
 
     def load(self, artefact: bytes) -> Program:
-        """Load an artefact that this server's compiler wrote; never any other bytes.
+        """Load an artefact of this server's compiler; its code is not verified.
 
         Raises:
-            HostFault: it is for another engine, or imports what is not there.
+            HostFault: it is for another engine, or an import is missing.
         """
         code, table_bytes = unseal(artefact)
         try:
@@ -178,12 +195,12 @@ class FiberHost:
         return Program(module, pre, entries, "_initialize" in functions, table_bytes)
 
     def unload(self, program: Program) -> None:
-        """Give a program back; its fibers must have been closed."""
+        """Free a program; all its fibers must be closed."""
         ffi.wasmtime_instance_pre_delete(program.pre)
         program.module.close()
 
     def close(self) -> None:
-        """Stop the ticker; every fiber must have been closed."""
+        """Stop the ticker; all fibers must be closed."""
         self.ticker.close()
 
     # -- Imports -------------------------------------------------------------------------------
@@ -201,31 +218,26 @@ class FiberHost:
             ctypes.create_string_buffer(name, len(name)),
             len(name),
             kind.ptr(),
-            ctypes.cast(self.desk.on_call, ffi.wasmtime_func_async_callback_t),
-            self.desk.import_at(index),
+            ctypes.cast(self.hostcalls.callback_address, ffi.wasmtime_func_async_callback_t),
+            self.hostcalls.import_address(index),
             _NO_FINALIZER,
         )
         if failed:
             raise HostFault(str(WasmtimeError._from_ptr(failed)))
 
 
-class Fiber(_Seat):
-    """One guest: made suspended before its first instruction, driven by `poll` and `resume`.
+class Fiber(_hostcalls.Guest):
+    """One guest, suspended before its first instruction until `poll`.
 
-    It is made as its host's `fiber_class`, on whatever seat calls cross there.
+    `end` is set when it has ended; `bound` is the bytes that its memory may grow to.
     """
 
-    if not TYPE_CHECKING:
-        __slots__ = ()  # whoever has a seat, too, has `_OF_A_FIBER`
+    __slots__ = (
+        "_entry", "_host", "_phases", "_store", "_table_elements", "bound", "end", "program",
+    )  # fmt: skip
 
     end: End | None
     bound: int
-
-    def __new__(cls, host: FiberHost, *_: Any) -> "Fiber":
-        """Make it on the seat that its host has."""
-        if cls is Fiber:
-            return host.fiber_class.__new__(host.fiber_class, host)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -239,34 +251,34 @@ class Fiber(_Seat):
 
         Raises:
             KeyError: the program has no such entry.
-            HostFault: there is no room for its stack.
+            HostFault: there is no memory for its stack.
         """
-        super().__init__(host.desk)
+        super().__init__(host.hostcalls)
         self.program, self._entry = program, (entry, program.entries[entry])
         self._host = host
         self._phases = self._next_phases()
         self.end = None
-        self._store = c.store_new(host.engine_at, None, None)
+        self._store = c.store_new(host.engine_address, None, None)
         self.context = c.store_context(self._store)
         self._table_elements = table_elements_max
         self.limit_memory(memory_bytes_max)
         c.yield_on_epoch(self.context, 1)
         next(self._phases)
 
-    def over(self) -> bool:
-        """Say whether the guest has ended with its future, or goes on with another."""
+    def on_future_end(self) -> bool:
+        """Start the next phase, or set `end`; return whether the guest has ended."""
         self.end = self._fault()
         if self.end is None:
             self.end = next(self._phases)
         return self.end is not None
 
     def limit_memory(self, bytes_max: int) -> None:
-        """Let the memory grow to so many bytes (`bound`); it keeps what it has."""
+        """Bound the growth of its memory; a memory that is larger already keeps its size."""
         self.bound = bytes_max
         c.store_limiter(self._store, bytes_max, self._table_elements, 1, TABLES_MAX, 1)
 
     def close(self) -> int:
-        """End the guest wherever it is and free all it has; return its memory's size in bytes."""
+        """Free everything in any state, and return the memory's size in bytes."""
         if self.future:
             c.future_delete(self.future)
             self.future = 0
@@ -276,38 +288,38 @@ class Fiber(_Seat):
             c.store_delete(self._store)
             self._store = 0
         size = self.size
-        self.vacate()
+        self.detach()
         return size
 
     def measure(self) -> int:
-        """Return the size of the memory in bytes (0: there is none yet); no call may run."""
+        """Return the memory's size in bytes (0 if there is none); no poll may run."""
         if self.base or self._find_exported_memory():
-            self.size = c.memory_size(self.context, self._memory_at)
+            self.size = c.memory_size(self.context, self._memory_address)
         return self.size
 
     # -- Inside --------------------------------------------------------------------------------
     def _find_exported_memory(self) -> bool:
-        at = self.buffer_at
+        at = self.buffer_address
         if not self._words()[c.INSTANCE // 8]:  # it was never instantiated
             return False
         return bool(c.export_get(self.context, at + c.INSTANCE, c.MEMORY_NAME_AT, 6, at + c.MEMORY))
 
     @property
-    def _memory_at(self) -> int:
-        return self.buffer_at + c.MEMORY + c.EXTERN_OF
+    def _memory_address(self) -> int:
+        return self.buffer_address + c.MEMORY + c.EXTERN_OF
 
     def _words(self) -> "ctypes.Array[c_uint64]":
-        return (c_uint64 * (c.BUFFER_BYTES // 8)).from_address(self.buffer_at)
+        return (c_uint64 * (c.BUFFER_BYTES // 8)).from_address(self.buffer_address)
 
     def _next_phases(self) -> Generator[End | None, None, None]:
-        """Start one future after the other; each `next` is due when the one before has ended."""
-        at = self.buffer_at
+        """Start the next future at each `next`; the previous one must have ended."""
+        at = self.buffer_address
         pre = ctypes.cast(self.program.pre, c_void_p).value
         ends = at + c.TRAP, at + c.ERROR
         self.future = c.instantiate(pre, self.context, at + c.INSTANCE, *ends)
         yield None
         if not self.base and self._find_exported_memory():
-            self.base = c.memory_data(self.context, self._memory_at) or 0
+            self.base = c.memory_data(self.context, self._memory_address) or 0
         if self.program.initialize:
             self._call("_initialize", 0)
             yield None
@@ -318,7 +330,7 @@ class Fiber(_Seat):
         yield End(EndKind.RETURNED, code)
 
     def _call(self, name: str, results: int) -> None:
-        at, encoded = self.buffer_at, name.encode()
+        at, encoded = self.buffer_address, name.encode()
         found = c.export_get(self.context, at + c.INSTANCE, encoded, len(encoded), at + c.FUNCTION)
         if not found:
             raise KernelBug(f"the export {name} was there when the program was loaded")
@@ -328,7 +340,7 @@ class Fiber(_Seat):
         )  # fmt: skip
 
     def _fault(self) -> End | None:
-        """Return how the future that has just ended went wrong, if it did."""
+        """Return the error of the future that has just ended, if any."""
         words = self._words()
         trap_at, error_at = words[c.TRAP // 8], words[c.ERROR // 8]
         if trap_at:
@@ -341,42 +353,26 @@ class Fiber(_Seat):
         return None
 
 
-class PlainFiber(Fiber, PlainSeat):
-    """A fiber whose calls cross through ctypes."""
-
-    __slots__ = _OF_A_FIBER
-
-
-def fiber_class(crossing: CompiledHostCalls | None) -> type[Fiber]:
-    """Return the class of fibers whose calls cross so."""
-    if crossing is None:
-        return PlainFiber
-    bases = (Fiber, crossing.seat)
-    return cast("type[Fiber]", type("CompiledFiber", bases, {"__slots__": _OF_A_FIBER}))
-
-
 def _trapped(trap_at: int) -> End:
     trap = Trap._from_ptr(ctypes.cast(trap_at, ctypes.POINTER(ffi.wasm_trap_t)))
     code = trap.trap_code
-    words = TRAP_WORDS.get(code, "") if code is not None else ""
-    if not words:
-        words = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
+    reason = TRAP_REASONS.get(code, "") if code is not None else ""
+    if not reason:
+        reason = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
     names = [frame.func_name or "" for frame in trap.frames[:_TRAP_FRAMES_MAX]]
     where = ", called by ".join(_readable(name) for name in names if name)
-    return End(EndKind.TRAPPED, words=f"{words} (in {where})" if where else words)
+    return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason)
 
 
 def _readable(name: str) -> str:
-    """Return a name as a reason tells it: a program may give its functions any, of megabytes."""
+    """Return a function's name, cut and printable: a guest chooses it freely."""
     cut = name[:_TRAP_NAME_MAX]
     return "".join(c if c.isprintable() else "?" for c in cut) + ("..." if cut != name else "")
 
 
 def _refused(message: str) -> End:
-    words = " ".join(message.split())
-    if "exceeds memory limits" in words or "exceeds table limits" in words or "limit" in words:
-        return End(EndKind.REFUSED, words=words)
-    return End(EndKind.FAULT, words=words)
+    reason = " ".join(message.split())
+    return End(EndKind.REFUSED if "limit" in reason else EndKind.FAULT, reason=reason)
 
 
 def _is_entry(name: str, kind: FuncType) -> bool:

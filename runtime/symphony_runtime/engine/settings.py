@@ -1,22 +1,31 @@
-"""The sandbox a guest is compiled for and runs in: wasmtime's settings, as data.
+"""The settings of wasmtime's sandbox, as data, and the format of artefacts.
 
-The compiler and the workers must agree on each of them, or an artefact does not load. This file
-imports nothing of wasmtime, so that whoever only needs the identity of an artefact stays light.
+Compiler and workers must agree on every setting, or an artefact does not load. This module does not
+import wasmtime, so that code that needs only `cache_identity` stays light.
+
+An artefact is [machine code][elements that its tables can grow to together: u64]["symphony"].
 """
 
 import hashlib
 import platform
+import struct
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from symphony_kernel.protocol.limits import (
     FIBER_STACK_BYTES,
     GUEST_STACK_BYTES,
     RUN_MEMORY_BYTES_MAX,
+    TABLE_ELEMENTS_MAX,
+    TABLES_MAX,
 )
 
-_FORMAT = 2  # of what is behind an artefact's machine code (`artefact`)
+TABLE_ELEMENT_BYTES: Final = 8  # a function's address
+_TRAILER = struct.Struct("<Q8s")
+_MAGIC: Final = b"symphony"
+_FORMAT = 2  # version of the trailer, part of `cache_identity`
 
 # Proposals that the ABI lists.
 PROPOSALS_ON = (
@@ -25,9 +34,9 @@ PROPOSALS_ON = (
     "wasm_reference_types",
     "wasm_simd",
 )
-# Every other proposal that wasmtime knows is off: what is off cannot be attacked, and a program
-# that needs one is told so at upload. `gc_support` also takes `externref` away, which is useless
-# here and lives in the collector, where the pinned release has known faults.
+# Every other proposal that wasmtime knows is off, to reduce the attack surface. The upload of a
+# program that needs one fails with its name. `gc_support` also turns off `externref`, which is
+# useless here and lives in the collector, where the pinned release has known faults.
 PROPOSALS_OFF = (
     "wasm_threads",
     "shared_memory",
@@ -58,8 +67,8 @@ ENGINE_SETTINGS: dict[str, bool | int] = {
     "cranelift_nan_canonicalization": True,  # a guest's floats are the same on every machine
     "max_wasm_stack": GUEST_STACK_BYTES,
     "async_stack_size": FIBER_STACK_BYTES,
-    # A memory never moves: its reservation holds the largest a run may have. Bounds are checked by
-    # compiled code, so that 12,000 instances fit into the address space.
+    # A memory never moves: its reservation is the largest memory that a run may have. Compiled
+    # code checks bounds, so that 12,000 instances fit into the address space.
     "memory_reservation": RUN_MEMORY_BYTES_MAX,
     "memory_reservation_for_growth": 0,
     "memory_guard_size": 64 << 10,
@@ -67,19 +76,36 @@ ENGINE_SETTINGS: dict[str, bool | int] = {
 }
 
 
+def seal(code: bytes, table_elements: int) -> bytes:
+    """Return an artefact."""
+    return code + _TRAILER.pack(table_elements, _MAGIC)
+
+
+def unseal(artefact: bytes) -> tuple[bytes, int]:
+    """Return the code, and the most bytes that an instance's tables can take.
+
+    Without a trailer, that is the most that any module may have.
+    """
+    if len(artefact) >= _TRAILER.size:
+        elements, magic = _TRAILER.unpack_from(artefact, len(artefact) - _TRAILER.size)
+        if magic == _MAGIC:
+            return artefact[: -_TRAILER.size], elements * TABLE_ELEMENT_BYTES
+    return artefact, TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES
+
+
 @lru_cache(maxsize=1)
 def cache_identity() -> str:
-    """Return what an artefact depends on beside the program: engine, settings, processor."""
+    """Return what an artefact depends on besides the program."""
     settings = ",".join(f"{name}={value}" for name, value in sorted(ENGINE_SETTINGS.items()))
     digest = hashlib.sha256(f"{_FORMAT};{settings};{_processor()}".encode()).hexdigest()[:16]
     return f"wasmtime-{version('wasmtime')}-{platform.machine()}-{digest}"
 
 
 def _processor() -> str:
-    """The processor's features; compiled code uses those of the machine that compiled it."""
+    """Return the processor's features, which compiled code uses."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:  # another system: the processor's name has to do
+    except OSError:  # not Linux
         return platform.processor()
     lines = text.splitlines()
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")

@@ -353,7 +353,7 @@ def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
     def beside(tenant: str) -> bool:
         return bool(runs().live_by_tenant().keys() - {tenant})
 
-    return Compiler(require_containment=config.require_containment, beside=beside)
+    return Compiler(require_containment=config.require_containment, others_running=beside)
 
 
 def _gateway_name(config: GatewayConfig) -> str:

@@ -1,4 +1,7 @@
-"""`python -m symphony_runtime.sandboxing`: what a worker of this user gets here; 1 if not all."""
+"""`python -m symphony_runtime.sandboxing`: print what a worker gives up here.
+
+It ends with 1 if a layer is missing.
+"""
 
 import sys
 
@@ -6,9 +9,8 @@ from symphony_runtime.sandboxing.contain import contain
 
 
 def main() -> int:
-    """Lock this process down and say how far that went."""
     found = contain(0)
-    sys.stdout.write(found.words() + "\n")
+    sys.stdout.write(found.summary() + "\n")
     return 1 if found.missing else 0
 
 

@@ -1,4 +1,4 @@
-"""One process locks itself down, layer after layer."""
+"""Locks this process down, layer after layer."""
 
 import contextlib
 import ctypes
@@ -19,8 +19,8 @@ from symphony_runtime.sandboxing import landlock, seccomp
 LAYERS = ("user", "namespaces", "limits", "landlock", "seccomp")
 _OF_ROOT = ("user", "namespaces")
 
-# Numbers that no distribution gives to a person or a package. Each worker is a user of its own, so
-# that none can signal or trace another.
+# Ids that no distribution assigns. Each worker is a user of its own, so that none can signal or
+# trace another.
 WORKERS_GROUP = 65_100
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
@@ -28,30 +28,30 @@ _CLONE_NEWIPC, _CLONE_NEWNET, _CLONE_NEWUTS = 0x08000000, 0x40000000, 0x04000000
 
 
 class ContainmentError(Exception):
-    """A layer that was asked for could not be had; the words say which and why."""
+    """A required layer is missing; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """What was achieved: layer -> words about it, and layer -> why it could not be had."""
+    """The layers achieved, each with a note; the missing ones with the reason."""
 
     achieved: dict[str, str]
     missing: dict[str, str]
 
-    def words(self) -> str:
-        """Return it in one line."""
-        have = ", ".join(f"{layer} ({words})" for layer, words in self.achieved.items())
-        lack = ", ".join(f"{layer} ({words})" for layer, words in self.missing.items())
+    def summary(self) -> str:
+        """Return both in one line."""
+        have = ", ".join(f"{layer} ({note})" for layer, note in self.achieved.items())
+        lack = ", ".join(f"{layer} ({note})" for layer, note in self.missing.items())
         return (have or "nothing") + (f"; without {lack}" if lack else "")
 
 
 def expected(*, root: bool) -> tuple[str, ...]:
-    """Return the layers that a process of this kind can have on a system that has all."""
+    """Return the layers that a process can have if the system supports all."""
     return tuple(layer for layer in LAYERS if root or layer not in _OF_ROOT)
 
 
 def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = False) -> Contained:
-    """Lock this process down; `number` tells it from its neighbours (its user).
+    """Lock this process down; `number` chooses its user, one for each process.
 
     Call it before the first thread: a thread that runs already would keep its files.
 
@@ -84,23 +84,23 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
     sys.audit("symphony.contained")  # from here on nothing can be imported
     found = Contained(achieved, missing)
     if required and missing:
-        raise ContainmentError(f"containment was required, and there is {found.words()}")
+        raise ContainmentError(f"containment was required, and there is {found.summary()}")
     return found
 
 
 def open_to_workers(directory: Path) -> None:
     """Let workers of a server that is root reach the sockets in its private directory."""
     if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # then workers stay root, and say so
+        with contextlib.suppress(OSError):  # then workers stay root, and report it
             os.chown(directory, -1, WORKERS_GROUP)
-            directory.chmod(0o2710)  # what is made in it gets their group
+            directory.chmod(0o2710)  # files in it get the workers' group
 
 
 def _leave_terminal() -> None:
-    """Give up the terminal of the session, which this process shares with whoever started it."""
+    """Give up the session's terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-    except OSError:  # there is none
+    except OSError:  # no terminal
         return
     try:
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
@@ -127,7 +127,7 @@ def _limit(libc: ctypes.CDLL, *, alone: bool) -> str:
     for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl {option}")
-    if alone:  # in its user, all of whose threads the system counts together
+    if alone:  # it is the only process of its user, whose threads are counted together
         lower_limit(resource.RLIMIT_NPROC, WORKER_THREADS_MAX)
     return f"{WORKER_DESCRIPTORS_MAX} descriptors, no new privileges"
 
@@ -138,7 +138,7 @@ def _without_files(libc: ctypes.CDLL) -> str:
         raise OSError(0, f"{threads} threads run already")
     version = landlock.restrict(libc)
     if not version:
-        raise OSError(0, "this system has none")
+        raise OSError(0, "this system has no Landlock")
     return f"version {version}"
 
 

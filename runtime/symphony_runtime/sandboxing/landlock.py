@@ -1,7 +1,7 @@
-"""Landlock: a process gives up files, ports and signals for good (Linux 5.13 and later).
+"""Landlock: a process gives up files, ports and signals (Linux 5.13 and later).
 
-The kernel's own documentation (`Documentation/userspace-api/landlock.rst`) is the source of the
-numbers; they are the same on every architecture. What a kernel is too old for is left out.
+The numbers come from the kernel's `Documentation/userspace-api/landlock.rst`; they are the same on
+every architecture. Rights that a kernel is too old for are left out.
 """
 
 import ctypes
@@ -11,23 +11,23 @@ import struct
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _CREATE_RULESET_VERSION = 1
 
-# By the version that brought them: what may be asked of files, of ports, and beyond the process.
+# Rights by the version that introduced them: on files, on ports, and beyond the process.
 _FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 _PORTS = {4: 0b11}  # bind and connect, TCP
 _SCOPES = {6: 0b11}  # abstract sockets and signals of processes outside
 
 
 def version(libc: ctypes.CDLL) -> int:
-    """Return the version that the system speaks; 0 if it has none."""
+    """Return the version that the system supports; 0 if none."""
     found: int = libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
     return max(0, found)
 
 
 def restrict(libc: ctypes.CDLL) -> int:
-    """Let this thread, and those that it starts, open no file at all; return the version in use.
+    """Forbid this thread and its children to open any file; return the version.
 
-    Open descriptors stay. 0: the system has no Landlock, and nothing changed. It needs
-    no_new_privs. Raises OSError.
+    Open descriptors stay. 0: the system has no Landlock, and nothing changed. It requires
+    no_new_privs. Raise OSError.
     """
     found = version(libc)
     if not found:
@@ -37,7 +37,7 @@ def restrict(libc: ctypes.CDLL) -> int:
         for kind in (_FILES, _PORTS, _SCOPES)
     ]
     attributes = struct.pack("=3Q", *rights)
-    # Fields that an older version does not know must not be there.
+    # Fields that the version does not know must be absent.
     size = 24 if found >= min(_SCOPES) else 16 if found >= min(_PORTS) else 8
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     if ruleset < 0:

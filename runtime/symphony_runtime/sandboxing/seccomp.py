@@ -1,4 +1,4 @@
-"""A filter of system calls, through libseccomp: what is not on the list fails with EPERM."""
+"""A filter of system calls, through libseccomp: others than listed get EPERM."""
 
 import ctypes
 import errno
@@ -13,13 +13,13 @@ _EQUAL, _MASKED_EQUAL = 4, 7
 
 _CLONE_NAMESPACES, _CLONE_THREAD = 0x7E020080, 0x10000  # every CLONE_NEW*; no new process
 _TERMINAL_REQUESTS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
-PR_SET_PDEATHSIG = 1  # to end with one's parent
+PR_SET_PDEATHSIG = 1  # kill this process when its parent ends
 _PRCTL_OPTIONS = (PR_SET_PDEATHSIG, 15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 
-# What an interpreter, an event loop, threads and compiled guests need once all is loaded. Names
-# that a processor does not have are left out by themselves.
+# What an interpreter, an event loop, threads and compiled guests need once everything is loaded.
+# Names that a processor does not have are skipped.
 _CALLS = {
-    # names, too: that a file cannot be opened is Landlock's to say, with an errno that is expected
+    # Including opens by name: Landlock refuses them, with an errno that callers expect.
     "descriptors": """read readv write writev close fstat newfstatat statx lseek pread64 pwrite64
         ftruncate fcntl dup dup2 dup3 pipe2 eventfd2 memfd_create getcwd openat open stat lstat
         readlink readlinkat access faccessat faccessat2 getdents64""",
@@ -48,7 +48,7 @@ class _Comparison(ctypes.Structure):
 
 
 class Filter:
-    """A list of what a process may still ask of the system; `load` makes it hold for good."""
+    """A list of allowed system calls; `load` applies it for good."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(_LIBRARY, use_errno=True)
@@ -58,7 +58,7 @@ class Filter:
             raise OSError(errno.ENOMEM, "seccomp_init")
 
     def allow(self, name: str, *comparisons: tuple[int, int, int, int]) -> None:
-        """Let a call pass if each (argument, operator, first, second) holds."""
+        """Allow a call if each (argument, operator, first, second) holds."""
         self._add(_ALLOW, name, comparisons)
 
     def refuse(self, name: str, number: int) -> None:
@@ -66,7 +66,7 @@ class Filter:
         self._add(_ERRNO | number, name, ())
 
     def load(self) -> None:
-        """Put it over all threads of this process. It needs no_new_privs. Raises OSError."""
+        """Apply it to all threads of this process; requires no_new_privs. Raise OSError."""
         for attribute, value in ((_TSYNC, 1), (_OPTIMIZE, 2)):
             self._check(
                 self._library.seccomp_attr_set(self._context, attribute, value), "seccomp_attr_set"
@@ -76,7 +76,7 @@ class Filter:
 
     def _add(self, action: int, name: str, given: tuple[tuple[int, int, int, int], ...]) -> None:
         number = self._library.seccomp_syscall_resolve_name(name.encode())
-        if number < 0:  # not a call of this processor
+        if number < 0:  # this processor does not have it
             return
         comparisons = (_Comparison * len(given))(*(_Comparison(*each) for each in given))
         self._check(
@@ -93,9 +93,9 @@ class Filter:
 
 
 def prepared() -> Filter:
-    """Return what leaves a process the calls above, sockets of this machine, and threads.
+    """Return a filter that allows the calls above, local sockets, and threads.
 
-    Raises OSError when libseccomp is not installed.
+    Raise OSError if libseccomp is not installed.
     """
     rules = Filter()
     for names in _CALLS.values():
@@ -110,7 +110,6 @@ def prepared() -> Filter:
     rules.allow("prlimit64", (0, _EQUAL, 0, 0))
     thread = _CLONE_NAMESPACES | _CLONE_THREAD
     rules.allow("clone", (0, _MASKED_EQUAL, thread, _CLONE_THREAD))
-    rules.refuse(
-        "clone3", errno.ENOSYS
-    )  # its flags are out of a filter's sight: clone is tried next
+    # A filter cannot see clone3's flags; on ENOSYS callers try clone.
+    rules.refuse("clone3", errno.ENOSYS)
     return rules

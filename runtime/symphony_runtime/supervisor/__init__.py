@@ -1,6 +1,6 @@
-"""The supervisor: starts the roles, watches them, starts them again, stops them all.
+"""The supervisor: starts, watches, restarts and stops the roles.
 
-environment    what each role sees of the operator's environment
-child_output   lines and events that a role writes to its output
-console        what the operator reads
+role           one role's process, and the next one when it dies
+environment    the part of the operator's environment that each role sees
+console        the operator's output
 """

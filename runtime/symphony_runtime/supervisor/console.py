@@ -1,4 +1,4 @@
-"""Where a server's operator reads what its roles say."""
+"""The operator's output: messages and progress of the roles."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ _BAR_WIDTH = 30  # characters
 
 
 class Console:
-    """Where the operator reads: progress on one line of a terminal, plain lines elsewhere."""
+    """Shows progress on one line of a terminal, and plain lines otherwise."""
 
     def __init__(self, write: Callable[[str], object], *, terminal: bool) -> None:
         self._write = write
@@ -16,18 +16,18 @@ class Console:
         self._shown: tuple[str, str, int] | None = None
         self._unfinished = False
 
-    def line(self, role: str, words: str) -> None:
-        """Show one line of a role, whatever it holds."""
+    def line(self, role: str, text: str) -> None:
+        """Show a line of a role, with unprintable characters replaced."""
         self._end_progress()
-        self._write(f"{role}: {printable(words)}\n")
+        self._write(f"{role}: {printable(text)}\n")
 
-    def say(self, words: str) -> None:
-        """Show a line of our own."""
+    def say(self, text: str) -> None:
+        """Show a line of the supervisor."""
         self._end_progress()
-        self._write(f"{words}\n")
+        self._write(f"{text}\n")
 
     def progress(self, role: str, what: str, share: object) -> None:
-        """Show how far a role is; elsewhere than on a terminal once for each quarter."""
+        """Show a role's progress; without a terminal, once for each quarter."""
         percent = int(100 * share) if isinstance(share, (int, float)) else 0
         shown = (role, what, percent if self._terminal else percent // 25)
         if shown == self._shown:

@@ -1,23 +1,23 @@
-"""What each role sees of the operator's environment: what it needs, and no secret of others.
+"""The part of the operator's environment that each role sees.
 
-The supervisor gives these to the processes that it starts. A name that is listed neither alone nor
-by its prefix is not passed on, and none whose words say that it is a secret (`NVIDIA_API_KEY`),
-but for those of PostgreSQL where the gateway's database is one.
+The supervisor gives it to the processes that it starts. A name is passed on only if it is listed,
+alone or by its prefix. A name that contains a word for a secret (`NVIDIA_API_KEY`) is not passed
+on, except PostgreSQL's to the gateway if its database is one.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Final
 
-# Where Python, its packages and what was compiled here are.
+# For Python, its packages, and compiled files.
 _PYTHON: Final = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL",
-    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "SYMPHONY_CROSSING", "XDG_CACHE_HOME", "HOME",
+    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "XDG_CACHE_HOME", "HOME",
 )  # fmt: skip
-# The rest of what an operator sets for any service: languages, time, allocators, the interpreter.
+# What operators set for any service: languages, time, allocators, the interpreter.
 _COMMON: Final = ("LANGUAGE", "TZ", "TZDIR", "LD_PRELOAD", "GLIBC_TUNABLES")
 _COMMON_PREFIXES: Final = ("LC_", "XDG_", "PYTHON", "SYMPHONY_", "MALLOC_")
-# Threads, devices, and what compiles kernels for these.
+# Threads, devices, and compilers of kernels.
 _KERNEL: Final = (
     "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "MAX_JOBS",
 )  # fmt: skip
@@ -26,32 +26,30 @@ _KERNEL_PREFIXES: Final = (
     "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_",
     "NCCL_", "GLOO_", "TRITON_", "FLASHINFER_", "NINJA_",
 )  # fmt: skip
-# Certificates, names of hosts, and what tool servers have of it without being given it.
+# Certificates, host names, and what tool servers inherit.
 _GATEWAY: Final = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "OPENSSL_CONF", "RES_OPTIONS", "LOCALDOMAIN", "HOSTALIASES",
     "LOGNAME", "SHELL", "TERM", "USER",
 )  # fmt: skip
-_POSTGRESQL: Final = re.compile(r"PG[A-Z]+")  # libpq's own
+_POSTGRESQL: Final = re.compile(r"PG[A-Z]+")  # libpq's names
 _SECRET: Final = frozenset({"KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS", "STORE"})
 
 
 def of_worker(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker sees."""
     seen = {name: environment[name] for name in _PYTHON if name in environment}
-    # Threads that NumPy would start unasked keep their files when the worker locks itself down.
+    # NumPy's threads would keep their files when the worker locks itself down.
     seen["OPENBLAS_NUM_THREADS"] = "1"
     return seen
 
 
 def of_kernel(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the kernel sees."""
     seen = _chosen(environment, _KERNEL, _KERNEL_PREFIXES)
-    # Threads of torch that spin would take the processor from gateway and workers.
+    # Spinning threads of torch would take the processor from gateway and workers.
     return {"OMP_WAIT_POLICY": "PASSIVE", **seen}
 
 
 def of_gateway(environment: Mapping[str, str], *, postgresql: bool) -> dict[str, str]:
-    """Return what the gateway sees; libpq's names where its database is a PostgreSQL."""
+    """Return the gateway's environment, with libpq's names if it uses PostgreSQL."""
     seen = _chosen(environment, _GATEWAY, ())
     if postgresql:
         seen |= {name: environment[name] for name in environment if _POSTGRESQL.fullmatch(name)}

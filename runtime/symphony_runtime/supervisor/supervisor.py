@@ -1,23 +1,15 @@
-"""The supervisor: starts the roles, watches them, starts them again, stops them all.
+"""The supervisor: starts, watches, restarts and stops the roles.
 
 boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
-a role     gets one JSON line on stdin and says {"event": "ready"} on stdout when it is; its
-           stdin stays open and ends with us, however we end: then it exits
-announced  when all are ready and the gateway, ready long before a large model is loaded, has met
-           the kernel ({"event": "linked"})
-a death    the role is started again, after a pause that grows, for as long as GIVE_UP_SECONDS
-           without being ready; one that never was ready ends everything after START_ATTEMPTS, or at
-           once where its configuration is wrong
-a hang     a role says that it is alive every BEAT_SECONDS; of one that was ready and has been
-           silent for SILENT_BEATS of these the gateway hears, for `/readyz`, and after
-           `hang_seconds` it is killed, and so started again
+a role     see `role`: a death or a hang starts it again
+announced  when all roles are ready, and the gateway, ready long before a large model is loaded, has
+           met the kernel ({"event": "linked"})
 SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
 """
 
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import resource
 import secrets
@@ -25,15 +17,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from symphony_kernel.platform.disk_space import usual_reserve
-from symphony_kernel.platform.log_format import printable
 from symphony_kernel.protocol.role_processes import Started, notice
 
 from symphony_runtime.config.serve import (
@@ -46,253 +35,30 @@ from symphony_runtime.config.serve import (
 )
 from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.supervisor import environment as role_environment
-from symphony_runtime.supervisor.child_output import (
-    event_of,
-    lines,
-    progress_of,
-    refusal_of,
-    retired_of,
-)
 from symphony_runtime.supervisor.console import Console
+from symphony_runtime.supervisor.role import BEAT_SECONDS, Role, RoleSpec, SupervisorError
 
-START_ATTEMPTS = 3
-GIVE_UP_SECONDS = 300.0
-BEAT_SECONDS = 0.25
-SILENT_BEATS = 3  # so that a second has not passed when it is told
-CONFIGURATION_WRONG = 2  # a role's exit code: starting it again would not help
-_PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longest
-_SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause again
-_STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
-_GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
-_DESCRIPTORS_MIN = 256  # that a process must be allowed to have open
+_GATEWAY_STOP_SECONDS = 15.0  # in addition to the time that runs get
+_DESCRIPTORS_MIN = 256  # open files that a process must be allowed
 _RUN_PREFIX = "symphony-"
 _PATH_BYTES_MAX = 4096
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
-_LINE_BYTES_MAX = 1 << 20  # of a role's output
-_WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
 
-
-class SupervisorError(Exception):
-    """The server cannot go on; the words are for the operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleSpec:
-    """How a role is started."""
-
-    name: str
-    module: str
-    config: dict[str, Any]
-    environment: Mapping[str, str]
-    stop_seconds: float = _STOP_SECONDS
-    beat_seconds: float = 0.0  # between its signs of life; 0: it gives none
-    hang_seconds: float = 0.0  # of silence after it was ready, until it is killed; 0: never
-
-
-class Role:
-    """One role's process, and the next one when it dies."""
-
-    def __init__(
-        self,
-        spec: RoleSpec,
-        console: "Console",
-        on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
-        on_process: Callable[[str, Started], None] = lambda _role, _started: None,
-        on_silence: Callable[[str, bool], None] = lambda _role, _silent: None,
-    ) -> None:
-        """`on_progress` hears of a role how far it is (its event), and None when it begins.
-
-        `on_process` hears of each process of it, `on_silence` when it hangs and when no longer.
-        """
-        self.spec = spec
-        self._on_progress, self._on_process = on_progress, on_process
-        self._on_silence = on_silence
-        # What it says of other roles: who may is given one that listens.
-        self.on_retired: Callable[[str, int], None] = lambda _role, _start: None
-        self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
-        self.about: dict[str, Any] = {}  # of the last ready event
-        self.ready = asyncio.Event()
-        self.linked = asyncio.Event()  # a gateway has met the kernel
-        self.starts = 0
-        self._console = console
-        self._process: asyncio.subprocess.Process | None = None
-        self._words: deque[str] = deque(maxlen=_WORDS_KEPT)
-        self._refusal: str | None = None  # why it cannot start as it is configured
-        self._heard = False  # something since the last look
-        self._silent = False  # for SILENT_BEATS
-        self._stopping = asyncio.Event()
-
-    async def keep(self) -> None:
-        """Keep the role running until `stop`.
-
-        A role that has been ready is started again for minutes: a full disk or a shortage of memory
-        may pass.
-
-        Raises:
-            SupervisorError: it does not become ready in START_ATTEMPTS, or again for
-                GIVE_UP_SECONDS.
-        """
-        attempts, pause = 0, _PAUSE_SECONDS[0]
-        last_ready: float | None = None
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            code = await self._run_once()
-            if self._stopping.is_set():
-                return
-            was_ready = self.ready.is_set()
-            self.ready.clear()
-            if "ended" in self.spec.config:
-                self.spec.config["ended"] = code
-            if was_ready:
-                last_ready = time.monotonic()
-            attempts += 1
-            if last_ready is None:
-                given_up = attempts == START_ATTEMPTS or code == CONFIGURATION_WRONG
-            else:
-                given_up = time.monotonic() - last_ready > GIVE_UP_SECONDS
-            if given_up:
-                raise SupervisorError(self._last_words(code))
-            if time.monotonic() - began > _SETTLED_SECONDS:
-                pause = _PAUSE_SECONDS[0]
-            self._console.line(self.spec.name, f"ended ({_ending(code)}); starting it again")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS[1])
-
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what is left when its time is up."""
-        self._stopping.set()
-        process = self._process
-        if process is None:
-            return
-        _signal(process, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self.spec.stop_seconds):
-                await process.wait()
-        except TimeoutError:
-            self._console.line(self.spec.name, "did not stop in time; it is killed")
-        self.kill()
-        await process.wait()
-
-    def tell(self, key: str, notice: dict[str, Any]) -> None:
-        """Write a line to the role, and to the next process, unless a later one has its key."""
-        self._notices[key] = notice
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(notice).encode() + b"\n")
-
-    async def retire(self, start: int) -> None:
-        """Kill the process that was started so, unless it ends by itself in time."""
-        process = self._process
-        if process is None or self.starts != start:
-            return  # it has
-        try:
-            async with asyncio.timeout(self.spec.stop_seconds):
-                await process.wait()
-        except TimeoutError:
-            self._console.line(self.spec.name, "did not retire in time; it is killed")
-            _kill_group(process)
-
-    def kill(self) -> None:
-        """SIGKILL the role's whole process group."""
-        self._stopping.set()
-        if self._process is not None:
-            _kill_group(self._process)
-
-    async def _run_once(self) -> int:
-        self.starts += 1
-        self._words.clear()
-        self._refusal = None
-        self._on_progress(self.spec.name, None)
-        self._note_silence(False)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self.spec.module,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(self.spec.environment),
-            # A Ctrl-C on the terminal is ours to handle. No session of its own: where the system
-            # shares processors by sessions, the roles' threads would not be compared any more.
-            process_group=0,
-            limit=_LINE_BYTES_MAX,
-        )
-        self._process = process
-        self._on_process(self.spec.name, Started(process.pid, self.starts))
-        try:
-            if self._stopping.is_set():  # it was asked to stop while it was started
-                _signal(process, signal.SIGTERM)
-            assert process.stdin is not None
-            for line in (self.spec.config, *self._notices.values()):
-                process.stdin.write(json.dumps(line).encode() + b"\n")
-            reading = asyncio.gather(self._read_events(process), self._read_words(process))
-            watching = asyncio.create_task(self._watch(process))
-            code = await process.wait()
-            watching.cancel()
-            _kill_group(process)  # nothing that it started may outlive it
-            await reading
-            return code
-        finally:
-            _kill_group(process)
-            self._process = None
-
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Tell of a process that was ready and is silent now, and kill it in the end.
-
-        Looks are counted, not seconds: after a pause of the whole machine, or of this process, it
-        has its time.
-        """
-        looks, beat, hang = 0, self.spec.beat_seconds, self.spec.hang_seconds
-        while beat:
-            await asyncio.sleep(beat)
-            looks = 0 if self._heard or not self.ready.is_set() else looks + 1
-            self._heard = False
-            if self._stopping.is_set():
-                continue
-            self._note_silence(looks >= SILENT_BEATS)
-            if hang and looks * beat > hang:
-                self._console.line(self.spec.name, f"has said nothing for {hang:g} s; it is killed")
-                _kill_group(process)
-
-    def _note_silence(self, silent: bool) -> None:
-        if silent != self._silent:
-            self._silent = silent
-            self._console.line(self.spec.name, "hangs" if silent else "hangs no longer")
-            self._on_silence(self.spec.name, silent)
-
-    async def _read_events(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in lines(process.stdout):
-            self._heard = True
-            event = event_of(line)
-            if event is None:
-                self._console.line(self.spec.name, line.decode("utf-8", "replace").rstrip())
-            elif event.get("event") == "ready":
-                self.about = event
-                self.ready.set()
-            elif event.get("event") == "linked":
-                self.linked.set()
-            elif event.get("event") == "progress":
-                progress = progress_of(event)
-                self._console.progress(self.spec.name, progress["what"], progress["share"])
-                self._on_progress(self.spec.name, progress)
-            elif event.get("event") == "refused":
-                self._refusal = refusal_of(event)
-            elif event.get("event") == "retired":
-                self.on_retired(*retired_of(event))
-
-    async def _read_words(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        async for line in lines(process.stderr):
-            said = line.decode("utf-8", "replace").rstrip()
-            words = printable(said.removeprefix(f"{self.spec.name}: "))
-            self._words.append(words)
-            self._console.line(self.spec.name, words)
-
-    def _last_words(self, code: int) -> str:
-        if self._refusal is not None:
-            return f"{self.spec.name} does not start: {self._refusal}"
-        said = "\n".join(f"    {line}" for line in self._words) or "    (it said nothing)"
-        return f"{self.spec.name} does not start ({_ending(code)}):\n{said}"
+# Options that a role gets under their own names.
+_KERNEL_OPTIONS = (
+    "audit_seconds", "delivery_ms", "device", "disk_bytes_max", "disk_pool_tokens", "dtype",
+    "executor", "host_pool_tokens", "max_decode_gap_ms", "model", "pool_bytes",
+    "prefix_cache_share", "publish", "quantize", "simulated", "tenant_disk_tokens_max",
+    "tenant_durable_bytes_max", "tenant_host_tokens_max", "tenant_weights", "tensor_parallel",
+    "threads",
+)  # fmt: skip
+_GATEWAY_OPTIONS = (
+    "behind_proxy", "disk_bytes_max", "drain_seconds", "host", "http", "memory_free_bytes_min",
+    "port", "program_unused_days_max", "queue_seconds_max", "require_containment",
+    "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback", "slow_bytes_a_second",
+    "slow_grace_seconds", "slow_reader_seconds", "store", "tenant_kept_bytes_max",
+    "tenant_runs_kept_max", "tenant_runs_live_max", "tenants", "tools", "workers_per_tenant",
+)  # fmt: skip
 
 
 class Supervisor:
@@ -303,15 +69,17 @@ class Supervisor:
         self._console = console
         specs = role_specs(options, run_dir)
         self._roles = [
-            Role(spec, console, self._pass_on, self._introduce, self._tell_of_silence)
+            Role(
+                spec, console, self._forward_progress, self._announce_process, self._report_silence
+            )
             for spec in specs
         ]
         self._retiring: set[asyncio.Task[None]] = set()
         self._gateway = self._roles[-1]
-        self._gateway.on_retired = self._retire  # nobody else's word ends another
+        self._gateway.on_retired = self._retire  # only the gateway may retire a role
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._former: ServerPlace | None = None  # the server that this user's commands spoke to
+        self._former: ServerPlace | None = None  # the server that this user's commands used before
 
     async def run(self) -> None:
         """Serve until a signal, then drain.
@@ -360,7 +128,7 @@ class Supervisor:
         host = self._options.host
         shown = f"[{host}]" if ":" in host else host
         port = self._gateway.about["port"]
-        self._gateway.spec.config["port"] = port  # the next one must be found where this one was
+        self._gateway.spec.config["port"] = port  # a restarted gateway must keep the port
         scheme = "https" if self._options.tls_cert else "http"
         url = f"{scheme}://{shown}:{port}"
         place = ServerPlace(url, data_dir / "default.key", os.getpid())
@@ -375,26 +143,26 @@ class Supervisor:
             self._console.say(f"    {key}")
         self._console.say(f"serving {self._options.model} on {url}")
 
-    def _pass_on(self, role: str, event: dict[str, Any] | None) -> None:
-        """Tell the gateway how far a role is: it answers those who ask whether we are ready."""
+    def _forward_progress(self, role: str, event: dict[str, Any] | None) -> None:
+        """Tell the gateway a role's progress, for `/readyz`."""
         if role != self._gateway.spec.name:
             progress = {key: (event or {}).get(key) for key in ("what", "share")}
-            self._gateway.tell(role, {"event": "progress", "role": role, **progress})
+            self._gateway.send_notice(role, {"event": "progress", "role": role, **progress})
 
-    def _tell_of_silence(self, role: str, silent: bool) -> None:
-        """Tell the gateway which role hangs: it answers those who ask whether we are ready."""
+    def _report_silence(self, role: str, silent: bool) -> None:
+        """Tell the gateway which role hangs, for `/readyz`."""
         if role != self._gateway.spec.name:
             notice = {"event": "silence", "role": role, "silent": silent}
-            self._gateway.tell(f"silence of {role}", notice)
+            self._gateway.send_notice(f"silence of {role}", notice)
 
-    def _introduce(self, role: str, started: Started) -> None:
-        """Tell kernel and gateway which process a role is: no other is let in for it."""
-        for who in (self._roles[0], self._gateway):
-            if who.spec.name != role:
-                who.tell(f"process of {role}", notice(role, started))
+    def _announce_process(self, role: str, started: Started) -> None:
+        """Tell kernel and gateway the process of a role: they accept no other."""
+        for receiver in (self._roles[0], self._gateway):
+            if receiver.spec.name != role:
+                receiver.send_notice(f"process of {role}", notice(role, started))
 
     def _retire(self, role: str, start: int) -> None:
-        """The gateway has told a worker to retire."""
+        """Make sure that a worker ends after the gateway has retired it."""
         for each in self._roles[1:-1]:
             if each.spec.name == role:
                 task = asyncio.get_running_loop().create_task(each.retire(start))
@@ -418,7 +186,7 @@ class Supervisor:
 
     async def _stop_in_order(self) -> None:
         *others, gateway = self._roles
-        await gateway.stop()  # runs need the others until they have ended
+        await gateway.stop()  # first: its runs need the other roles
         await asyncio.gather(*(role.stop() for role in others[1:]))
         await others[0].stop()
 
@@ -431,86 +199,50 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "kernel_socket": str(run_dir / "kernel.sock"),
         "gateway_socket": str(run_dir / "gateway.sock"),
     }
-    hang = options.hang_seconds
-    kernel = {"secrets": to_kernel, "processes": True, **_kernel_config(options, run_dir)}
+    beat = {"beat_seconds": BEAT_SECONDS}
+    kernel = {"secrets": to_kernel, "processes": True, **beat, **_kernel_config(options, run_dir)}
     gateway = {
         "secrets": {name: to_kernel[name] for name in workers},
         "secret": to_kernel["gateway"],
         "kernel_socket": sockets["kernel_socket"],
         "socket": sockets["gateway_socket"],
         "processes": True,
+        **beat,
         **_gateway_config(options),
     }
-    beat = {"beat_seconds": BEAT_SECONDS}
+    common = {"require_containment": options.require_containment, **sockets, **beat}
+    spec = partial(RoleSpec, beat_seconds=BEAT_SECONDS, hang_seconds=options.hang_seconds)
+    worker_environment = role_environment.of_worker(os.environ)
     return [
-        RoleSpec(
-            "kernel",
-            "symphony_kernel",
-            kernel | beat,
-            role_environment.of_kernel(os.environ),
-            beat_seconds=BEAT_SECONDS,
-            hang_seconds=hang,
-        ),
+        spec("kernel", "symphony_kernel", kernel, role_environment.of_kernel(os.environ)),
         *(
-            RoleSpec(
+            spec(
                 name,
                 "symphony_runtime.worker",
-                {
-                    "name": name,
-                    "number": number,
-                    "secret": to_kernel[name],
-                    "require_containment": options.require_containment,
-                    **sockets,
-                    **beat,
-                },
-                role_environment.of_worker(os.environ),
-                beat_seconds=BEAT_SECONDS,
-                hang_seconds=hang,
+                {"name": name, "number": number, "secret": to_kernel[name], **common},
+                worker_environment,
             )
             for number, name in enumerate(workers)
         ),
-        RoleSpec(
+        spec(
             "gateway",
             "symphony_runtime.gateway",
-            gateway | beat,
+            gateway,
             role_environment.of_gateway(os.environ, postgresql=bool(options.store)),
             stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
-            beat_seconds=BEAT_SECONDS,
-            hang_seconds=hang,
         ),
     ]
 
 
 def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
-    return {
+    return {name: getattr(options, name) for name in _KERNEL_OPTIONS} | {
         "socket": str(run_dir / "kernel.sock"),
-        "executor": options.executor,
-        "model": options.model,
-        "device": options.device,
-        "dtype": options.dtype,
-        "quantize": options.quantize,
-        "tensor_parallel": options.tensor_parallel,
-        "pool_bytes": options.pool_bytes,
-        "prefix_cache_share": options.prefix_cache_share,
-        "host_pool_tokens": options.host_pool_tokens,
-        "disk_pool_tokens": options.disk_pool_tokens,
         "disk_directory": str(options.data_dir),
-        "tenant_host_tokens_max": options.tenant_host_tokens_max,
-        "tenant_disk_tokens_max": options.tenant_disk_tokens_max,
-        "audit_seconds": options.audit_seconds,
-        "max_decode_gap_ms": options.max_decode_gap_ms,
-        "delivery_ms": options.delivery_ms,
-        "tenant_weights": options.tenant_weights,
-        "threads": options.threads,
         "kv": str(options.data_dir / "kv"),
-        "publish": options.publish,
         "disk_reserve_bytes": _reserve(options),
-        "disk_bytes_max": options.disk_bytes_max,
-        "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,
         "run_directory": str(run_dir),
-        "simulated": options.simulated,
     }
 
 
@@ -522,7 +254,7 @@ def _reserve(options: ServeOptions) -> int:
 
 
 def _limits(options: ServeOptions) -> dict[str, Any]:
-    """Return the table of limits, with those that are options of their own where it is silent."""
+    """Return the limits, including those that are options of their own."""
     own = {
         "kv_durable_bytes": options.tenant_durable_bytes_max,
         "kv_host_tokens": options.tenant_host_tokens_max,
@@ -532,35 +264,12 @@ def _limits(options: ServeOptions) -> dict[str, Any]:
 
 
 def _gateway_config(options: ServeOptions) -> dict[str, Any]:
-    return {
+    return {name: getattr(options, name) for name in _GATEWAY_OPTIONS} | {
         "data_dir": str(options.data_dir),
-        "host": options.host,
-        "port": options.port,
         "tls_cert": options.tls_cert and str(options.tls_cert.resolve()),
         "tls_key": options.tls_key and str(options.tls_key.resolve()),
-        "behind_proxy": options.behind_proxy,
-        "workers_per_tenant": options.workers_per_tenant,
-        "runs_live_max": options.runs_live_max,
-        "tenant_runs_live_max": options.tenant_runs_live_max,
-        "run_kept_seconds_max": options.run_kept_seconds_max,
-        "tenant_runs_kept_max": options.tenant_runs_kept_max,
-        "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "disk_reserve_bytes": _reserve(options),
-        "disk_bytes_max": options.disk_bytes_max,
-        "program_unused_days_max": options.program_unused_days_max,
-        "drain_seconds": options.drain_seconds,
-        "queue_seconds_max": options.queue_seconds_max,
-        "memory_free_bytes_min": options.memory_free_bytes_min,
-        "slow_grace_seconds": options.slow_grace_seconds,
-        "slow_bytes_a_second": options.slow_bytes_a_second,
-        "slow_reader_seconds": options.slow_reader_seconds,
-        "tools": options.tools,
-        "http": options.http,
         "limits": _limits(options),
-        "tenants": options.tenants,
-        "store": options.store,
-        "secrets_plain_loopback": options.secrets_plain_loopback,
-        "require_containment": options.require_containment,
     }
 
 
@@ -583,7 +292,7 @@ async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> 
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """Hold the data directory: two servers in one would spoil it. Yields the locked file."""
+    """Lock the data directory against a second server; yield the lock's descriptor."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -609,8 +318,12 @@ def _run_directory(lock: int) -> Iterator[Path]:
         shutil.rmtree(left, ignore_errors=True)
     wanted = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]  # noqa: S108
     for parent in filter(None, wanted):
-        room = _SOCKET_PATH_BYTES_MAX - len(os.fsencode(parent)) - len("/symphony-12345678/")
-        if room >= len("gateway.sock") and os.access(parent, os.W_OK) and _lets_workers_in(parent):
+        name_bytes = _SOCKET_PATH_BYTES_MAX - len(os.fsencode(parent)) - len("/symphony-12345678/")
+        if (
+            name_bytes >= len("gateway.sock")
+            and os.access(parent, os.W_OK)
+            and _lets_workers_in(parent)
+        ):
             break
     else:
         raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
@@ -626,7 +339,7 @@ def _run_directory(lock: int) -> Iterator[Path]:
 
 
 def _lets_workers_in(parent: str) -> bool:
-    """Whether who is no longer root gets through a directory; /run/user/0 lets nobody."""
+    """Return whether a user other than root can enter a directory (not /run/user/0)."""
     path = Path(parent).resolve()
     if not path.is_dir() or os.geteuid() != 0:
         return path.is_dir()
@@ -634,10 +347,10 @@ def _lets_workers_in(parent: str) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Thousands of runs are thousands of connections; the roles inherit the limit.
+    """Raise the limit of descriptors; the roles inherit it.
 
     Raises:
-        SupervisorError: the system lets a process open too few.
+        SupervisorError: the system allows a process too few.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS_MIN:
@@ -647,19 +360,3 @@ def _raise_descriptor_limit() -> None:
             "systemd unit, allows them"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

@@ -24,8 +24,6 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import event_loop
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls, compiled_crossing
-from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
 from symphony_runtime.worker.syscalls.table import imports
@@ -33,9 +31,9 @@ from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
 
-# Between two attempts to connect: at a start the other role is there in a moment.
+# Between two attempts to connect: at a start the other role comes up soon.
 _PAUSE_S, _PAUSE_S_MAX = 0.002, 0.1
-# What Python and its packages would read from disk when it is first used.
+# Modules that Python and its packages would import at first use.
 _LATE = (
     "encodings.idna",
     "encodings.unicode_escape",
@@ -48,19 +46,19 @@ _STDIN = 0
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the supervisor says; `secret` proves this worker to kernel and gateway."""
+    """The configuration; `secret` proves this worker to kernel and gateway."""
 
     name: str
     secret: bytes
     kernel_socket: Path
     gateway_socket: Path
-    beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
+    beat_seconds: float = 0.0  # between two "alive" events; 0: none
     number: int = 0  # among the workers of this server
     require_containment: bool = False
 
     @classmethod
     def parse(cls, line: str) -> "WorkerConfig":
-        """Return the configuration in a JSON line; ValueError, KeyError when it is none."""
+        """Return the configuration in a JSON line. Raise ValueError or KeyError."""
         data = json.loads(line)
         return cls(
             name=data["name"],
@@ -74,20 +72,23 @@ class WorkerConfig:
 
 
 def lock_down(config: WorkerConfig) -> Contained:
-    """Load what is read from disk later, then open nothing any more. Raises ContainmentError."""
+    """Load what would be read from disk later, then give up files.
+
+    Raise ContainmentError.
+    """
     for name in _LATE:
         importlib.import_module(name)
     cache_identity()
     imports()
     found = contain(config.number, required=config.require_containment)
     if found.missing:
-        _log.warning("contained less than it could be: %s", found.words())
+        _log.warning("contained less than it could be: %s", found.summary())
     return found
 
 
 def tune() -> None:
-    """Spend less on other threads and on garbage that a worker does not make."""
-    # The epoch ticker needs the interpreter for a moment while guests run: let it not wait long.
+    """Reduce thread switches' latency and the cost of garbage collection."""
+    # The epoch ticker needs the GIL for a moment while guests run: keep its wait short.
     sys.setswitchinterval(0.0005)
     gc.collect()
     gc.freeze()
@@ -102,7 +103,7 @@ async def keep_linked(
 ) -> None:
     """Connect to a role, again whenever the link ends; `linked` is set while it is up.
 
-    `after` is another link without which this one makes no sense yet.
+    `after` must be set first: the event of a link that this one depends on.
     """
     pause = _PAUSE_S
     while True:
@@ -122,14 +123,14 @@ async def keep_linked(
         _log.warning("the link to %s ended", path.name)
 
 
-def say(event: str) -> None:
-    """Tell the supervisor."""
+def write_event(event: str) -> None:
+    """Write an event for the supervisor."""
     sys.stdout.write(json.dumps({"event": event, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
 
 
 def watch_stdin(stop: asyncio.Event) -> None:
-    """Stop when whoever started us is gone."""
+    """Set `stop` when the supervisor's end of stdin is closed."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:
@@ -140,21 +141,8 @@ def watch_stdin(stop: asyncio.Event) -> None:
     loop.add_reader(_STDIN, read)
 
 
-def found_crossing() -> CompiledHostCalls | None:
-    """Return what guests' calls cross by, if it is compiled; say so if not."""
-    try:
-        found = compiled_crossing()
-    except HostCallsUnavailable as error:
-        _log.info("guests' calls cross through ctypes: %s", error)
-        return None
-    _log.info("guests' calls cross by what is compiled for them")
-    return found
-
-
-async def serve(
-    config: WorkerConfig, contained: Contained, crossing: CompiledHostCalls | None
-) -> None:
-    """Run a worker until it is told to stop."""
+async def serve(config: WorkerConfig, contained: Contained) -> None:
+    """Run a worker until `stop`."""
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
@@ -163,17 +151,16 @@ async def serve(
         config.secret,
         now=time.monotonic,
         early_ms=event_loop.EARLY_MS,
-        crossing=crossing,
     )
-    worker.about = {"containment": contained.achieved, "compiled": crossing is not None}
+    worker.about = {"containment": contained.achieved}
     worker.on_retire = stop.set
     tune()
 
     async def tell_ready() -> None:
         await kernel.wait()
         await gateway.wait()
-        say("ready")
-        await beat(config.beat_seconds, lambda: say("alive"))
+        write_event("ready")
+        await beat(config.beat_seconds, lambda: write_event("alive"))
 
     tasks: list[asyncio.Task[None]] = [
         asyncio.create_task(keep_linked(config.kernel_socket, worker.attach_kernel, kernel)),
@@ -186,21 +173,19 @@ async def serve(
     await asyncio.wait([stopped, *tasks[:2]], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         if task.done() and task is not tasks[2]:
-            task.result()  # a link's keeper ends by a fault of ours only: let it be seen
+            task.result()  # it ends only with a bug of ours: raise that
         task.cancel()
     await worker.stop()
 
 
 def main() -> None:
-    """Read the configuration and serve."""
     log_to_stderr(logging.INFO, "%(levelname)s %(name)s: %(message)s")
     config = WorkerConfig.parse(sys.stdin.buffer.readline().decode())
-    crossing = found_crossing()  # while files can be read
     try:
-        contained = lock_down(config)  # before there is a loop, whose threads would not be
+        contained = lock_down(config)  # before the loop, whose threads would not be contained
     except ContainmentError as error:
         sys.exit(f"{config.name}: {error}")
-    event_loop.run(serve(config, contained, crossing))
+    event_loop.run(serve(config, contained))
 
 
 if __name__ == "__main__":

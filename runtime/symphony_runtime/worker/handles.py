@@ -1,7 +1,7 @@
-"""The worker's mirror of an instance's KV handles: their numbers and rights, never their files.
+"""The worker's copy of an instance's KV handles: numbers and rights, never files.
 
-The worker chooses the numbers, so that a call which makes a file need not wait for the kernel, and
-answers EBADF and EACCES at once. The kernel has its own table and believes none of this.
+The worker chooses the numbers, so that a call that makes a file need not wait for the kernel. It
+answers EBADF and EACCES at once. The kernel has its own table and does not trust this one.
 """
 
 from collections import deque
@@ -20,24 +20,24 @@ _GENERATION_MAX = (1 << 15) - 1
 
 
 class Handles:
-    """Number (index | generation << 16) -> rights; a closed number is not issued again for long."""
+    """Rights by number (index | generation << 16); numbers are reused late."""
 
     __slots__ = ("_free", "_generations", "_open", "generating", "rights")
 
     def __init__(self, pool: LimitPool) -> None:
-        """`pool`: how many all instances of the run may have open."""
+        """`pool` bounds the open handles of all instances of the run."""
         self.rights: dict[int, int] = {}
         self._open = LimitLease(pool, self.rights.__len__)
-        self.generating: set[int] = set()  # a generation goes on in these handles' files
-        self._generations: list[int] = []  # by index: the generation in use, or last used
+        self.generating: set[int] = set()  # handles whose file a generation uses
+        self._generations: list[int] = []  # by index: the last generation
         self._free: deque[int] = deque()  # closed indices, the longest closed first
 
     def __len__(self) -> int:
         return len(self.rights)
 
     def allocate(self, rights: int) -> int:
-        """Return a new handle's number; EDQUOT when there are too many."""
-        if len(self.rights) >= self._open.room:
+        """Return a new handle's number. Raise EDQUOT if there are too many."""
+        if len(self.rights) >= self._open.granted:
             self._open.extend(len(self.rights) + 1)
         if len(self._generations) < INSTANCE_HANDLES_MAX:
             index = len(self._generations)
@@ -50,9 +50,9 @@ class Handles:
         return handle
 
     def require(self, handle: int, needed: int) -> int:
-        """Return the handle's rights; EBADF when it is not open, EACCES when it lacks a right.
+        """Return a handle's rights. Raise EBADF if it is not open, EACCES without a right.
 
-        EBUSY when a generation goes on in its file and the call is about the file's content.
+        Raise EBUSY if a generation uses its file and the call concerns the file's content.
         """
         rights = self.rights.get(handle)
         if rights is None:
@@ -60,16 +60,16 @@ class Handles:
         if needed & ~rights:
             raise SyscallError(Errno.EACCES)
         if self.generating and handle in self.generating and needed != GRANT:
-            raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
+            raise SyscallError(Errno.EBUSY, "a generation uses this file")
         return rights
 
     def close(self, handle: int) -> None:
-        """Forget a handle; EBADF when it is not open."""
+        """Forget a handle. Raise EBADF if it is not open."""
         if self.rights.pop(handle, None) is None:
             raise SyscallError(Errno.EBADF)
         self.generating.discard(handle)
         self._free.append(handle & _INDEX_MASK)
 
-    def end(self) -> None:
-        """The instance has ended: its handles count no longer."""
-        self._open.give_back()
+    def release(self) -> None:
+        """Return the lease to the pool, at the instance's end."""
+        self._open.release()

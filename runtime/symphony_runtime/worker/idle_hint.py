@@ -1,8 +1,8 @@
-"""Who waits for the outside: the kernel may use such a program's pages for others meanwhile.
+"""Tells the kernel which programs wait long for something else than the kernel.
 
-A program that waits, and has no call at the kernel, waits for a message, a time, a child, a channel
-or a tool. When that takes long the kernel hears of it, and again when the program is about to go
-on. One timer looks at all of them, and nobody who waits for a pred pays for any of it.
+Such a program waits for a message, a time, a child, a channel or a tool, and has no call at the
+kernel. The kernel may use its pages for others meanwhile. It learns when the wait gets long, and
+again before the program continues. One timer covers all programs; a wait for a pred costs nothing.
 """
 
 import asyncio
@@ -19,47 +19,47 @@ _SECONDS = WAITS_TOLD_MS / 1000
 
 
 class IdleHint:
-    """Waits that the kernel has not heard of; `tell` puts a call into the turn's frame, which
-    `flush` sends.
+    """Waits that the kernel does not know of yet.
+
+    `kernel_call` adds a call to the turn's frame, and `flush` sends the frame.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        tell: Callable[[list[Any]], None],
+        kernel_call: Callable[[list[Any]], None],
         flush: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._kernel_call = kernel_call
         self._flush = flush
         self._since: dict[Instance, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, instance: Instance) -> None:
-        """An instance with files waits, and not for the kernel."""
-        self._since.pop(instance, None)  # in the order in which they began
+    def add(self, instance: Instance) -> None:
+        """Add an instance with files that waits, and not for the kernel."""
+        self._since.pop(instance, None)  # keep the order of their starts
         self._since[instance] = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_later(_SECONDS, self._look)
+            self._timer = self._loop.call_later(_SECONDS, self._report_long_waits)
 
     def stop(self) -> None:
-        """Tell of nothing more."""
         self._since.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _report_long_waits(self) -> None:
         now = self._loop.time()
         self._timer = None
         while self._since:
             instance, since = next(iter(self._since.items()))
             left = since + _SECONDS - now
             if left > 0 and instance.waited is not None:
-                self._timer = self._loop.call_later(left, self._look)
+                self._timer = self._loop.call_later(left, self._report_long_waits)
                 break
             del self._since[instance]
             if instance.waited is not None and not instance.pending:
-                instance.told_waiting = True
-                self._tell([instance.id, _WAITS, 0, 1])
+                instance.idle_reported = True
+                self._kernel_call([instance.id, _WAITS, 0, 1])
         self._flush()

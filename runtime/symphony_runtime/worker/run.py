@@ -1,4 +1,4 @@
-"""A run in its worker: the limits that an instance and its children share, and what counts."""
+"""A run in its worker: limits that its instances share, and what counts."""
 
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limit_table import run_defaults
@@ -16,16 +16,16 @@ from symphony_runtime.worker.fairness.tenant_memory import NAME as MEMORY_TOTAL
 from symphony_runtime.worker.limit_pool import LimitPool
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
-# The exit codes of programs that did not exit, as a shell shows them.
+# Exit codes of programs that did not exit, as in a shell.
 TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
 
 _DEFAULTS = run_defaults()
-# How much an instance is lent at once: few enough that a tree of hundreds gets by.
-_TICKETS_LOT, _RESULT_BYTES_LOT, _HANDLES_LOT = 32, 64 << 10, 32
+# What a lease grows by: small enough for a tree of hundreds of instances.
+_TICKETS_BATCH, _RESULT_BYTES_BATCH, _HANDLES_BATCH = 32, 64 << 10, 32
 
 
 class Ending(Exception):  # noqa: N818 - an end is no error
-    """Raised by a handler to end the instance, or its whole run, instead of returning."""
+    """A handler raises it to end the instance, or the whole run, instead of returning."""
 
     def __init__(self, status: str, code: int, reason: str = "", whole_run: bool = False) -> None:
         super().__init__(reason)
@@ -33,14 +33,13 @@ class Ending(Exception):  # noqa: N818 - an end is no error
 
 
 def limit_broken(reason: str) -> Ending:
-    """Return the end of a run that broke one of its limits."""
     return Ending(KILLED, KILLED_CODE, reason, whole_run=True)
 
 
 class Run:
-    """What a run and its children share: limits, and what counts towards them.
+    """Limits of a run and its children, and what counts towards them.
 
-    `hits` counts the limits that calls were refused for (see `limit_table`).
+    `hits` counts the calls that each limit has refused (`limit_table`).
     """
 
     __slots__ = (
@@ -51,13 +50,13 @@ class Run:
     )  # fmt: skip
 
     def __init__(self, root: int, limits: dict[str, int], share: TenantShare | None = None) -> None:
-        """`limits`: by their names; what is missing has its default. `share`: its tenant's.
+        """Apply `limits` by name, and defaults for the rest; `share` is the tenant's.
 
-        Of `memory_total_bytes`, which is the tenant's, the one that came last holds.
+        `memory_total_bytes` is the tenant's: its last run's value holds.
         """
         self.id = root
         self.share = share or TenantShare()
-        self.share.memory.allow(limits.get(MEMORY_TOTAL, TENANT_MEMORY_TOTAL_BYTES_MAX))
+        self.share.memory.set_limit(limits.get(MEMORY_TOTAL, TENANT_MEMORY_TOTAL_BYTES_MAX))
         most = {**_DEFAULTS, **limits}
         self.wall_limit_ms = most["wall_ms"]
         self.cpu_limit_ns = most["cpu_ms"] * 1_000_000
@@ -68,28 +67,28 @@ class Run:
         self.log_bytes_max = most["log_bytes"]
         self.children_max, self.child_depth_max = most["children"], most["child_depth"]
         self.tickets = LimitPool(
-            "tickets", Errno.EAGAIN, most["tickets"], RUN_TICKETS_MAX, _TICKETS_LOT
+            "tickets", Errno.EAGAIN, most["tickets"], RUN_TICKETS_MAX, _TICKETS_BATCH
         )
         self.results = LimitPool(
             "result_bytes", Errno.ENOMEM, most["result_bytes"], RUN_RESULT_BYTES_MAX,
-            _RESULT_BYTES_LOT,
+            _RESULT_BYTES_BATCH,
         )  # fmt: skip
         self.handles = LimitPool(
-            "handles", Errno.EDQUOT, most["handles"], INSTANCE_HANDLES_MAX, _HANDLES_LOT
+            "handles", Errno.EDQUOT, most["handles"], INSTANCE_HANDLES_MAX, _HANDLES_BATCH
         )
         self.cpu_ns = 0
         self.memory_bytes = self.memory_peak = 0
         self.output_bytes = self.messages = self.log_bytes = 0
-        self.unread_bytes = 0  # sent, and not yet taken by the gateway
-        self.children = 0  # started, and not yet joined by a parent that lives
+        self.unread_bytes = 0  # sent, and not taken by the gateway yet
+        self.children = 0  # started, and not joined yet by a live parent
         self.hits: dict[str, int] = {}
 
     def hit(self, limit: str) -> None:
-        """Count that a call was refused for a limit."""
+        """Count that a limit refused a call."""
         self.hits[limit] = self.hits.get(limit, 0) + 1
 
     def count_output(self, length: int) -> None:
-        """Charge one message; past a limit the run ends."""
+        """Charge a message. Raise Ending if the run exceeds a limit."""
         self.output_bytes += length
         self.messages += 1
         if self.output_bytes > self.output_bytes_max:
@@ -98,7 +97,7 @@ class Run:
             raise limit_broken(f"message limit: it sent more than {self.messages_max} messages")
 
     def count_memory(self, change: int, *, measured: bool = True) -> None:
-        """Charge a change of an instance's memory; past the tree's limit the run ends."""
+        """Charge a change of memory. Raise Ending if the tree exceeds its limit."""
         self.memory_bytes += change
         if measured:
             self.memory_peak = max(self.memory_peak, self.memory_bytes)

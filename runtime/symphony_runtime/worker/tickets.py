@@ -10,10 +10,10 @@ NUMBER_MAX = (1 << 31) - 1
 
 
 class Ticket:
-    """One piece of work. `result` is None while it goes on, then bytes or a negative errno.
+    """One piece of work; `result` is None, then bytes or a negative errno.
 
-    `drop` ends the work early; None when there is nothing to end. `held` is the bytes that the
-    result takes, or will at most take.
+    `drop` cancels the work; None if there is nothing to cancel. `held` is the bytes that the result
+    takes, or will take at most.
     """
 
     __slots__ = ("drop", "held", "number", "result")
@@ -26,74 +26,73 @@ class Ticket:
 
 
 class Stream(Ticket):
-    """A generation's ticket: records come as steps end, and are taken as the program likes.
+    """A generation's ticket: records come as steps end, and the program takes them.
 
-    `result` holds the records that can be taken now; behind them stands `end`, which is None while
-    the generation goes on, then b"", or the errno that ended it. Records can be taken as soon as
-    there are as many as a lot has, or the end is there. `drop` (set for all its life) says that the
-    program is done with it.
+    `result` holds the records that can be taken now. Behind them is `end`: None while the
+    generation continues, then b"", or the errno that ended it. Records can be taken once there is a
+    batch of them, or the end. `drop`, always set, unlocks the file.
     """
 
-    __slots__ = ("_credit_at", "_gathered", "_lot_bytes", "_record", "_untold", "end")
+    __slots__ = ("_batch_bytes", "_credit_at", "_gathered", "_record", "_unreported", "end")
 
-    def __init__(self, number: int, record: int, ahead: int, lot: int) -> None:
+    def __init__(self, number: int, record: int, ahead: int, batch: int) -> None:
         super().__init__(number)
         self.end: bytes | int | None = None
-        self._gathered = b""  # fewer than a lot
-        self._lot_bytes = lot * record
-        self._record = record  # bytes of one
-        self._untold = 0  # records taken of which the kernel has not heard
-        self._credit_at = ahead // 2 + 1  # it hears of so many at a time: never so late as to stop
+        self._gathered = b""  # less than a batch
+        self._batch_bytes = batch * record
+        self._record = record  # bytes
+        self._unreported = 0  # taken records that the kernel does not know of
+        self._credit_at = ahead // 2 + 1  # reported at half of `ahead`, before the kernel stops
 
     @property
     def ended(self) -> bool:
         """Whether the generation has ended and its last record is taken."""
         return self.end is not None and self.result is self.end
 
-    def add(self, reply: bytes | int) -> bool:
-        """Take a reply of the kernel; return whether it was the last one."""
+    def add_reply(self, reply: bytes | int) -> bool:
+        """Add a reply of the kernel; return whether it was the last one."""
         ready = self.result
-        assert not isinstance(ready, int), "nothing comes behind the end"
+        assert not isinstance(ready, int), "a reply after the end"
         if not reply or isinstance(reply, int):
             self.end = reply
             self.result = (ready or b"") + self._gathered or reply
             self._gathered = b""
             return True
         gathered = self._gathered + reply
-        if len(gathered) < self._lot_bytes:
+        if len(gathered) < self._batch_bytes:
             self._gathered = gathered
         else:
             self._gathered = b""
             self.result = gathered if ready is None else ready + gathered
         return False
 
-    def take(self, capacity: int) -> bytes:
-        """Return the records that fit; those that do not stay."""
+    def take_records(self, capacity: int) -> bytes:
+        """Return the records that fit; the others stay."""
         assert isinstance(self.result, bytes)
         taken = self.result[: capacity - capacity % self._record]
-        self._untold += len(taken) // self._record
+        self._unreported += len(taken) // self._record
         rest = self.result[len(taken) :]
         self.result = rest or self.end
         return taken
 
-    def let_go(self) -> None:
-        """Other calls may use the file again."""
+    def release_file(self) -> None:
+        """Let other calls use the file again."""
         if self.drop is not None:
             self.drop()
             self.drop = None
 
-    def credit(self) -> int:
-        """Return how many records to tell the kernel of now; it hears of each once."""
-        if self._untold < self._credit_at or self.end is not None:
+    def take_credit(self) -> int:
+        """Return how many taken records to report to the kernel now."""
+        if self._unreported < self._credit_at or self.end is not None:
             return 0
-        untold, self._untold = self._untold, 0
-        return untold
+        unreported, self._unreported = self._unreported, 0
+        return unreported
 
 
 class Tickets:
-    """An instance's tickets by number; numbers also name its kernel calls (`Calls`' seq).
+    """An instance's tickets by number; numbers also name its kernel calls.
 
-    What the instances of a run may have together is in the pools.
+    The two pools bound the tickets and result bytes of all instances of the run.
     """
 
     __slots__ = ("_count", "_last", "_results", "held", "live")
@@ -119,12 +118,12 @@ class Tickets:
     def issue(self, held: int = 0) -> Ticket:
         """Return a new ticket that promises at most `held` bytes.
 
-        EAGAIN when too many are live, ENOMEM when their results could take too much room.
+        Raise EAGAIN if too many are live, ENOMEM if their results could take too many bytes.
         """
         live = self.live
         number = self._last + 1
-        if len(live) >= self._count.room or self.held + held > self._results.room:
-            self._make_room(held)
+        if len(live) >= self._count.granted or self.held + held > self._results.granted:
+            self._reserve(held)
         if number > NUMBER_MAX or number in live:
             number = self.number()
         self._last = number
@@ -133,39 +132,38 @@ class Tickets:
         self.held += held
         return ticket
 
-    def issue_stream(self, record: int, ahead: int, lot: int = 1) -> Stream:
-        """Return a new ticket for records of so many bytes; EAGAIN, ENOMEM as `issue`.
+    def issue_stream(self, record: int, ahead: int, batch: int = 1) -> Stream:
+        """Return a ticket for records of `record` bytes; it is ready at a batch of them.
 
-        It is ready when it has a lot of them.
+        Raise EAGAIN, ENOMEM as `issue`.
         """
         held = (ahead + 1) * record
-        self._make_room(held)
-        ticket = Stream(self.number(), record, ahead, lot)
+        self._reserve(held)
+        ticket = Stream(self.number(), record, ahead, batch)
         ticket.held = held
         self.held += held
         self.live[ticket.number] = ticket
         return ticket
 
-    def _make_room(self, held: int) -> None:
-        if len(self.live) >= self._count.room:
+    def _reserve(self, held: int) -> None:
+        if len(self.live) >= self._count.granted:
             self._count.extend(len(self.live) + 1)
-        if self.held + held > self._results.room:
+        if self.held + held > self._results.granted:
             self._results.extend(self.held + held)
 
     def close(self) -> None:
-        """The instance has ended: no ticket is live any more."""
+        """Forget all tickets, at the instance's end."""
         self.live.clear()
-        self._count.give_back()
-        self._results.give_back()
+        self._count.release()
+        self._results.release()
 
     def get(self, number: int) -> Ticket:
-        """Return a live ticket, or EBADF."""
+        """Return a live ticket. Raise EBADF."""
         ticket = self.live.get(number)
         if ticket is None:
             raise SyscallError(Errno.EBADF)
         return ticket
 
     def free(self, ticket: Ticket) -> None:
-        """Forget a ticket."""
         del self.live[ticket.number]
         self.held -= ticket.held

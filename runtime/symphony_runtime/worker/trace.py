@@ -1,7 +1,7 @@
-"""Traces: each call of the programs of a run that asked for it, from its entry to its result.
+"""Traces: every call of the programs of a traced run, with its result.
 
-A traced instance is of a class of its own and has its calls made through handlers of its own, so
-that the others pay nothing. Events leave for the gateway in bundles.
+A traced instance has a class and handlers of its own, so that other instances pay nothing. Events
+leave for the gateway in bundles.
 """
 
 import time
@@ -15,99 +15,92 @@ from symphony_runtime.worker.instance import Instance
 
 Handler = Callable[..., int | None]
 _BUNDLE_SECONDS: Final = TRACE_BUNDLE_MS_MAX / 1000
-_now = time.monotonic  # the clock of the kernel's events, too
+_now = time.monotonic  # also the clock of the kernel's events
 
 
 class Trace:
-    """What a run's instances did and the gateway has not been told; `tell` takes a bundle.
+    """Events that the gateway does not have yet; `send` takes a bundle.
 
-    An event is [instance, call, began, ended, result, suspended], in monotonic seconds. Without a
-    result (None) the program ended within the call.
+    An event is [instance, call, began, ended, result, suspended], in monotonic seconds. Its result
+    is None if the program ended within the call.
     """
 
-    __slots__ = ("_events", "_left", "_tell")
+    __slots__ = ("_events", "_flushed", "_send")
 
-    def __init__(self, tell: Callable[[list[Any]], None]) -> None:
+    def __init__(self, send: Callable[[list[Any]], None]) -> None:
         self._events: list[Any] = []
-        self._left = _now()
-        self._tell = tell
+        self._flushed = _now()
+        self._send = send
 
-    def add(self, event: list[Any]) -> None:
-        """Keep an event until its bundle leaves."""
+    def add_event(self, event: list[Any]) -> None:
         self._events.append(event)
-        if len(self._events) >= TRACE_BUNDLE_EVENTS or event[3] - self._left > _BUNDLE_SECONDS:
-            self.leave()
+        if len(self._events) >= TRACE_BUNDLE_EVENTS or event[3] - self._flushed > _BUNDLE_SECONDS:
+            self.flush()
 
-    def leave(self) -> None:
-        """Tell what there is."""
+    def flush(self) -> None:
         events, self._events = self._events, []
-        self._left = _now()
+        self._flushed = _now()
         if events:
-            self._tell(events)
+            self._send(events)
 
 
 class TracedInstance(Instance):
-    """An instance of a traced run; `trace` is its run's."""
+    """An instance of a traced run, with the run's trace."""
 
-    __slots__ = ("_began", "_call", "_suspended", "_was_born", "trace")
+    __slots__ = ("_began", "_call", "_started", "_suspended", "trace")
     traced = True
 
     def __init__(self, trace: Trace, *args: Any) -> None:
         super().__init__(*args)
         self.trace = trace
-        self._call = ""  # the call that is under way
+        self._call = ""  # the current call
         self._began = 0.0
         self._suspended = False
-        self._was_born = _now()
+        self._started = _now()
 
-    def enter(self, call: str) -> None:
-        """The program makes a call."""
+    def begin_call(self, call: str) -> None:
         self._call, self._began, self._suspended = call, _now(), False
 
-    def suspended(self) -> None:
-        """The call has not returned at once."""
+    def mark_suspended(self) -> None:
         self._suspended = True
 
-    def leave(self, result: int | None) -> None:
-        """The call returns."""
+    def end_call(self, result: int | None) -> None:
         call, self._call = self._call, ""
         if call:
             event = [self.id, call, self._began, _now(), result, self._suspended]
-            self.trace.add(event)
+            self.trace.add_event(event)
 
     def resume(self, result: int) -> None:
-        """Give the pending call's result and let the guest run."""
-        self.leave(result)
+        self.end_call(result)
         super().resume(result)
 
     def release(self) -> None:
-        """Give everything back, and tell how long it lived."""
-        self.leave(None)
+        self.end_call(None)
         super().release()
-        self.trace.add([self.id, "", self._was_born, _now(), self.end_code, False])
+        self.trace.add_event([self.id, "", self._started, _now(), self.end_code, False])
         if self.parent is None:
-            self.trace.leave()
+            self.trace.flush()
 
 
 def traced(name: str, handler: Handler) -> Handler:
-    """Return a handler that does the same for a traced instance, and tells."""
+    """Return a handler that also records a traced instance's calls."""
 
     def call(instance: TracedInstance, *args: int) -> int | None:
-        instance.enter(name)
+        instance.begin_call(name)
         try:
             result = handler(instance, *args)
         except SyscallError as error:
-            instance.leave(-error.errno)
+            instance.end_call(-error.errno)
             raise
         if result is None:
-            instance.suspended()
+            instance.mark_suspended()
         else:
-            instance.leave(result)
+            instance.end_call(result)
         return result
 
     return call
 
 
-def new_instance(trace: Trace | None, *what: Any) -> Instance:
-    """Return an instance made of `what`; its calls are traced if there is a trace."""
-    return Instance(*what) if trace is None else TracedInstance(trace, *what)
+def new_instance(trace: Trace | None, *arguments: Any) -> Instance:
+    """Return an instance made of `arguments`, traced if there is a trace."""
+    return Instance(*arguments) if trace is None else TracedInstance(trace, *arguments)

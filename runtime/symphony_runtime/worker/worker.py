@@ -1,10 +1,10 @@
-"""The worker: one event loop that runs every instance's fiber and carries its calls.
+"""The worker: one event loop that runs all fibers and carries their calls.
 
     frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
 
 A turn takes runnable instances round-robin, and tenants fairly (`fairness.run_queue`). Each runs
-until it suspends, ends, or has had its slice of a millisecond. Its calls leave as one `Calls` and
-one `Output` frame. Long texts are worked on by threads (`text.pool`).
+until it suspends, ends, or has used a slice of a millisecond. Its calls leave as one `Calls` and
+one `Output` frame. Threads process long texts (`text.pool`).
 """
 
 import asyncio
@@ -18,19 +18,20 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import LimitError, SyscallError
-from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX, WORKER_FRAME_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    EPOCH_TICK_MS,
+    HELLO_SECONDS_MAX,
+    TURN_MS_MAX,
+    WORKER_FRAME_BYTES_MAX,
+)
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
-from symphony_runtime.engine.fiber import EndKind, FiberHost, HostFault
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
-from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, PREEMPTED
+from symphony_runtime.engine.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
-from symphony_runtime.worker.gateway_link import meet
 from symphony_runtime.worker.idle_hint import IdleHint
 from symphony_runtime.worker.instance import Instance, check_released
-from symphony_runtime.worker.instance_start import give_fiber
 from symphony_runtime.worker.programs import LoadedPrograms
 from symphony_runtime.worker.run import (
     EXITED,
@@ -53,21 +54,22 @@ _log = logging.getLogger(__name__)
 
 _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
-_SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
+_SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this came from another guest's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
 _STOP_SECONDS_MAX = 1.0
-_CALL_BYTES = 64  # of a call without its long arguments, about
-_BACKLOG_BYTES = 4 << 20  # unread by the others, past which whoever floods them has to wait
+_CALL_BYTES = 64  # of a call without its long arguments, roughly
+_BACKLOG_BYTES = 4 << 20  # unread bytes past which instances that send have to wait
 
 OnAnswer = Callable[[int, Any], None]
 
 
 class Worker:
-    """Runs instances. It hears of them from the gateway and makes their calls to the kernel.
+    """Runs instances that the gateway starts, and carries their calls to the kernel.
 
-    `now` is `clock_ms`'s clock, by default the loop's, whose timers may be early by `early_ms`;
-    `unix_time` and `random` are what programs see of the outside. The kernel's link is a session:
-    it may break, and the kernel may even be another process afterwards (`SessionEvents`).
+    `now` is `clock_ms`'s clock, by default the loop's. The loop's timers may be early by
+    `early_ms`. `unix_time` and `random` are a program's sources of time and randomness. The
+    kernel's link is a session: it may break, and the kernel may be another process afterwards
+    (`SessionEvents`).
     """
 
     def __init__(
@@ -78,16 +80,15 @@ class Worker:
         random: Callable[[int], bytes] = os.urandom,
         now: Callable[[], float] | None = None,
         early_ms: int = 0,
-        crossing: CompiledHostCalls | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.now, self.early_ms = now or self.loop.time, early_ms
         self.name, self._secret = name, secret
-        self.about: dict[str, Any] = {}  # of this process, for gateways
-        self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
+        self.about: dict[str, Any] = {}  # about this process, for gateways
+        self.on_retire: Callable[[], None] = lambda: None  # the gateway wants a new process
         self._unix_time, self.random = unix_time, random
         self.text = ModelTokenizer(NO_MODEL)
-        self._fibers = FiberHost(imports(), crossing)
+        self._fibers = FiberHost(imports())
         self._handlers = handlers()
         names = (item.name for item in imports())
         self._tracing_handlers = [
@@ -97,37 +98,37 @@ class Worker:
         self.instances: dict[int, Instance] = {}
         self._programs = LoadedPrograms(self._fibers)
         self._kernel: SessionLink | None = None
-        self._dialer = Dialer("worker", name, secret, self._on_kernel, self)
+        self._dialer = Dialer("worker", name, secret, self._on_kernel_frame, self)
         self._gateway: Link | None = None
-        # The run queue, and what the present turn sends.
         self._run_queue = RunQueue()
         self.texts = TextPool(self.loop, self._charge_text)
         self._cpu_reporter = CpuReporter(self._run_queue, self._plan_turn, self.texts.serve)
         self._turn_planned = False
+        # What the current turn sends.
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
         self._messages: list[list[Any]] = []
         self._messages_bytes = 0
         self._lines: list[list[Any]] = []
         self._lines_bytes = 0
-        self._asks: dict[int, OnAnswer] = {}
+        self._gateway_asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self._stages = count(1)
-        self._waiting = IdleHint(self.loop, self.kernel_call, self._flush)
-        self._cpu_share = 1.0  # of the last turn's time that was this thread's
-        # Faults of ours, the last few; each is logged and has ended one instance.
+        self._idle_hint = IdleHint(self.loop, self.kernel_call, self._flush)
+        self._cpu_share = 1.0  # share of the last turn's time that this thread ran on a processor
+        # The last bugs of ours; each is logged and has ended one instance.
         self.faults: deque[Exception] = deque(maxlen=8)
 
     # -- Links ---------------------------------------------------------------------------------
     async def attach_kernel(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a kernel; the event is set when the link has ended.
 
-        The instances live on without a link, as long as the kernel that the next one leads to
-        knows them; their calls wait until then.
+        The instances live on without a link, as long as the kernel behind the next link knows them;
+        their calls wait until then.
 
         Raises:
-            LinkLostError: it does not welcome us, or knows nothing of our instances, which have
-                ended as failed: the next attempt begins anew.
+            LinkLostError: it does not welcome us, or does not know our instances. Those have ended
+                as failed, and the next attempt starts a new session.
         """
         return await self._dialer.meet(link)
 
@@ -137,37 +138,36 @@ class Worker:
         Raises:
             LinkLostError: it closed the link instead of welcoming us.
         """
-        self._gateway = link  # before the welcome, behind which a Start may follow at once
+        self._gateway = link  # before the welcome: a Start may follow it at once
         hello = m.Hello(
             m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid(), about=self.about
         )
         try:
-            return await meet(link, hello, self._on_gateway, self._lose_gateway)
+            return await _meet_gateway(link, hello, self._on_gateway_frame, self._on_gateway_lost)
         except LinkLostError:
             self._gateway = None
             raise
 
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
-        """A kernel that knows nothing of us yet."""
+        """Start with a kernel that knows nothing of this worker."""
         self.text = ModelTokenizer(welcome.about)
         self._kernel = session
 
     def session_cut(self) -> None:
-        """The kernel is away: whoever waits for it waits on."""
+        """Do nothing: instances that wait for the kernel keep waiting."""
 
     def session_resumed(self, welcome: m.Welcome) -> None:
-        """The kernel is back, with everything that it knew."""
+        """Do nothing: the kernel still knows everything."""
 
     def session_ended(self) -> None:
-        """The kernel has forgotten us."""
+        """End all instances: the kernel no longer knows them."""
         self._kernel = None
         self._calls.clear()
         self.end_all("the kernel died")
 
-    def _lose_gateway(self) -> None:
-        """Nobody knows of the instances any more, nor which programs are here."""
+    def _on_gateway_lost(self) -> None:
         self._gateway = None
-        self._asks.clear()
+        self._gateway_asks.clear()
         self.end_all("the gateway died")
         self._programs.unload_all()
 
@@ -176,11 +176,11 @@ class Worker:
         for instance in [
             instance for instance in self.instances.values() if instance.parent is None
         ]:
-            self._end(instance, FAILED, FAILED_CODE, reason)
+            self._end_instance(instance, FAILED, FAILED_CODE, reason)
         self._flush()
 
     async def stop(self) -> None:
-        """End everything, let the gateway hear of it if it listens, and stop."""
+        """End everything, give the gateway a second to read the ends, and stop."""
         self.end_all("the worker was stopped")
         until = self.loop.time() + _STOP_SECONDS_MAX
         gateway = self._gateway
@@ -190,24 +190,23 @@ class Worker:
         await asyncio.sleep(0)
 
     def close(self) -> None:
-        """End everything and stop."""
         self.end_all("the worker was stopped")
         for link in (self._kernel, self._gateway):
             if link is not None:
                 link.close()
-        self._waiting.stop()
+        self._idle_hint.stop()
         self._cpu_reporter.close()
         self.texts.close()
         self._programs.unload_all()
         self._fibers.close()
 
     # -- Frames from the kernel and the gateway ------------------------------------------------
-    def _on_kernel(self, frame: list[Any]) -> None:
+    def _on_kernel_frame(self, frame: list[Any]) -> None:
         if frame[0] != m.Replies.KIND:
-            self._cpu_reporter.hear(frame)
+            self._cpu_reporter.on_frame(frame)
             return
         instances = self.instances
-        # The turn is below, at once: a planned one would be a pass of the event loop for nothing.
+        # The turn runs below: planning one would cost a pass of the event loop.
         planned, self._turn_planned = self._turn_planned, True
         try:
             for number, seq, result in frame[1]:
@@ -215,16 +214,16 @@ class Worker:
                 if instance is not None:
                     try:
                         instance.on_reply(seq, result)
-                    except Exception as error:  # ours
+                    except Exception as error:  # a bug of ours
                         self.fault(instance, error)
-        finally:  # whatever happens, turns are planned again
+        finally:  # after an error, too, turns are planned again
             self._turn_planned = planned
         if self._run_queue.shared:
             self._fair_turn(replies=True)
         else:
             self._turn(self._run_queue.sole.ready)
 
-    def _on_gateway(self, frame: list[Any]) -> None:
+    def _on_gateway_frame(self, frame: list[Any]) -> None:
         message = m.decode(frame)
         if isinstance(message, m.Start):
             self._start(message)
@@ -235,7 +234,7 @@ class Worker:
         elif isinstance(message, m.Retire):
             self.on_retire()
         elif isinstance(message, m.Answer):
-            on_answer = self._asks.pop(message.seq, None)
+            on_answer = self._gateway_asks.pop(message.seq, None)
             if on_answer is not None:
                 on_answer(message.errno, message.value)
         else:
@@ -245,68 +244,69 @@ class Worker:
         assert isinstance(message, m.Deliver | m.CloseInput | m.Kill | m.Credit), message
         instance = self.instances.get(message.instance)
         if instance is None:
-            return  # it ended while the message was under way
+            return  # it ended while the message was on its way
         if isinstance(message, m.Credit):
-            instance.credit(message.taken)
+            instance.add_send_credit(message.taken)
         elif isinstance(message, m.Deliver):
-            instance.deliver(message.data)
+            instance.deliver_message(message.data)
         elif isinstance(message, m.CloseInput):
             instance.close_input()
         else:
             began = time.perf_counter_ns()
-            self._end(instance, KILLED, KILLED_CODE, message.reason)
+            self._end_instance(instance, KILLED, KILLED_CODE, message.reason)
             instance.run.share.used_ns += time.perf_counter_ns() - began
             self._flush()
 
     # -- Services of instances -----------------------------------------------------------------
     def kernel_call(self, call: list[Any], size: int = 0) -> None:
-        """Put [instance, op, seq, argument, ...] into this turn's Calls; `size`: of long ones."""
+        """Add [instance, op, seq, argument, ...] to this turn's Calls.
+
+        `size` is the bytes of its long arguments.
+        """
         self._calls.append(call)
         self._calls_bytes += _CALL_BYTES + size
         if self._calls_bytes > _FRAME_BYTES:
             self._flush_calls()
 
-    def ask(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
-        """Ask the gateway; `on_answer` gets errno (0 or negative) and value. Returns the seq."""
+    def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
+        """Ask the gateway; return the seq. `on_answer` gets errno (0 or negative) and value."""
         seq = next(self._seq)
-        self._asks[seq] = on_answer
+        self._gateway_asks[seq] = on_answer
         self._send(m.Ask(seq, what, args))
         return seq
 
-    def unask(self, seq: int) -> None:
-        """Say that the answer is no longer wanted."""
-        if self._asks.pop(seq, None) is not None:
+    def cancel_ask(self, seq: int) -> None:
+        if self._gateway_asks.pop(seq, None) is not None:
             self._send(m.Unask(seq))
 
     def links_are_behind(self) -> bool:
-        """Whether kernel or gateway have left much of what we said unread."""
+        """Return whether kernel or gateway have many unread bytes of ours."""
         return self.unread_bytes + self._calls_bytes > _BACKLOG_BYTES
 
     @property
     def unread_bytes(self) -> int:
-        """What kernel and gateway have not got yet, or the kernel has not acknowledged."""
+        """Bytes that the gateway has not read or the kernel has not acknowledged."""
         return sum(link.backlog for link in (self._kernel, self._gateway) if link is not None)
 
     def output(self, instance: int, data: bytes) -> None:
-        """Put a message into this turn's Output."""
+        """Add a message to this turn's Output."""
         self._messages.append([instance, data])
         self._messages_bytes += len(data) + 16
         if self._messages_bytes > _FRAME_BYTES:
             self._flush_output()
 
     def log(self, instance: int, level: int, data: bytes) -> None:
-        """Put a line into this turn's Logs."""
+        """Add a line to this turn's Logs."""
         self._lines.append([instance, level, data])
         self._lines_bytes += len(data) + 16
         if self._lines_bytes > _FRAME_BYTES:
             self._flush_lines()
 
-    def received(self, instance: int, size: int) -> None:
+    def notify_received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
         self._send(m.Received(instance, 1, size))
 
-    def runnable(self, instance: Instance) -> None:
-        """Let an instance run that was suspended."""
+    def make_runnable(self, instance: Instance) -> None:
         if not instance.queued and not instance.ended:
             instance.queued = True
             share = instance.run.share
@@ -316,44 +316,44 @@ class Worker:
             if not self._turn_planned:
                 self._plan_turn()
 
-    def waits_outside(self, instance: Instance) -> None:
-        """The kernel hears of it when it takes long."""
-        self._waiting.begin(instance)
+    def note_idle_wait(self, instance: Instance) -> None:
+        self._idle_hint.add(instance)
 
     def next_stage(self) -> int:
-        """Return a number for a STAGE that no other has."""
+        """Return an unused number for STAGE."""
         return next(self._stages)
 
     def unix_ms(self) -> int:
-        """Milliseconds since 1970."""
         return int(self._unix_time() * 1000)
 
     def fault(self, instance: Instance, error: Exception) -> None:
-        """End an instance whose call met a fault of ours."""
+        """End an instance after a bug of ours in one of its calls."""
         _log.error("instance %d met a fault of the worker", instance.id, exc_info=error)
         self.faults.append(error)
-        self._end(instance, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
+        self._end_instance(
+            instance, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}"
+        )
 
-    # -- Beginnings ----------------------------------------------------------------------------
+    # -- Starts --------------------------------------------------------------------------------
     def _unload(self, module: str) -> None:
-        program = self._programs.take_out(module)
+        program = self._programs.remove(module)
         if program is None:
             return  # it did not load
         for instance in [
             instance for instance in self.instances.values() if instance.fiber.program is program
         ]:
-            if not instance.ended:  # the gateway has given it up already
-                self._end(instance, FAILED, FAILED_CODE, "its program was unloaded")
+            if not instance.ended:  # the gateway has ended it already
+                self._end_instance(instance, FAILED, FAILED_CODE, "its program was unloaded")
         self._fibers.unload(program)
 
     def _start(self, message: m.Start) -> None:
-        run = Run(message.instance, message.limits, self._run_queue.of(message.tenant))
+        run = Run(message.instance, message.limits, self._run_queue.share_of(message.tenant))
         trace = self._new_trace(message) if message.trace else None
         instance = new_instance(trace, self, run, message.instance, message.input)
-        if not self._begin(instance, message.module, message.entry):
+        if not self._start_instance(instance, message.module, message.entry):
             return
         wall_s = run.wall_limit_ms / 1000
-        instance.wall_timer = self.loop.call_later(wall_s, self._overstay, instance)
+        instance.wall_timer = self.loop.call_later(wall_s, self._end_at_wall_limit, instance)
 
     def _new_trace(self, message: m.Start) -> Trace:
         return Trace(lambda events: self._send(m.Traced(message.instance, events)))
@@ -364,37 +364,35 @@ class Worker:
         instance = new_instance(trace, self, parent.run, made["instance"], data, parent, pid)
         parent.children[pid] = instance
         if parent.ended:
-            self._report(instance, KILLED, KILLED_CODE, "its parent has ended")
+            self._report_end(instance, KILLED, KILLED_CODE, "its parent has ended")
         else:
-            self._begin(instance, made["module"], made["entry"])
+            self._start_instance(instance, made["module"], made["entry"])
 
-    def end_unwanted(self, instance: Instance) -> None:
+    def end_cancelled_child(self, instance: Instance) -> None:
         """End a child whose parent cancelled its spawn."""
         if not instance.ended:  # it may have failed to start
-            self._end(instance, KILLED, KILLED_CODE, "its parent cancelled it")
+            self._end_instance(instance, KILLED, KILLED_CODE, "its parent cancelled it")
         if instance.parent is not None:
             family.reap(instance.parent, instance)
 
-    def _begin(self, instance: Instance, module: str, entry: str) -> bool:
+    def _start_instance(self, instance: Instance, module: str, entry: str) -> bool:
         try:
             if self._kernel is None:
                 raise Ending(FAILED, FAILED_CODE, "the kernel is not there")
-            give_fiber(
-                self._fibers, instance, self._programs.get(module), entry, len(self.instances)
-            )
+            self._programs.create_fiber(instance, module, entry, len(self.instances))
         except Ending as end:
             instance.ended, instance.end_code = True, end.code
-            self._report(instance, end.status, end.code, end.reason)
+            self._report_end(instance, end.status, end.code, end.reason)
             return False
         self.instances[instance.id] = instance
-        self._run_queue.enter(instance.run.share)
-        self._run_queue.begin(instance)
+        self._run_queue.add_instance(instance.run.share)
+        self._run_queue.enqueue_new(instance)
         self._plan_turn()
         return True
 
-    def _overstay(self, instance: Instance) -> None:
+    def _end_at_wall_limit(self, instance: Instance) -> None:
         reason = f"wall time limit: it ran longer than {instance.run.wall_limit_ms} ms"
-        self._end(instance, KILLED, KILLED_CODE, reason)
+        self._end_instance(instance, KILLED, KILLED_CODE, reason)
         self._flush()
 
     # -- Turns ---------------------------------------------------------------------------------
@@ -409,12 +407,12 @@ class Worker:
             self._fair_turn(replies=False)
             return
         self._turn(self._run_queue.sole.ready, _TURN_S)
-        # One slice of one that computes, behind the others' and with their calls on their way: who
-        # makes calls all the time waits for one slice at most, however many compute.
+        # One slice of an instance that computes, after the others' calls have left. So an instance
+        # that makes calls waits for one such slice at most, however many compute.
         self._turn(self._run_queue.sole.computing, 0.0)
 
     def _turn(self, queue: deque[Instance], seconds: float = _TURN_S) -> None:
-        """Let instances run: for about so many seconds, and at least one."""
+        """Run instances for about `seconds`, and at least one."""
         if not queue:
             self._flush()
             return
@@ -427,10 +425,10 @@ class Worker:
             instance.queued = False
             if instance.ended:
                 continue
-            self._slice(instance)
+            self._run_slice(instance)
             ended = now()
-            # The clock is read for each slice, the processor's time (a system call) for each turn:
-            # a slice is charged the share that this thread had of the processor lately.
+            # The clock is read for each slice, the CPU time (a system call) for each turn. So a
+            # slice is charged this thread's share of the processor in the last turn.
             self._charge(instance, int((ended - at) * share))
             at = ended
             if at >= until:
@@ -440,63 +438,63 @@ class Worker:
             self._plan_turn()
 
     def _fair_turn(self, *, replies: bool) -> None:
-        """The same where several tenants have instances; with `replies` for none that computes."""
+        """Run instances of several tenants; with `replies`, none that computes."""
         cpu_began, began = time.thread_time(), time.perf_counter()
-        self._run_queue.play(self._timed_slice, self._flush, replies=replies)
-        self._cpu_reporter.tell(self._kernel)  # in front of the turn's calls
+        self._run_queue.run_turn(self._timed_slice, self._flush, replies=replies)
+        self._cpu_reporter.send_report(self._kernel)  # before the turn's calls
         self._end_turn(began, time.perf_counter(), cpu_began)
         if self._run_queue.waiting():
             self._plan_turn()
 
     def _timed_slice(self, instance: Instance) -> int:
-        """Run one instance for a slice, charge it, and return the nanoseconds that it took."""
+        """Run one instance for a slice, charge it, and return its nanoseconds."""
         began = time.perf_counter()
-        self._slice(instance)
+        self._run_slice(instance)
         took = int((time.perf_counter() - began) * 1e9)
         self._charge(instance, int(took * self._cpu_share))
         return took
 
     def _charge(self, instance: Instance, used: int) -> None:
-        """Charge an instance for nanoseconds of a processor, and its tenant if that has company."""
+        """Charge processor nanoseconds to an instance, and to its tenant if it shares."""
         run = instance.run
         instance.cpu_ns += used
         run.cpu_ns += used
         if self._run_queue.shared:
-            self._cpu_reporter.note(run, used)
+            self._cpu_reporter.add_spent(run, used)
         if run.cpu_ns > run.cpu_limit_ns:
             self._stop_computing(run)
 
     def _charge_text(self, instance: Instance, used: int) -> None:
         instance.run.share.used_ns += used
         self._charge(instance, used)
-        self._cpu_reporter.tell(self._kernel)  # no turn may come for a while
+        self._cpu_reporter.send_report(self._kernel)  # no turn may come for a while
 
     def _end_turn(self, began: float, ended: float, cpu_began: float) -> None:
-        self._fibers.ticker.rest(ended)
+        self._fibers.ticker.disarm(ended)
         if ended - began > _SPURIOUS_S:
             self._cpu_share = min((time.thread_time() - cpu_began) / (ended - began), 1.0)
         self._flush()
 
-    def _slice(self, instance: Instance) -> None:
-        """Run one instance until it suspends, ends, or has had its time."""
+    def _run_slice(self, instance: Instance) -> None:
+        """Run one instance until it suspends, ends, or has used its slice."""
         try:
-            if self._run(instance) and not instance.queued and not instance.ended:
+            if self._poll_fiber(instance) and not instance.queued and not instance.ended:
                 instance.queued = True
                 instance.run.share.computing.append(instance)
                 self._plan_turn()
         except Ending as end:
-            who = self.instances[instance.run.id] if end.whole_run else instance
-            self._end(who, end.status, end.code, end.reason)
-        except Exception as error:  # ours: what a guest can do wrong is a SyscallError
+            ended = self.instances[instance.run.id] if end.whole_run else instance
+            self._end_instance(ended, end.status, end.code, end.reason)
+        except Exception as error:  # a bug of ours: a guest's mistake is a SyscallError
             self.fault(instance, error)
 
-    def _run(self, instance: Instance) -> bool:
-        """Poll a fiber and make its calls; whether it wants to go on later."""
+    def _poll_fiber(self, instance: Instance) -> bool:
+        """Poll a fiber and make its calls; return whether it can continue later."""
         fiber, now = instance.fiber, time.perf_counter
         table = self._tracing_handlers if instance.traced else self._handlers
         memory = instance.run.share.memory
         if memory.watched:
-            memory.bound(instance)
+            memory.bound_growth(instance)
         began = now()
         until = began + _SLICE_S
         poll, resume = fiber.poll, fiber.resume
@@ -512,52 +510,50 @@ class Worker:
                 except SyscallError as error:
                     result = -error.errno
                     if isinstance(error, LimitError):
-                        instance.refuse(error)
+                        instance.note_limit(error)
                 if result is None:
                     return False
                 resume(result, wide)
                 if now() > until:
                     return True
             elif state == PREEMPTED:
-                if not fiber.base:  # its start function computes: nobody can look at its memory yet
+                if not fiber.base:  # its start function computes: its memory cannot be measured yet
                     instance.assume_memory()
                 if now() - began > _SPURIOUS_S:
                     return True
                 began = -1.0  # once
             else:
-                self._finish(instance)
+                self._end_by_itself(instance)
                 return False
 
     def _stop_computing(self, run: Run) -> None:
-        """A run has used up its processor's time, the handlers' included."""
         if run.id in self.instances:
             reason = f"cpu time limit: it computed for more than {run.cpu_limit_ns // 10**6} ms"
-            self._end(self.instances[run.id], KILLED, KILLED_CODE, reason)
+            self._end_instance(self.instances[run.id], KILLED, KILLED_CODE, reason)
 
     # -- Ends ----------------------------------------------------------------------------------
-    def _finish(self, instance: Instance) -> None:
-        """A guest has ended by itself."""
+    def _end_by_itself(self, instance: Instance) -> None:
         end = instance.fiber.end
         assert end is not None
         if end.kind is EndKind.RETURNED:
-            self._end(instance, EXITED, end.code, "")
+            self._end_instance(instance, EXITED, end.code, "")
         elif end.kind is EndKind.TRAPPED:
-            self._end(instance, TRAPPED, TRAPPED_CODE, end.words + instance.memory_words())
+            self._end_instance(instance, TRAPPED, TRAPPED_CODE, end.reason + instance.memory_hint())
         elif end.kind is EndKind.REFUSED:
-            reason = instance.run.share.memory.why_refused(instance, end.words)
-            self._end(instance, KILLED, KILLED_CODE, reason)
+            reason = instance.run.share.memory.why_refused(instance, end.reason)
+            self._end_instance(instance, KILLED, KILLED_CODE, reason)
         else:
-            self.fault(instance, HostFault(end.words))
+            self.fault(instance, HostFault(end.reason))
 
-    def _end(self, instance: Instance, status: str, code: int, reason: str) -> None:
-        """End an instance, its children first, and give back all it held."""
+    def _end_instance(self, instance: Instance, status: str, code: int, reason: str) -> None:
+        """End an instance, its children first, and release all that it holds."""
         for child in [c for c in instance.children.values() if not c.ended]:
-            self._end(child, KILLED, KILLED_CODE, "its parent has ended")
+            self._end_instance(child, KILLED, KILLED_CODE, "its parent has ended")
         instance.end_code = code
         instance.release()
         check_released(instance)
         del self.instances[instance.id]
-        self._run_queue.leave(instance.run.share)
+        self._run_queue.remove_instance(instance.run.share)
         parent = instance.parent
         if parent is not None:
             parent.cpu_ns += instance.cpu_ns
@@ -566,10 +562,10 @@ class Worker:
                 data = family.reap(parent, instance)
                 for ticket in instance.joiners:
                     parent.complete(ticket, data)
-        self._report(instance, status, code, reason)
+        self._report_end(instance, status, code, reason)
 
-    def _report(self, instance: Instance, status: str, code: int, reason: str) -> None:
-        """Tell the gateway, after everything that the instance had sent."""
+    def _report_end(self, instance: Instance, status: str, code: int, reason: str) -> None:
+        """Tell the gateway of an end, after everything that the instance has sent."""
         self._flush()
         hits = instance.run.hits.copy() if instance.parent is None else {}
         self._send(m.Ended(instance.id, status, code, reason, instance.usage(), hits))
@@ -590,7 +586,7 @@ class Worker:
     def _flush_calls(self) -> None:
         calls, self._calls, self._calls_bytes = self._calls, [], 0
         if self._kernel is not None:
-            # The turn's frame: the kernel need not wait for another pass of the loop.
+            # Send now, so that the kernel need not wait for another pass of the loop.
             self._kernel.send([m.Calls.KIND, calls], now=True)
 
     def _flush_output(self) -> None:
@@ -601,3 +597,41 @@ class Worker:
     def _flush_lines(self) -> None:
         lines, self._lines, self._lines_bytes = self._lines, [], 0
         self._send(m.Logs(lines))
+
+
+async def _meet_gateway(
+    link: Link, hello: m.Hello, on_frame: Callable[[list[Any]], None], on_lost: Callable[[], None]
+) -> asyncio.Event:
+    """Send the hello and wait for the welcome; return the event of the link's end.
+
+    The link to the gateway is no session, unlike the kernel's.
+
+    Raises:
+        LinkLostError: it was closed instead, or no welcome came.
+    """
+    welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    lost = asyncio.Event()
+
+    def received(frame: list[Any]) -> None:
+        if welcome.done():
+            on_frame(frame)
+            return
+        assert isinstance(m.decode(frame), m.Welcome), frame
+        welcome.set_result(None)
+
+    def closed() -> None:
+        lost.set()
+        if welcome.done():
+            on_lost()
+        else:
+            welcome.set_exception(LinkLostError("the link was closed before a welcome"))
+
+    link.receive(received, closed)
+    link.send(m.encode(hello))
+    try:
+        async with asyncio.timeout(HELLO_SECONDS_MAX):
+            await welcome
+    except TimeoutError:
+        link.close()
+        raise LinkLostError("no welcome came") from None
+    return lost

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import ABORT, WASI_CALLS, Call, table
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.worker import guests
 from tests.support.worker.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
@@ -114,9 +113,7 @@ def test_every_parameter_is_a_pointer_a_length_or_a_value() -> None:
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["as it began", "grown"])
-def test_no_pointer_outside_memory_is_followed(
-    grown: bool, crossing: CompiledHostCalls | None
-) -> None:
+def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
     """Null with a length, wrap-around, one past the end, negative, huge: also where a memory that
     has grown ends now, and could not grow further.
     """
@@ -135,10 +132,10 @@ def test_no_pointer_outside_memory_is_followed(
             assert wrong == []
             assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
-def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> None:
+def test_the_edges_of_memory_are_inside() -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
     async def test(rig: Rig) -> None:
@@ -150,12 +147,10 @@ def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> N
             wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
             assert wrong == []
 
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
-def test_places_that_overlap_are_read_before_they_are_written(
-    crossing: CompiledHostCalls | None,
-) -> None:
+def test_places_that_overlap_are_read_before_they_are_written() -> None:
     """Arguments and results in the same bytes: as good as in others."""
 
     async def test(rig: Rig) -> None:
@@ -183,7 +178,7 @@ def test_places_that_overlap_are_read_before_they_are_written(
         assert isinstance(found[12], int)
         assert found[12] > 0
 
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
 # --- What toolchains import ----------------------------------------------------------------------
@@ -208,7 +203,7 @@ IOVS = b"".join(
 )
 
 
-def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCalls | None) -> None:
+def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
     async def test(rig: Rig) -> None:
@@ -229,13 +224,11 @@ def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCal
         assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
         assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
-def test_an_abort_with_any_pointer_ends_one_program(
-    pointer: int, crossing: CompiledHostCalls | None
-) -> None:
+def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
     """A string's length stands before it: here it is anything."""
 
     async def test(rig: Rig) -> None:
@@ -251,10 +244,10 @@ def test_an_abort_with_any_pointer_ends_one_program(
         assert len(ended.reason) < 3000
 
     assert len(ABORT.params) == 4
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
-def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls | None) -> None:
+def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
     async def test(rig: Rig) -> None:
@@ -269,4 +262,4 @@ def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls
         ended = await rig.run(module('(func (export "_start"))', start))
         assert (ended.status, ended.reason) == ("exited", "")
 
-    rigged(test, crossing=crossing)
+    rigged(test)

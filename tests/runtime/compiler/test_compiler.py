@@ -354,7 +354,7 @@ def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     times, others = CompileTime(lambda: 0.0), {"b"}
-    made = Compiler(times=times, beside=lambda tenant: bool(others - {tenant}))
+    made = Compiler(times=times, others_running=lambda tenant: bool(others - {tenant}))
     usual = os.sched_getscheduler(0)
 
     def policy(tenant: str) -> int:
@@ -385,7 +385,7 @@ def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(compiler, "compile_program", compile_)
         times = CompileTime(lambda: 0.0)
         times.took("a", 60.0)
-        made = Compiler(at_once=1, times=times, beside=lambda _tenant: True)
+        made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
         slow = asyncio.create_task(made.compile(b"", tenant="a"))
         await waiting.wait()
         async with asyncio.timeout(20):
@@ -413,7 +413,7 @@ def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPat
     async def scenario() -> None:
         times = CompileTime(lambda: 0.0)
         times.took("a", 60.0)
-        made = Compiler(at_once=1, times=times, beside=lambda _tenant: True)
+        made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
         async with asyncio.timeout(20):
             both = await asyncio.gather(*(made.compile(b"", tenant="a") for _ in range(2)))
         assert [each.artefact for each in both] == [b"usual", b"usual"]

@@ -116,7 +116,7 @@ def test_past_its_tenants_share_it_is_stopped_and_goes_on_as_it_was() -> None:
                 await wait_until(lambda: state(child.pid) == "T")
                 had = shares.had["t"]
                 assert before is not None
-                assert limit.when() == before + pace.rested, "its limit of time waits, too"
+                assert limit.when() == before + pace.paused_seconds, "its limit of time waits, too"
                 limit.reschedule(before)
             await wait_until(lambda: state(child.pid) != "T")
             again = Shares()
@@ -134,7 +134,7 @@ def test_one_that_would_not_end_with_its_parent_is_not_stopped() -> None:
         pace = Pace(shares, "t")
         async with asyncio.timeout(30), pace.of(child.pid):
             await wait_until(lambda: shares.had.get("t", 0.0) >= 0.2)
-        assert pace.rested == 0.0
+        assert pace.paused_seconds == 0.0
         await end(child)
 
     asyncio.run(main())
@@ -147,7 +147,7 @@ def test_it_rests_no_longer_in_all_than_there_is_room_for(monkeypatch: pytest.Mo
         pace = Pace(shares, "t")
         async with asyncio.timeout(30), pace.of(child.pid):
             await wait_until(lambda: shares.had.get("t", 0.0) >= 0.3)
-        assert pace.rested == pytest.approx(0.1)
+        assert pace.paused_seconds == pytest.approx(0.1)
         await end(child)
 
     asyncio.run(main())

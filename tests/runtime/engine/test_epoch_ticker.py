@@ -82,7 +82,7 @@ def test_a_run_that_ends_before_its_tick_wakes_nobody() -> None:
         looks = ticking.ticker.looks
         ticking.begin()
         ticking.end()
-        ticking.ticker.rest(time.perf_counter())
+        ticking.ticker.disarm(time.perf_counter())
         time.sleep(4 * TICK_S)
         quiet += ticking.ticker.looks == looks
     ticking.ticker.close()

@@ -9,9 +9,17 @@ import pytest
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import GUEST_STACK_BYTES
 from symphony_runtime.abi import Signature
-from symphony_runtime.engine.fiber import EndKind, Fiber, FiberHost, HostFault, Import, new_engine
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
-from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, ENDED, PREEMPTED
+from symphony_runtime.engine.fiber import (
+    CALLED,
+    ENDED,
+    PREEMPTED,
+    EndKind,
+    Fiber,
+    FiberHost,
+    HostFault,
+    Import,
+    new_engine,
+)
 from wasmtime import Module, wat2wasm
 
 MIB = 1 << 20
@@ -29,8 +37,8 @@ HEAD = """
 
 
 @pytest.fixture
-def host(crossing: CompiledHostCalls | None) -> Iterator[FiberHost]:
-    host = FiberHost(IMPORTS, crossing)
+def host() -> Iterator[FiberHost]:
+    host = FiberHost(IMPORTS)
     yield host
     host.close()
 
@@ -206,7 +214,7 @@ def test_traps_have_words(host: FiberHost, body: str, words: str) -> None:
     assert until_stop(guest) == ENDED
     assert guest.end is not None
     assert guest.end.kind is EndKind.TRAPPED
-    assert words in guest.end.words
+    assert words in guest.end.reason
     guest.close()
 
 
@@ -220,7 +228,7 @@ def test_deep_recursion_is_a_stack_overflow(host: FiberHost) -> None:
         guest = fiber(host, "(call $down (i32.const 0))", RECURSION)
         assert until_stop(guest) == ENDED
         assert guest.end is not None
-        assert guest.end.words.startswith("stack overflow")
+        assert guest.end.reason.startswith("stack overflow")
         guest.close()
 
 
@@ -233,7 +241,7 @@ def test_a_call_from_the_last_of_the_stack_has_room(host: FiberHost) -> None:
         depth += 1
         guest.resume(0)
     assert guest.end is not None
-    assert guest.end.words.startswith("stack overflow")
+    assert guest.end.reason.startswith("stack overflow")
     assert depth > GUEST_STACK_BYTES // 256
     guest.close()
 
@@ -273,8 +281,8 @@ def test_a_fiber_can_be_closed_at_any_moment(host: FiberHost, when: str) -> None
 def test_closed_fibers_leave_nothing_behind(host: FiberHost) -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
-        of_desk, of_class = map(sys.getrefcount, (host.desk, host.fiber_class))
-        return of_desk, of_class, sum(issubclass(type(each), Fiber) for each in gc.get_objects())
+        of_host, of_class = map(sys.getrefcount, (host.hostcalls, Fiber))
+        return of_host, of_class, sum(issubclass(type(each), Fiber) for each in gc.get_objects())
 
     def one_of_each() -> None:
         pending = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
@@ -301,7 +309,7 @@ def test_what_has_ended_is_not_polled_again(
 
     guest = fiber(host, "(i32.const 0)")
     with monkeypatch.context() as patched:
-        patched.setattr(Fiber, "over", interrupted)
+        patched.setattr(Fiber, "on_future_end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             until_stop(guest)
     with pytest.raises(RuntimeError):

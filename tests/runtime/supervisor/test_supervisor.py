@@ -23,16 +23,15 @@ from symphony_runtime.config.serve import (
 )
 from symphony_runtime.gateway.storage.changes import gateway_name
 from symphony_runtime.supervisor.console import Console
-from symphony_runtime.supervisor.supervisor import (
+from symphony_runtime.supervisor.role import (
     BEAT_SECONDS,
     CONFIGURATION_WRONG,
     SILENT_BEATS,
     Role,
     RoleSpec,
-    Supervisor,
     SupervisorError,
-    role_specs,
 )
+from symphony_runtime.supervisor.supervisor import Supervisor, role_specs
 
 from tests.support.server.server import alive, descendants, running_server, still_alive
 
@@ -97,10 +96,10 @@ for line in sys.stdin:
         small._on_progress = lambda name, event: heard.append(event["what"] if event else None)
         keeping = asyncio.create_task(small.keep())
         await asyncio.wait_for(small.ready.wait(), 20)
-        small.tell("a", {"what": "old"})
-        small.tell("a", {"what": "new"})
-        small.tell("b", {"what": "end"})
-        small.tell("b", {"what": "last"})
+        small.send_notice("a", {"what": "old"})
+        small.send_notice("a", {"what": "new"})
+        small.send_notice("b", {"what": "end"})
+        small.send_notice("b", {"what": "last"})
         async with asyncio.timeout(20):
             while heard.count("last") < 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -365,7 +364,7 @@ sys.exit(CODE)
 def test_a_role_that_was_ready_may_fail_more_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr("symphony_runtime.supervisor.supervisor._PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
 
     async def scenario() -> None:
         small = role(tmp_path, FAILS_AGAIN.replace("CODE", str(code)))
@@ -383,8 +382,8 @@ def test_a_role_that_was_ready_may_fail_more_often(
 def test_a_role_that_is_not_ready_again_for_long_ends_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("symphony_runtime.supervisor.supervisor._PAUSE_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr("symphony_runtime.supervisor.supervisor.GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("symphony_runtime.supervisor.role.GIVE_UP_SECONDS", 0.3)
 
     async def scenario() -> None:
         small = role(tmp_path, FAILS_AGAIN.replace("number == 8", "False").replace("CODE", "1"))

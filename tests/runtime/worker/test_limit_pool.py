@@ -14,11 +14,11 @@ class Holder:
 
     def __init__(self, pool: LimitPool) -> None:
         self.held = 0
-        self.loan = LimitLease(pool, lambda: self.held)
+        self.lease = LimitLease(pool, lambda: self.held)
 
     def take(self) -> None:
-        if self.held >= self.loan.room:
-            self.loan.extend(self.held + 1)
+        if self.held >= self.lease.granted:
+            self.lease.extend(self.held + 1)
         self.held += 1
 
 
@@ -42,7 +42,7 @@ def test_one_is_refused_when_its_own_or_the_sum_is_full(steps: list[tuple[int, b
             assert (refused.value.errno, refused.value.limit) == (Errno.EAGAIN, "tickets")
         else:
             holder.take()
-        assert sum(each.loan.room for each in holders) <= MOST
+        assert sum(each.lease.granted for each in holders) <= MOST
         assert all(each.held <= EACH for each in holders)
 
 
@@ -53,10 +53,10 @@ def test_what_one_gives_back_at_its_end_others_have() -> None:
         first.take()
     with pytest.raises(LimitError):
         second.take()
-    first.loan.give_back()
+    first.lease.release()
     for _ in range(EACH):
         second.take()
-    assert pool.loans == {second.loan}
+    assert pool.leases == {second.lease}
 
 
 def test_a_limit_lower_than_an_instances_own_is_the_one_that_is_told() -> None:

@@ -19,7 +19,6 @@ from symphony_runtime.worker.__main__ import WorkerConfig
 from wasmtime import wat2wasm
 
 from tests.support.sockets import temporary_socket_folder
-from tests.support.worker import hostcalls
 from tests.support.worker.guests import HELLO, SPIN
 from tests.support.worker.rig import LIMITS
 
@@ -172,24 +171,6 @@ def test_it_gives_up_what_it_does_not_need() -> None:
         assert core.split()[4:6] == ["0", "0"]
 
     staged(test)
-
-
-def test_it_is_contained_the_same_however_calls_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    hostcalls.compiled()
-    said = {}
-
-    async def test(made: Scene) -> None:
-        await made.ready()
-        about = (await made.gateway.next(m.Hello)).about
-        said[about["compiled"]] = about["containment"]
-        made.start(HELLO)
-        assert (await made.gateway.next(m.Ended)).status == "exited"
-
-    staged(test)
-    monkeypatch.setenv("SYMPHONY_CROSSING", "0")
-    staged(test)
-    assert set(said) == {True, False}
-    assert said[True] == said[False]  # so nothing that was loaded has started a thread
 
 
 def test_sigterm_ends_its_runs_and_itself() -> None:

@@ -39,7 +39,6 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.links import Link, memory_pair
 from symphony_runtime.compiler.validation import CompileOutcome, check_and_compile
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -332,11 +331,9 @@ class Rig:
         pages: int = PAGES_DEFAULT,
         hashed: bool = True,
         options: KernelOptions | None = None,
-        crossing: CompiledHostCalls | None = None,
         device: type[SimulatedExecutor] = SimulatedExecutor,
     ) -> None:
         self._options = poisoned(options)
-        self._crossing = crossing
         self._clock = clock or RealClock()
         self._assets = assets or ModelAssets(simulated_model(), b"", None, {})
         self._executor = device(
@@ -354,7 +351,7 @@ class Rig:
         Server(self.kernel, {WORKER: SECRET}).meet(kernel_worker)
         self.kernel.attach_gateway(kernel_gateway)
         self.gateway = Gateway(gateway_kernel, gateway_worker)
-        self.worker = Worker(WORKER, SECRET, crossing=self._crossing)
+        self.worker = Worker(WORKER, SECRET)
         await self.worker.attach_kernel(worker_kernel)
         await self.worker.attach_gateway(worker_gateway)
         return self
@@ -444,12 +441,11 @@ class Rig:
 def rigged(
     test: Callable[[Rig], Awaitable[None]],
     seconds: float = 30,
-    crossing: CompiledHostCalls | None = None,
 ) -> None:
     """Run a test with a rig in real time."""
 
     async def whole() -> None:
-        async with asyncio.timeout(seconds), Rig(crossing=crossing) as rig:
+        async with asyncio.timeout(seconds), Rig() as rig:
             await test(rig)
 
     asyncio.run(whole())

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from symphony_runtime.compiler.compiler import cache_identity
+from symphony_runtime.engine.settings import cache_identity
 
 
 class ProgramFiles:

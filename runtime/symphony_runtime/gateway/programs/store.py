@@ -34,9 +34,9 @@ from symphony_runtime.compiler.compiler import (
     Compiler,
     Manifest,
     ProgramError,
-    cache_identity,
     limit_of_problem,
 )
+from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found, too_large

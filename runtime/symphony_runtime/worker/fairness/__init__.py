@@ -1,7 +1,7 @@
 """Fairness in a worker: which tenant's instance runs next, and what tenants hold.
 
-run_queue            instances that can run, by tenants, in virtual time
+run_queue            instances that can run, by tenant, in virtual time
 virtual_time_queue   start-time fair queueing
-cpu_reporting        processor time of turns, reported to the kernel; tenants that pause
+cpu_reporting        reports tenants' processor time to the kernel; throttled tenants
 tenant_memory        linear memory and tables of a tenant's instances
 """

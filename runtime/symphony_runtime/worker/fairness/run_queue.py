@@ -1,14 +1,13 @@
-"""Whose turn it is: a worker's run queue, by tenants.
+"""The run queue: which tenant's instance runs next.
 
-    ready      instances that got what they waited for
-    computing  instances whose last slice was cut off, and beside other tenants those that begin
+    ready      instances that have what they waited for
+    computing  instances that used their whole slice, and new ones if other tenants are present
 
-While one tenant has instances there is nothing to share out, and the worker takes them as they
-come. Beside others the tenant goes first whose instances had the processor for the least time
-(virtual time, as in the kernel's queue): not the one that has the most of them. Whoever comes back
-from a pause is lifted to the one that had a turn last, less a slice: nobody saves up time, and a
-reply waits for the slice that runs, not for a round of all that compute. Within a tenant those
-that are ready go first; its others get a slice for each slice's time of theirs.
+While one tenant has instances, the worker takes them in order. Otherwise the tenant goes first
+whose instances had the least processor time (virtual time, as in the kernel's queue). A tenant
+that returns from a pause is lifted to the virtual time of the last turn, less a slice: unused time
+is not saved up, and a reply waits for the slice that runs, not for a round of all that compute.
+Within a tenant ready instances go first; its others get one slice for each slice of theirs.
 """
 
 from collections import deque
@@ -22,19 +21,27 @@ from symphony_runtime.worker.fairness.virtual_time_queue import Entry, VirtualTi
 
 SLICE_NS = int(EPOCH_TICK_MS * 1_000_000)
 TURN_NS = int(TURN_MS_MAX * 1_000_000)
-_SHARES_SPARE = 16  # of tenants that have no instance, before any is forgotten
+_SHARES_SPARE = 16  # tenants without instances that are kept
 
 
 class TenantShare(Entry):
-    """A tenant in a worker: its instances that can go on, and the time that they had.
+    """A tenant in a worker: its instances that can run, and the time that they had.
 
-    Anybody may add to `used_ns` what else a tenant costs; what it was before its worker had another
-    tenant does not count.
+    Other code may add to `used_ns` what else a tenant costs. Time from before another tenant came
+    to the worker does not count.
     """
 
     __slots__ = (
-        "ahead_ns", "computing", "cost_ns", "live", "memory", "ready", "rests", "speaker", "tenant",
+        "ahead_ns",
+        "computing",
+        "live",
+        "memory",
+        "ready",
+        "reported_run",
+        "tenant",
         "texts",
+        "throttled",
+        "unreported_ns",
     )  # fmt: skip
 
     def __init__(self, tenant: str = "") -> None:
@@ -42,90 +49,89 @@ class TenantShare(Entry):
         self.tenant = tenant
         self.live = 0  # instances
         self.memory = TenantMemory()
-        self.texts: Entry | None = None  # its line in the text pool
-        self.ahead_ns = 0  # what the ready ones had since one that computes had a slice
-        self.ready: deque[Any] = deque()  # instances, which know their run and so this
+        self.texts: Entry | None = None  # its queue in the text pool
+        self.ahead_ns = 0  # time of ready instances since the last slice of one that computes
+        self.ready: deque[Any] = deque()  # of `Instance`
         self.computing: deque[Any] = deque()
-        # `listed` is always true of a sole tenant.
-        self.rests = False  # has had its share of the processors: stays listed, and gets no turn
-        # Processor time that the kernel has not been told of, and the run that it is told of.
-        self.cost_ns = self.speaker = 0
+        self.throttled = False  # stays listed, and gets no turn
+        # Processor time that is not reported yet, and the run that names the tenant in the report.
+        self.unreported_ns = self.reported_run = 0
 
     def waits(self) -> bool:
-        """Whether any of its instances can go on."""
+        """Whether an instance can run."""
         return bool(self.ready or self.computing)
 
     def computes_next(self) -> bool:
-        """Whether the next of its instances is one that begins or computes."""
+        """Whether its next instance is a new one or one that computes."""
         return bool(self.computing) and (not self.ready or self.ahead_ns >= SLICE_NS)
 
 
 class RunQueue:
-    """The shares of all tenants; `shared`: several have instances, else only `sole` (or nobody)."""
+    """The shares of all tenants.
+
+    `shared`: several tenants have instances. Otherwise all instances are in `sole`.
+    """
 
     def __init__(self) -> None:
         self.shared = False
         self.sole = TenantShare()
-        self.sole.listed = True
+        self.sole.listed = True  # always: a sole tenant is not in the queue
         self._shares: dict[str, TenantShare] = {}
-        self._living = 0  # shares that have instances
+        self._present = 0  # number of shares with instances
         self._queue: VirtualTimeQueue[TenantShare] = VirtualTimeQueue(SLICE_NS)
         self.enlist = self._queue.add
 
     def __len__(self) -> int:
-        """Tenants that are known."""
         return len(self._shares)
 
-    def of(self, tenant: str) -> TenantShare:
-        """Return a tenant's share."""
+    def share_of(self, tenant: str) -> TenantShare:
         share = self._shares.get(tenant)
         if share is None:
-            if len(self._shares) > 2 * self._living + _SHARES_SPARE:
-                self._forget()
+            if len(self._shares) > 2 * self._present + _SHARES_SPARE:
+                self._forget_idle_tenants()
             share = self._shares[tenant] = TenantShare(tenant)
         return share
 
-    def enter(self, share: TenantShare) -> None:
-        """A tenant has an instance more."""
+    def add_instance(self, share: TenantShare) -> None:
+        """Count an instance of a tenant."""
         share.live += 1
         if share.live == 1:
-            self._living += 1
-            if self._living <= 2:
+            self._present += 1
+            if self._present <= 2:
                 self._reset()
 
-    def leave(self, share: TenantShare) -> None:
-        """A tenant has an instance less."""
+    def remove_instance(self, share: TenantShare) -> None:
+        """Count an instance less."""
         share.live -= 1
         if not share.live:
-            share.ready.clear()  # what is left there has ended
+            share.ready.clear()  # the rest has ended
             share.computing.clear()
-            share.memory.rest()
-            self._living -= 1
-            if self._living <= 1:
+            share.memory.reset_watch()
+            self._present -= 1
+            if self._present <= 1:
                 self._reset()
 
-    def begin(self, instance: Resident) -> None:
-        """Queue an instance that has not run yet: beside others behind its tenant's replies."""
+    def enqueue_new(self, instance: Resident) -> None:
+        """Queue an instance that has not run yet; if shared, behind its tenant's replies."""
         instance.queued = True
         share = instance.run.share
         (share.computing if self.shared else share.ready).append(instance)
         if not share.listed:
             self.enlist(share)
 
-    def rest(self, tenant: str) -> TenantShare | None:
-        """Give a tenant no turn until it is woken; None: it is alone, or has no instances."""
+    def throttle(self, tenant: str) -> TenantShare | None:
+        """Give a tenant no turn until `unthrottle`; None if it is alone or absent."""
         share = self._shares.get(tenant)
         if share is None or not (share.live and self.shared):
             return None
-        if not share.rests:
+        if not share.throttled:
             self._queue.remove(share)
-            share.rests = share.listed = True
+            share.throttled = share.listed = True
         return share
 
-    def wake(self, share: TenantShare) -> None:
-        """Let one that rests have turns again."""
-        if share.rests:
-            share.rests = share.listed = False
+    def unthrottle(self, share: TenantShare) -> None:
+        if share.throttled:
+            share.throttled = share.listed = False
             if share.waits():
                 self.enlist(share)
 
@@ -134,17 +140,19 @@ class RunQueue:
         return self._queue.first()
 
     def waiting(self) -> bool:
-        """Whether any instance can go on."""
+        """Return whether an instance can run."""
         if self.shared:
             return self.first() is not None
         return self.sole.waits()
 
-    def play(self, work: Callable[[Any], int], flush: Callable[[], None], *, replies: bool) -> None:
-        """Let instances of several tenants run, in order, until a turn's time is over.
+    def run_turn(
+        self, run_slice: Callable[[Any], int], flush: Callable[[], None], *, replies: bool
+    ) -> None:
+        """Run instances of several tenants, in order, until the turn's time is used.
 
-        `work` gives one its slice and returns the nanoseconds that it took. It is over with one
-        that computes, if a slice's time has gone by then; `flush` comes before such a one, so that
-        the others' calls are on their way. With `replies` it is over before one that computes.
+        `run_slice` runs one for a slice and returns its nanoseconds. An instance that computes ends
+        the turn if a slice's time is used by then; `flush` is called before it, so that the others'
+        calls leave first. With `replies` the turn ends before an instance that computes.
         """
         spent = 0
         while (share := self.first()) is not None:
@@ -157,7 +165,7 @@ class RunQueue:
                 continue
             if computes:
                 flush()
-            used = work(instance)
+            used = run_slice(instance)
             share.used_ns += used
             share.ahead_ns = 0 if computes else share.ahead_ns + used
             spent += used
@@ -165,10 +173,10 @@ class RunQueue:
                 return
 
     def _reset(self) -> None:
-        """One tenant is alone, or no longer alone: what they had until now counts no more."""
+        """Discard used time, when the number of tenants falls to one or rises to two."""
         for share in self._shares.values():
-            if share.rests:
-                share.rests = share.listed = False
+            if share.throttled:
+                share.throttled = share.listed = False
         self._queue.clear()
         self.sole.listed = False
         living = [share for share in self._shares.values() if share.live]
@@ -182,8 +190,8 @@ class RunQueue:
             self.sole = living[0] if living else TenantShare()
             self.sole.listed = True
 
-    def _forget(self) -> None:
-        """Forget tenants without instances, unless they have had more time than others have."""
+    def _forget_idle_tenants(self) -> None:
+        """Forget tenants without instances, unless they had more time than the others."""
         now = self._queue.now_ns
         self._shares = {
             share.tenant: share

@@ -1,13 +1,12 @@
-"""What a tenant's instances hold together in one worker: linear memory, and room for tables.
+"""What a tenant's instances hold together in one worker: linear memory and tables.
 
-    memory_total_bytes  >=  tables, from an instance's start on  +  memories, as they are now
+    memory_total_bytes  >=  tables, from an instance's start  +  memories, as they are now
 
-A memory grows without a word to us, so what others may not have is taken from it before it runs:
-one instance runs at a time, the others' sizes are known, and what is left is the bound of the
-one's memory for its slice. As long as no instance could grow past the total within a slice nobody
-is bounded, and nothing of this is looked at but one word (`watched`).
+A memory grows without a call to us. So an instance is bounded before it runs: one runs at a time,
+the sizes of the others are known, and what is left bounds its memory for the slice. While no
+instance could exceed the total within a slice, none is bounded, and only `watched` is read.
 
-Tables are counted as if each were as large as it may become: a table's size cannot be asked for.
+Tables count as if each were as large as it may become: the engine does not tell a table's size.
 """
 
 from typing import Any, Final, Protocol
@@ -15,16 +14,16 @@ from typing import Any, Final, Protocol
 from symphony_kernel.protocol.limits import RUN_MEMORY_BYTES_MAX, TENANT_MEMORY_TOTAL_BYTES_MAX
 
 NAME: Final = "memory_total_bytes"
-_NEARLY: Final = 1 << 20  # bytes: who has less room than this has reached the limit
+_NEARLY: Final = 1 << 20  # bytes left at which the limit counts as reached
 
 
 class Resident(Protocol):
-    """An instance, as far as fairness between tenants knows it."""
+    """An instance, as fairness between tenants sees it."""
 
     id: int
     queued: bool
     memory_bytes: int
-    run: Any  # its `Run`, whose share it is counted in
+    run: Any  # its `Run`
     fiber: Any
 
     @property
@@ -33,66 +32,67 @@ class Resident(Protocol):
 
 
 class TenantMemory:
-    """Of one tenant in one worker. `watched`: its instances are to be bounded before they run."""
+    """Memory of a tenant in a worker. `watched`: bound its instances before they run."""
 
-    __slots__ = ("_easy", "_most", "held", "watched")
+    __slots__ = ("_limit", "_watch_above", "held", "watched")
 
     def __init__(self) -> None:
-        self.held = 0  # bytes, of all its instances
+        self.held = 0  # bytes of all instances
         self.watched = False
-        self.allow(TENANT_MEMORY_TOTAL_BYTES_MAX)
+        self.set_limit(TENANT_MEMORY_TOTAL_BYTES_MAX)
 
-    def allow(self, most: int) -> None:
-        """Let them hold so many bytes from now on; nothing is taken from who has more."""
-        self._most = most
-        self._easy = most - RUN_MEMORY_BYTES_MAX  # up to here one may grow to whatever is its limit
-        self.watched = self.watched or self.held > self._easy
+    def set_limit(self, most: int) -> None:
+        """Set the limit in bytes. Nothing is taken from a tenant that holds more."""
+        self._limit = most
+        self._watch_above = (
+            most - RUN_MEMORY_BYTES_MAX
+        )  # up to here any instance may grow to its own limit
+        self.watched = self.watched or self.held > self._watch_above
 
-    def count(self, change: int) -> None:
-        """What an instance holds has changed."""
+    def add(self, change: int) -> None:
         self.held += change
-        if self.held > self._easy:
+        if self.held > self._watch_above:
             self.watched = True
 
-    def rest(self) -> None:
-        """No instance is left, nor any bound."""
-        self.watched = self.held > self._easy
+    def reset_watch(self) -> None:
+        """Remove all bounds: no instance is left."""
+        self.watched = self.held > self._watch_above
 
-    def admits(self, table_bytes: int) -> bool:
-        """Whether an instance with such tables may begin."""
-        return self.held + table_bytes <= self._most
+    def admits(self, size: int) -> bool:
+        """Return whether so many more bytes fit."""
+        return self.held + size <= self._limit
 
-    def bound(self, instance: Resident) -> None:
-        """Let an instance's memory grow into what the others have left, and no further."""
+    def bound_growth(self, instance: Resident) -> None:
+        """Bound an instance's memory by what the others leave."""
         run, fiber = instance.run, instance.fiber
-        room = min(run.memory_limit, max(self._most - self.held + instance.memory_bytes, 0))
-        if room != fiber.bound:
-            fiber.limit_memory(room)
+        bound = min(run.memory_limit, max(self._limit - self.held + instance.memory_bytes, 0))
+        if bound != fiber.bound:
+            fiber.limit_memory(bound)
         if (
-            room < run.memory_limit
-            and room - instance.memory_bytes < _NEARLY
+            bound < run.memory_limit
+            and bound - instance.memory_bytes < _NEARLY
             and NAME not in run.hits
         ):
             run.hit(NAME)
 
     def refusal(self) -> str:
-        """Return why an instance does not begin."""
+        """Return the reason why an instance does not start."""
         return (
-            f"memory limit: the tenant's programs hold {self.held} of at most {self._most} bytes"
+            f"memory limit: the tenant's programs hold {self.held} of at most {self._limit} bytes"
             " in this worker"
         )
 
-    def why_refused(self, instance: Resident, words: str) -> str:
-        """Return why an instance could not be made, which is the engine's answer in `words`."""
-        if "table" in words:
-            return f"table limit: {words}"
+    def why_refused(self, instance: Resident, detail: str) -> str:
+        """Return the reason why the engine refused an instance; `detail` is its message."""
+        if "table" in detail:
+            return f"table limit: {detail}"
         if instance.fiber.bound >= instance.run.memory_limit:
-            return f"memory limit: {words}"
-        self.refuse(instance)
+            return f"memory limit: {detail}"
+        self.count_refusal(instance)
         return self.refusal()
 
-    def refuse(self, instance: Resident) -> None:
-        """Count that it was refused: a run's end says so itself, a child's to nobody but us."""
+    def count_refusal(self, instance: Resident) -> None:
+        """Count a refusal for a child. A run's own end tells the reason itself."""
         instance.run.hits.pop(NAME, None)
         if instance.parent is not None:
             instance.run.hit(NAME)

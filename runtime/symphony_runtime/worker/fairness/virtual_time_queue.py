@@ -1,8 +1,8 @@
 """Start-time fair queueing: which tenant is served next.
 
-An entry is a tenant that has work. The queue serves the entry with the least virtual time, which is
-the service that it had over its weight. An entry that comes back after a pause is lifted to the
-virtual time of the last service, less `slack_ns`: unused service is not saved up.
+An entry is a tenant with work. The queue serves the entry with the least virtual time, which is
+its service over its weight. An entry that returns after a pause is lifted to the virtual time of
+the last service, less `slack_ns`: unused service is not saved up.
 
 Bound: while two entries have work, their virtual times differ by at most the longest service of
 each over its weight, and `slack_ns`. The algorithm is that of Goyal, Vin and Cheng, "Start-time
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 
 class Entry(ABC):
-    """A tenant in a queue. Anyone may add to `used_ns`; the queue notices when it is next."""
+    """A tenant in a queue. Any code may add to `used_ns`; `first` sees it."""
 
     __slots__ = ("listed", "used_ns")
 
@@ -27,10 +27,9 @@ class Entry(ABC):
 
     @abstractmethod
     def waits(self) -> bool:
-        """Whether it has work. One without is dropped when its turn comes."""
+        """Whether it has work. An entry without work is dropped when it would be served."""
 
     def charge(self, spent_ns: int, weight: float = 1.0) -> None:
-        """Count service."""
         self.used_ns += int(spent_ns / weight)
 
 
@@ -38,11 +37,11 @@ E = TypeVar("E", bound=Entry)
 
 
 class VirtualTimeQueue(Generic[E]):
-    """Entries with work, by virtual time. Every operation takes O(log n), `remove` O(n)."""
+    """Entries with work, by virtual time. Operations are O(log n), `remove` O(n)."""
 
     def __init__(self, slack_ns: int = 0) -> None:
         self._slack_ns = slack_ns
-        # (used_ns when it was put here, order, entry): used_ns may have grown since.
+        # (used_ns when it was queued, order, entry): used_ns may have grown since.
         self._heap: list[tuple[int, int, E]] = []
         self._order = count()
         self._now_ns = 0  # used_ns of the entry that was served last
@@ -54,7 +53,7 @@ class VirtualTimeQueue(Generic[E]):
         return self._now_ns
 
     def add(self, entry: E) -> None:
-        """Queue an entry that has work; one that is listed stays where it is."""
+        """Queue an entry that has work; a listed one stays where it is."""
         if entry.listed:
             return
         entry.listed = True
@@ -62,20 +61,19 @@ class VirtualTimeQueue(Generic[E]):
         heappush(self._heap, (entry.used_ns, next(self._order), entry))
 
     def remove(self, entry: E) -> None:
-        """Take an entry out."""
         entry.listed = False
         self._heap = [each for each in self._heap if each[2] is not entry]
         heapify(self._heap)
 
     def clear(self) -> None:
-        """Take all out and begin again at virtual time 0."""
+        """Remove all entries and restart at virtual time 0."""
         for _, _, entry in self._heap:
             entry.listed = False
         self._heap.clear()
         self._now_ns = self._latest_ns = 0
 
     def first(self, may: Callable[[E], bool] | None = None) -> E | None:
-        """Return the entry to serve next, of those that `may` be served; it stays queued."""
+        """Return the entry to serve next of those that `may` be served; it stays queued."""
         heap, passed = self._heap, []
         found: E | None = None
         while heap:

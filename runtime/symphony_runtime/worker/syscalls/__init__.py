@@ -1,5 +1,5 @@
-"""Syscalls of the worker: what runs when a guest calls an import. `table` has them by name.
+"""Syscalls of the worker: the handlers of a guest's imports, by name in `table`.
 
 model, kv, process, family, egress, wasi   one module a capability
-validation                                 what a guest passes, read and checked
+validation                                 reads and checks a guest's arguments
 """

@@ -1,4 +1,4 @@
-"""The outside: calls that the gateway makes for a program, which has no network of its own."""
+"""Egress calls: the gateway makes them for programs, which have no network."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,28 +17,28 @@ from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import validation
 
 _WARNING = 2
-_WORDS_MAX = 1_024  # characters of what is wrong
+_DETAIL_MAX = 1_024  # characters
 _RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
 
 
 def http(instance: Instance, pointer: int, length: int) -> int | None:
-    """A ticket for a server's answer."""
+    """Return a ticket for the response of an HTTP server."""
     instance.fiber.check(pointer, length)
     data = instance.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
-    _checked(instance, "http", parse_http, data)
-    return _begin(instance, "http", data, _RESPONSE_BYTES)
+    _check(instance, "http", parse_http, data)
+    return _request(instance, "http", data, _RESPONSE_BYTES)
 
 
 def tool(instance: Instance, pointer: int, length: int) -> int | None:
-    """A ticket for a tool's answer."""
+    """Return a ticket for the result of a tool."""
     instance.fiber.check(pointer, length)
     data = instance.fiber.read(pointer, min(length, TOOL_REQUEST_BYTES_MAX + 1))
-    _checked(instance, "tool", parse_tool, data)
-    return _begin(instance, "tool", data, TOOL_RESULT_BYTES_MAX)
+    _check(instance, "tool", parse_tool, data)
+    return _request(instance, "tool", data, TOOL_RESULT_BYTES_MAX)
 
 
 def tools(instance: Instance, pointer: int, capacity: int) -> None:
-    """msgpack list of the tools that the tenant may call; suspends."""
+    """Write a msgpack list of the tools that the tenant may call; suspends."""
     instance.fiber.check(pointer, capacity)
 
     def on_answer(errno: int, value: Any) -> None:
@@ -47,31 +47,29 @@ def tools(instance: Instance, pointer: int, capacity: int) -> None:
     instance.ask_gateway("tools", {"instance": instance.id}, on_answer)
 
 
-def _begin(instance: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
+def _request(instance: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
     ticket = instance.tickets.issue(held=result_bytes_max)
 
     def on_answer(errno: int, value: Any) -> None:
         if errno < 0:
-            _tell(instance, what, value)
+            _note_error(instance, what, value)
         instance.complete(ticket, errno if errno < 0 else value)
 
     seq = instance.ask_gateway(what, {"instance": instance.id, "request": data}, on_answer)
-    ticket.drop = lambda: instance.unask_gateway(seq)
-    return instance.pace(ticket.number)
+    ticket.drop = lambda: instance.cancel_ask(seq)
+    return instance.paced(ticket.number)
 
 
-def _checked(instance: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
+def _check(instance: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
     try:
         parse(data)
     except SyscallError as error:
-        _tell(instance, what, error.detail)
+        _note_error(instance, what, error.detail)
         raise
 
 
-def _tell(instance: Instance, what: str, detail: object) -> None:
-    """An errno does not say what was wrong with a URL or a tool's name: say it to the program, and
-    to who reads the run's log.
-    """
-    words = str(detail)[:_WORDS_MAX]  # they may repeat what the program has passed
-    instance.last_error = words.encode(errors="replace")
+def _note_error(instance: Instance, what: str, detail: object) -> None:
+    """Keep a request's error for `last_error` and the log: an errno says too little."""
+    # The detail may repeat what the program has passed.
+    instance.last_error = str(detail)[:_DETAIL_MAX].encode(errors="replace")
     instance.write_log(_WARNING, f"{what}: ".encode() + instance.last_error)

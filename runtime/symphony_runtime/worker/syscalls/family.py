@@ -1,4 +1,4 @@
-"""Children: spawn, join, and handing files to a child or to the parent."""
+"""Children: spawn, join, and grants of files to a child or to the parent."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ from symphony_runtime.worker.tickets import Ticket
 
 _SPAWN_KEYS = frozenset({"program", "entry", "input", "grants"})
 _GRANT_KEYS = frozenset({"handle", "rights", "name"})
-_SPAWN_BYTES_MAX = RUN_INPUT_BYTES_MAX + (1 << 20)  # the input, and room for the grants
+_SPAWN_BYTES_MAX = RUN_INPUT_BYTES_MAX + (1 << 20)  # the input, and bytes for the grants
 
 
 def spawn(instance: Instance, pointer: int, length: int) -> int | None:
-    """A ticket for the pid of a new child.
+    """Return a ticket for the pid of a new child.
 
-    Grants go to the kernel first, in order with the parent's other calls; then the gateway resolves
-    the program and registers the child; then this worker starts it.
+    Grants go to the kernel first, in order with the parent's other calls. Then the gateway resolves
+    the program and registers the child. Then this worker starts it.
     """
     instance.fiber.check(pointer, length)
     if length > _SPAWN_BYTES_MAX:
@@ -38,12 +38,12 @@ def spawn(instance: Instance, pointer: int, length: int) -> int | None:
     _check_family(instance.run, instance.depth)
     ticket = instance.tickets.issue(held=4)
     instance.run.count_memory(len(data), measured=False)  # until it has ended
-    # Given back when it does not come to life, is joined, or can no longer be joined.
+    # Uncounted when the spawn fails, or the child is joined or can no longer be joined.
     instance.run.children += 1
-    birth = _Birth(instance, ticket, program, entry, data)
+    birth = _Spawn(instance, ticket, program, entry, data)
     ticket.drop = birth.cancel
     birth.begin(grants)
-    return instance.pace(ticket.number)
+    return instance.paced(ticket.number)
 
 
 def _check_family(run: Run, depth: int) -> None:
@@ -54,8 +54,8 @@ def _check_family(run: Run, depth: int) -> None:
         raise LimitError(Errno.EDQUOT, "children", f"children: at most {run.children_max}")
 
 
-class _Birth:
-    """A child on its way: grants staged, then asked for, then started."""
+class _Spawn:
+    """A child that is being started: grants staged, then registered, then started."""
 
     def __init__(
         self, parent: Instance, ticket: Ticket, program: str | None, entry: str, data: bytes
@@ -66,22 +66,22 @@ class _Birth:
         self._cancelled = False
 
     def begin(self, grants: list[list[Any]]) -> None:
-        """Stage the grants, if there are any, before the gateway is asked."""
+        """Stage the grants, if there are any, before asking the gateway."""
         if not grants:
             self._ask()
             return
         self._stage = self._parent.services.next_stage()
-        self._parent.births.add(self._not_born)
+        self._parent.pending_spawns.add(self._abandon)
         self._parent.ask_kernel(self._staged, Op.STAGE, self._stage, grants)
 
     def cancel(self) -> None:
-        """The parent no longer wants the child: it is ended as soon as it is registered."""
+        """End the child as soon as it is registered."""
         self._cancelled = True
 
     def _staged(self, reply: Any) -> None:
-        self._parent.births.remove(self._not_born)
+        self._parent.pending_spawns.remove(self._abandon)
         if self._cancelled:
-            self._not_born()
+            self._abandon()
         elif reply < 0:
             self._fail(reply)
         else:
@@ -95,9 +95,9 @@ class _Birth:
             "input": self._data,
             "stage": self._stage,
         }
-        # Not `ask_gateway`: the answer is wanted even when the parent has ended, since a child
-        # that was registered must be ended again.
-        self._parent.services.ask("spawn", args, self._answered)
+        # Not `Instance.ask_gateway`: a child that was registered must be ended even if its parent
+        # has ended before the answer.
+        self._parent.services.ask_gateway("spawn", args, self._answered)
 
     def _answered(self, errno: int, made: Any) -> None:
         parent = self._parent
@@ -106,34 +106,34 @@ class _Birth:
             if not parent.ended:
                 self._fail(errno)
             else:
-                self._not_born()
+                self._abandon()
             return
         pid = parent.next_pid
         parent.next_pid += 1
         parent.services.start_child(parent, pid, {"entry": self._entry} | made, self._data)
         child = parent.children[pid]
-        if child.ended or parent.ended:  # before it had begun
+        if child.ended or parent.ended:  # before it ran
             child.drop_input()
         if parent.ended:
             reap(parent, child)
         elif self._cancelled:
-            parent.services.end_unwanted(child)
+            parent.services.end_cancelled_child(child)
         else:
             parent.complete(self._ticket, pid.to_bytes(4, "little"))
 
     def _fail(self, errno: int) -> None:
-        self._not_born()
+        self._abandon()
         if not self._cancelled:
             self._parent.complete(self._ticket, errno)
 
-    def _not_born(self) -> None:
+    def _abandon(self) -> None:
         run = self._parent.run
         run.children -= 1
         run.memory_bytes -= len(self._data)
 
 
 def join(instance: Instance, pid: int) -> int:
-    """A ticket for a child's msgpack {code, output}; ENOENT when there is no such child."""
+    """Return a ticket for a child's msgpack {code, output}. Raise ENOENT."""
     child = instance.children.get(pid)
     if child is None:
         raise SyscallError(Errno.ENOENT, f"no child {pid}")
@@ -147,7 +147,7 @@ def join(instance: Instance, pid: int) -> int:
 
 
 def reap(parent: Instance, child: Instance) -> bytes:
-    """Forget an ended child and return what `join` gives."""
+    """Forget an ended child and return the result of `join`."""
     del parent.children[child.pid]
     parent.run.children -= 1
     ended = {"code": child.end_code, "output": b"".join(child.output)}
@@ -158,7 +158,7 @@ def reap(parent: Instance, child: Instance) -> bytes:
 def kv_grant(
     instance: Instance, handle: int, pid: int, rights: int, name: int, name_len: int
 ) -> None:
-    """Give a child or the parent (pid 0) a handle with at most these rights; suspends."""
+    """Grant a handle to a child or the parent (pid 0), with at most `rights`; suspends."""
     label = validation.name(instance, name, name_len)
     _check_rights(rights)
     have = instance.handles.require(handle, GRANT)
@@ -169,9 +169,9 @@ def kv_grant(
 
 
 def kv_granted(instance: Instance, name: int, name_len: int) -> None:
-    """The handle that was granted under that name, or ENOENT; suspends.
+    """Return the handle that was granted under a name, or ENOENT; suspends.
 
-    The kernel hands a grant out once; asked again, the answer is the same handle while it is open.
+    The kernel hands out a grant once. A second call returns the same handle while it is open.
     """
     label = validation.name(instance, name, name_len)
     handle = instance.handles.allocate(0)

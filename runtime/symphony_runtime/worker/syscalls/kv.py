@@ -1,4 +1,4 @@
-"""KV files: handles are checked against the mirror, the files themselves are the kernel's."""
+"""KV calls: handles are checked here; the files are in the kernel."""
 
 from typing import Any
 
@@ -19,19 +19,19 @@ from symphony_runtime.worker.handles import ALL_RIGHTS, APPEND, READ, SAVE, TRUN
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import validation
 
-_CALL_ENTRIES = 32  # to copy, which cost the kernel about what a call does
+_CALL_ENTRIES = 32  # copying so many entries costs the kernel about as much as a call
 _SAVE_FLAGS = 7
-_HINT_ARGUMENTS = (0, KV_KEEP_MS_MAX, 0, 0, KV_PRIORITY_MAX)  # the largest, by hints
+_HINT_ARGUMENTS = (0, KV_KEEP_MS_MAX, 0, 0, KV_PRIORITY_MAX)  # the largest argument of each hint
 
 
 def kv_create(instance: Instance) -> int | None:
-    """An empty file with all rights."""
+    """Return a handle of an empty file, with all rights."""
     handle = instance.handles.allocate(ALL_RIGHTS)
-    return instance.post(handle, Op.KV_CREATE, handle)
+    return instance.post_call(handle, Op.KV_CREATE, handle)
 
 
 def kv_open(instance: Instance, path: int, path_len: int, rights: int) -> None:
-    """A private view of a named file; suspends."""
+    """Return a handle of a private view of a named file; suspends."""
     name = validation.path(instance, path, path_len)
     if rights > ALL_RIGHTS:
         raise SyscallError(Errno.EINVAL, f"rights {rights}")
@@ -48,13 +48,13 @@ def kv_open(instance: Instance, path: int, path_len: int, rights: int) -> None:
 
 
 def kv_fork(instance: Instance, kv: int) -> int | None:
-    """A copy that shares pages, with its source's rights."""
+    """Return a handle of a copy that shares pages, with the source's rights."""
     handle = instance.handles.allocate(instance.handles.require(kv, READ))
-    return instance.post(handle, Op.KV_FORK, handle, kv)
+    return instance.post_call(handle, Op.KV_FORK, handle, kv)
 
 
 def kv_extract(instance: Instance, kv: int, ranges: int, count: int) -> int | None:
-    """A new file of the entries in (start, end) u32 pairs."""
+    """Return a handle of a new file of the entries in (start, end) u32 pairs."""
     instance.fiber.check(ranges, 8 * count)
     rights = instance.handles.require(kv, READ)
     if count > EXTRACT_RANGES_MAX:
@@ -64,40 +64,40 @@ def kv_extract(instance: Instance, kv: int, ranges: int, count: int) -> int | No
     ends = np.frombuffer(pairs, "<u4")
     entries = int(ends[1::2].sum(dtype=np.int64) - ends[::2].sum(dtype=np.int64))
     instance.unanswered += (count + max(entries, 0)) // _CALL_ENTRIES
-    return instance.post(handle, Op.KV_EXTRACT, handle, kv, pairs)
+    return instance.post_call(handle, Op.KV_EXTRACT, handle, kv, pairs)
 
 
 def kv_append(instance: Instance, kv: int, source: int, start: int, end: int) -> int | None:
-    """Entries of another file at the end of this one."""
+    """Append entries of another file."""
     instance.handles.require(kv, APPEND)
     instance.handles.require(source, READ)
     if start > end:
         raise SyscallError(Errno.EINVAL, f"from {start} to {end}")
     instance.unanswered += (end - start) // _CALL_ENTRIES
-    return instance.post(0, Op.KV_APPEND, kv, source, start, end)
+    return instance.post_call(0, Op.KV_APPEND, kv, source, start, end)
 
 
 def kv_truncate(instance: Instance, kv: int, length: int) -> None:
-    """Roll back to `length` entries; suspends, because only the kernel knows how many there are."""
+    """Roll back to `length` entries; suspends: only the kernel knows the length."""
     instance.handles.require(kv, TRUNCATE)
     instance.suspend_on_kernel(int, Op.KV_TRUNCATE, kv, length)
 
 
 def kv_len(instance: Instance, kv: int) -> None:
-    """The number of entries; suspends."""
+    """Return the number of entries; suspends."""
     instance.handles.require(kv, READ)
     instance.suspend_on_kernel(int, Op.KV_LEN, kv)
 
 
 def kv_stat(instance: Instance, kv: int, pointer: int, capacity: int) -> None:
-    """msgpack of what is known of the file; suspends."""
+    """Write msgpack about the file; suspends."""
     instance.fiber.check(pointer, capacity)
     instance.handles.require(kv, READ)
     instance.suspend_on_kernel(_puts(instance, pointer, capacity), Op.KV_STAT, kv)
 
 
 def kv_tokens(instance: Instance, kv: int, start: int, count: int, out: int) -> None:
-    """Write tokens from entry `start`, return their number; suspends."""
+    """Write tokens from entry `start`, and return their number; suspends."""
     instance.fiber.check(out, 4 * count)
     instance.handles.require(kv, READ)
     if count > FILE_ENTRIES_MAX:
@@ -107,7 +107,7 @@ def kv_tokens(instance: Instance, kv: int, start: int, count: int, out: int) -> 
 
 
 def kv_save(instance: Instance, kv: int, path: int, path_len: int, flags: int) -> None:
-    """Name the file; suspends, for a durable one until it is safe on disk."""
+    """Name the file; suspends, for a durable file until it is on disk."""
     name = validation.path(instance, path, path_len)
     instance.handles.require(kv, SAVE)
     if flags & ~_SAVE_FLAGS:
@@ -116,12 +116,15 @@ def kv_save(instance: Instance, kv: int, path: int, path_len: int, flags: int) -
 
 
 def kv_remove(instance: Instance, path: int, path_len: int) -> None:
-    """Take a name away; suspends."""
+    """Remove a name; suspends."""
     instance.suspend_on_kernel(int, Op.KV_REMOVE, validation.path(instance, path, path_len))
 
 
 def kv_list(instance: Instance, prefix: int, length: int, pointer: int, capacity: int) -> None:
-    """msgpack list of the tenant's named files; suspends. An empty prefix lists all."""
+    """Write a msgpack list of the tenant's named files; suspends.
+
+    An empty prefix lists all.
+    """
     instance.fiber.check(pointer, capacity)
     instance.fiber.check(prefix, length)
     name = validation.text(instance, prefix, length, PATH_BYTES_MAX) if length else ""
@@ -138,7 +141,7 @@ def kv_list_after(
     pointer: int,
     capacity: int,
 ) -> None:
-    """At most so many of the tenant's named files, from the first behind a path; suspends."""
+    """Write at most `most` named files, from the first after a path; suspends."""
     instance.fiber.check(pointer, capacity)
     instance.fiber.check(prefix, length)
     instance.fiber.check(after, after_length)
@@ -152,13 +155,13 @@ def kv_list_after(
 
 
 def kv_offer(instance: Instance, kv: int) -> None:
-    """Offer the file's whole pages to the tenant's prefix cache; suspends for the file's turn."""
+    """Offer the file's whole pages to the tenant's prefix cache; suspends."""
     instance.handles.require(kv, READ)
     instance.suspend_on_kernel(int, Op.KV_OFFER, kv)
 
 
 def kv_match(instance: Instance, tokens: int, count: int) -> None:
-    """A file of the longest prefix of these tokens that was offered; suspends."""
+    """Return a handle of a file of the longest offered prefix; suspends."""
     instance.fiber.check(tokens, 4 * count)
     if count > PRED_TOKENS_MAX:
         raise SyscallError(Errno.EFBIG, f"{count} tokens, limit {PRED_TOKENS_MAX}")
@@ -176,19 +179,18 @@ def kv_match(instance: Instance, tokens: int, count: int) -> None:
 
 
 def kv_advise(instance: Instance, kv: int, hint: int, argument: int) -> int | None:
-    """A wish about where the file's pages live."""
+    """Advise where the file's pages should be."""
     instance.handles.require(kv, READ)
     if hint >= len(_HINT_ARGUMENTS):
         raise SyscallError(Errno.EINVAL, f"hint {hint}")
     if not 0 <= argument <= _HINT_ARGUMENTS[hint]:
         raise SyscallError(Errno.EINVAL, f"argument {argument} of hint {hint}")
-    return instance.post(0, Op.KV_ADVISE, kv, hint, argument)
+    return instance.post_call(0, Op.KV_ADVISE, kv, hint, argument)
 
 
 def kv_close(instance: Instance, kv: int) -> int | None:
-    """Close the handle."""
     instance.handles.close(kv)
-    return instance.post(0, Op.KV_CLOSE, kv)
+    return instance.post_call(0, Op.KV_CLOSE, kv)
 
 
 def _puts(instance: Instance, pointer: int, capacity: int) -> Any:

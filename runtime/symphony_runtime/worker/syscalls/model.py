@@ -22,9 +22,8 @@ from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import validation
 from symphony_runtime.worker.text.tokenizer import Pieces, whole
 
-_INLINE_BYTES_MAX = 4 << 10  # a larger input is for the text pool
-
-_LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
+_INLINE_BYTES_MAX = 4 << 10  # a larger input goes to the text pool
+_LARGE_BYTES = 4 << 10  # bytes of arguments: many such calls could fill the link
 _CONSTRAINT_KINDS = 3
 _PRED = int(Op.PRED)
 _READ_APPEND = READ | APPEND
@@ -34,17 +33,17 @@ Finish = Callable[[bytes], int]
 
 
 def model_info(instance: Instance, pointer: int, capacity: int) -> int:
-    """msgpack of what programs may know of the model."""
+    """Write msgpack of the public facts of the model."""
     instance.fiber.check(pointer, capacity)
     return validation.put(instance, pointer, capacity, instance.services.text.info)
 
 
 def tokenize(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
-    """Write u32 tokens; returns their number, and `capacity` counts tokens."""
+    """Write u32 tokens and return their number; `capacity` counts tokens."""
     instance.fiber.check(out, 4 * capacity)
     data = _text(instance, pointer, length)
     pieces = instance.services.text.tokenize_pieces(data)
-    return _work(
+    return _finish_text(
         instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
     )
 
@@ -54,7 +53,9 @@ def detokenize(instance: Instance, tokens: int, count: int, out: int, capacity: 
     instance.fiber.check(out, capacity)
     data = _text(instance, tokens, 4 * count)
     pieces = instance.services.text.detokenize_pieces(data)
-    return _work(instance, pieces, data, lambda r: validation.put(instance, out, capacity, r))
+    return _finish_text(
+        instance, pieces, data, lambda r: validation.put(instance, out, capacity, r)
+    )
 
 
 def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
@@ -62,7 +63,7 @@ def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int)
     instance.fiber.check(out, 4 * capacity)
     data = _text(instance, pointer, length)
     pieces = instance.services.text.chat_pieces(data)
-    return _work(
+    return _finish_text(
         instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
     )
 
@@ -70,29 +71,33 @@ def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int)
 def pred(
     instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
 ) -> int | None:
-    """A ticket for one forward pass."""
-    data, places, options, promised = _pass(instance, kv, tokens, count, positions, opts, opts_len)
+    """Return a ticket for one forward pass."""
+    data, places, options, promised = _read_pass(
+        instance, kv, tokens, count, positions, opts, opts_len
+    )
     ticket = instance.tickets.issue(promised)
     instance.pending[ticket.number] = ticket
-    # By hand, not by `ask_kernel`: this and the next are the hot ones.
+    # Inlined `ask_kernel`: this and the next are the hot calls.
     size = 2 * len(data) + len(options)
     instance.services.kernel_call(
         [instance.id, _PRED, ticket.number, kv, data, places, options], size
     )
-    return ticket.number if size < _LARGE_BYTES else instance.pace(ticket.number)
+    return ticket.number if size < _LARGE_BYTES else instance.paced(ticket.number)
 
 
 def pred_claim(
     instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int,
     out: int, capacity: int,
 ) -> int | None:  # fmt: skip
-    """`pred` and `claim` of its ticket in one call: its result's length; suspends.
+    """`pred` and `claim` of its ticket in one call; returns a length; suspends.
 
-    What is longer than `capacity` does not begin. The result is never held here, so it is no ticket
-    that counts; its number is one, for whoever reads the kernel's frames.
+    A result longer than `capacity` is not computed. The result is never held here, so it needs no
+    ticket, but it has a ticket's number.
     """
     instance.fiber.check(out, capacity)
-    data, places, options, promised = _pass(instance, kv, tokens, count, positions, opts, opts_len)
+    data, places, options, promised = _read_pass(
+        instance, kv, tokens, count, positions, opts, opts_len
+    )
     if promised > capacity:
         return promised
     number = instance.tickets.number()
@@ -105,7 +110,7 @@ def pred_claim(
 def generate(
     instance: Instance, kv: int, tokens: int, count: int, opts: int, opts_len: int
 ) -> int | None:
-    """A ticket for as many tokens as come, while the kernel runs ahead."""
+    """Return a ticket for generated tokens, while the kernel runs ahead."""
     fiber = instance.fiber
     data = fiber.read(tokens, 4 * count)
     fiber.check(opts, opts_len)
@@ -123,11 +128,11 @@ def generate(
     instance.pending[stream.number] = stream
     size = 2 * len(data) + len(options)
     instance.services.kernel_call([instance.id, _GENERATE, stream.number, kv, data, options], size)
-    return stream.number if size < _LARGE_BYTES else instance.pace(stream.number)
+    return stream.number if size < _LARGE_BYTES else instance.paced(stream.number)
 
 
 def constraint(instance: Instance, kind: int, pointer: int, length: int) -> None:
-    """A handle for a compiled schema, expression or grammar; suspends."""
+    """Return a handle of a compiled schema, expression or grammar; suspends."""
     instance.fiber.check(pointer, length)
     if kind >= _CONSTRAINT_KINDS:
         raise SyscallError(Errno.EINVAL, f"no kind {kind}")
@@ -138,9 +143,9 @@ def constraint(instance: Instance, kind: int, pointer: int, length: int) -> None
     def finish(reply: Any) -> int:
         if isinstance(reply, int):
             return reply
-        errno, words = msgpack.unpackb(reply)
-        instance.last_error = words.encode()
-        raise SyscallError(Errno(errno), words)
+        errno, detail = msgpack.unpackb(reply)
+        instance.last_error = detail.encode()
+        raise SyscallError(Errno(errno), detail)
 
     instance.suspend_on_kernel(finish, Op.CONSTRAINT, kind, text)
 
@@ -150,10 +155,10 @@ def constraint_close(instance: Instance, handle: int) -> None:
     instance.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
 
 
-def _pass(
+def _read_pass(
     instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
 ) -> tuple[bytes, bytes | None, bytes, int]:
-    """Return a pass's tokens, positions and options, and how long its result will be."""
+    """Return a pass's tokens, positions and options, and its result's length in bytes."""
     fiber = instance.fiber
     data = fiber.read(tokens, 4 * count)
     places = fiber.read(positions, 4 * count) if positions else None
@@ -171,13 +176,13 @@ def _pass(
 
 
 def _result_bytes(instance: Instance, data: bytes, count: int) -> int:
-    """Return how long a pred's result will be; what its options break is said at once."""
+    """Return a pred's result length in bytes. Raise SyscallError for wrong options."""
     options = parse_pred_options(data)
     at = options.at
     if isinstance(at, tuple) and (len(at) > count or max(at, default=0) >= count):
-        raise SyscallError(Errno.EINVAL, "an index in at is no token of the call")
+        raise SyscallError(Errno.EINVAL, "an index in at is outside the call's tokens")
     if options.parents is not None and len(options.parents) != count:
-        raise SyscallError(Errno.EINVAL, f"parents must be {count}")
+        raise SyscallError(Errno.EINVAL, f"parents must have {count} entries")
     size = options.places(count) * options.place_bytes(instance.services.text.vocab_size)
     if size > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result of {size} bytes")
@@ -191,8 +196,8 @@ def _text(instance: Instance, pointer: int, length: int) -> bytes:
     return instance.fiber.read(pointer, length)
 
 
-def _work(instance: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
-    """Finish with the result of all pieces, at once for a small input; else it suspends."""
+def _finish_text(instance: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
+    """Finish at once for a small input; else suspend until the text pool is done."""
     if len(data) <= _INLINE_BYTES_MAX:
         return finish(whole(pieces))
     instance.suspend_on_text(pieces, len(data), finish)

@@ -1,4 +1,4 @@
-"""Process and tickets: input, messages, clocks, waiting."""
+"""Process calls: input, messages, clocks, tickets and channels."""
 
 import struct
 from functools import partial
@@ -15,28 +15,28 @@ from symphony_runtime.worker.tickets import Stream, Ticket
 
 _LOG_LEVEL_MAX = 3
 _TAKEN = int(Op.TAKEN)
-_SLEEP_MS_MAX = 1 << 40  # beyond any run's wall time; a float of it is still exact
+_SLEEP_MS_MAX = 1 << 40  # beyond any run's wall time, and exact as a float
 _u32 = struct.Struct("<I").unpack
 
 
 def input_read(instance: Instance, pointer: int, capacity: int) -> int:
-    """The run's input bytes."""
+    """Write the run's input."""
     instance.fiber.check(pointer, capacity)
     return validation.put(instance, pointer, capacity, instance.input)
 
 
 def send(instance: Instance, pointer: int, length: int) -> int | None:
-    """One message to the user; suspends while a connected reader is behind."""
+    """Send a message to the user; suspends while a connected reader is behind."""
     return instance.send(validation.message(instance, pointer, length))
 
 
 def recv(instance: Instance) -> int:
-    """A ticket for the user's next message."""
+    """Return a ticket for the user's next message."""
     ticket = instance.tickets.issue()
     if instance.inbox:
         data = instance.inbox.popleft()
         instance.complete(ticket, data)
-        instance.services.received(instance.id, len(data))
+        instance.services.notify_received(instance.id, len(data))
     elif instance.input_closed:
         instance.complete(ticket, -Errno.EPIPE)
     else:
@@ -46,7 +46,7 @@ def recv(instance: Instance) -> int:
 
 
 def log(instance: Instance, level: int, pointer: int, length: int) -> int:
-    """A line kept with the run, as far as its log has room."""
+    """Add a line to the run's log, up to its limit."""
     instance.fiber.check(pointer, length)
     if level > _LOG_LEVEL_MAX:
         raise SyscallError(Errno.EINVAL, f"level {level}")
@@ -57,17 +57,16 @@ def log(instance: Instance, level: int, pointer: int, length: int) -> int:
 
 
 def exit_(instance: Instance, code: int) -> int:  # noqa: ARG001
-    """End the program with this code."""
     raise Ending(EXITED, code - (1 << 32) if code >= 1 << 31 else code)
 
 
 def clock_ms(instance: Instance) -> int:
-    """Milliseconds since the program started."""
+    """Return milliseconds since the program started."""
     return instance.elapsed_ms()
 
 
 def unix_ms(instance: Instance) -> int:
-    """Milliseconds since 1970."""
+    """Return milliseconds since 1970."""
     return instance.services.unix_ms()
 
 
@@ -81,18 +80,20 @@ def random(instance: Instance, pointer: int, length: int) -> int:
 
 
 def sleep(instance: Instance, milliseconds: int) -> int:
-    """A ticket that is ready after this time."""
+    """Return a ticket that is ready after this time."""
     if milliseconds < 0:
         raise SyscallError(Errno.EINVAL, "a negative time")
     ticket = instance.tickets.issue()
-    timer = instance.timer(min(milliseconds, _SLEEP_MS_MAX), lambda: instance.complete(ticket, b""))
-    ticket.drop = lambda: instance.drop_timer(timer)
+    timer = instance.add_timer(
+        min(milliseconds, _SLEEP_MS_MAX), lambda: instance.complete(ticket, b"")
+    )
+    ticket.drop = lambda: instance.cancel_timer(timer)
     return ticket.number
 
 
 # --- Tickets -------------------------------------------------------------------------------------
 def wait(instance: Instance, pointer: int, count: int, timeout_ms: int) -> int | None:
-    """The index of the first ready ticket of the list, or ETIMEDOUT."""
+    """Return the index of the first ready ticket of the list, or ETIMEDOUT."""
     if count > WAIT_TICKETS_MAX or timeout_ms < -1 or (not count and timeout_ms < 0):
         instance.fiber.check(pointer, 4 * count)
         raise SyscallError(Errno.EINVAL, f"{count} tickets, {timeout_ms} ms")
@@ -130,7 +131,7 @@ def claim(
     if ticket.result is not None:
         return _take(instance, ticket, pointer, capacity)
     if timeout_ms:
-        instance.claimed = partial(_take, instance, ticket, pointer, capacity)
+        instance.take_claimed = partial(_take, instance, ticket, pointer, capacity)
     return _wait_for(instance, {number: 0}, timeout_ms)
 
 
@@ -138,18 +139,18 @@ def _wait_for(instance: Instance, waited: dict[int, int], timeout_ms: int) -> in
     if timeout_ms == 0:
         return -Errno.ETIMEDOUT
     instance.waited = waited
-    if not instance.pending and instance.handles.rights:  # for the outside, and it holds files
-        instance.services.waits_outside(instance)
+    if not instance.pending and instance.handles.rights:  # an idle wait, and it holds files
+        instance.services.note_idle_wait(instance)
     if timeout_ms > 0:
         delay_ms = min(timeout_ms, _SLEEP_MS_MAX)
-        instance.wait_timer = instance.call_after(delay_ms, instance.wake, -Errno.ETIMEDOUT)
+        instance.wait_timer = instance.call_after(delay_ms, instance.end_wait, -Errno.ETIMEDOUT)
     return None
 
 
 def take(instance: Instance, number: int, pointer: int, capacity: int) -> int:
-    """The result of a ready ticket, or its work's error; frees it unless it did not fit.
+    """Write a ready ticket's result, or return its error; frees it if the result fits.
 
-    Of a generation the records that fit, and nothing at its end; only the end frees it.
+    For a generation: write the records that fit, and nothing at its end; only the end frees it.
     """
     instance.fiber.check(pointer, capacity)
     ticket = instance.tickets.live.get(number)
@@ -159,7 +160,7 @@ def take(instance: Instance, number: int, pointer: int, capacity: int) -> int:
 
 
 def _take(instance: Instance, ticket: Ticket, pointer: int, capacity: int) -> int:
-    """Take a live ticket's result into checked memory, which never gets smaller."""
+    """Take a live ticket's result into memory that was checked (memory never shrinks)."""
     result = ticket.result
     if result is None:
         return -Errno.EAGAIN
@@ -178,41 +179,41 @@ def _take(instance: Instance, ticket: Ticket, pointer: int, capacity: int) -> in
 def _take_records(instance: Instance, stream: Stream, pointer: int, capacity: int) -> int:
     ready = stream.result
     if not ready or isinstance(ready, int):
-        stream.let_go()
+        stream.release_file()
         instance.tickets.free(stream)
         return ready or 0
-    taken = stream.take(capacity)
+    taken = stream.take_records(capacity)
     if not taken:
-        return len(ready)  # not even one fits: as with any result that does not
+        return len(ready)  # no record fits: return the length, as for any result
     instance.fiber.write(pointer, taken)
-    credit = stream.credit()
+    credit = stream.take_credit()
     if credit:
         instance.services.kernel_call([instance.id, _TAKEN, 0, stream.number, credit])
     elif stream.ended:
-        stream.let_go()
+        stream.release_file()
     return len(taken)
 
 
 def last_error(instance: Instance, pointer: int, capacity: int) -> int:
-    """What was wrong, in words, with the last call that failed and has any."""
+    """Write the message of the last failed call that has one."""
     instance.fiber.check(pointer, capacity)
     return validation.put(instance, pointer, capacity, instance.last_error)
 
 
 def cancel(instance: Instance, number: int) -> int | None:
-    """Drop a ticket's work, or its result."""
+    """Cancel a ticket's work, or drop its result."""
     ticket = instance.tickets.get(number)
     instance.tickets.free(ticket)
     if ticket.drop is not None:
         ticket.drop()
     if instance.pending.pop(number, None) is not None:
-        return instance.post(0, Op.CANCEL, number)
+        return instance.post_call(0, Op.CANCEL, number)
     return 0
 
 
 # --- Channels ------------------------------------------------------------------------------------
 def channel_send(instance: Instance, name: int, name_len: int, pointer: int, length: int) -> None:
-    """Put an item into a tenant's queue; suspends."""
+    """Put an item into a channel of the tenant; suspends."""
     args = {
         "instance": instance.id,
         "name": validation.name(instance, name, name_len),
@@ -227,15 +228,15 @@ def channel_send(instance: Instance, name: int, name_len: int, pointer: int, len
 
 
 def channel_recv(instance: Instance, name: int, name_len: int) -> int | None:
-    """A ticket for the next item of a tenant's queue."""
+    """Return a ticket for the next item of a channel of the tenant."""
     args: dict[str, Any] = {
         "instance": instance.id,
         "name": validation.name(instance, name, name_len),
     }
     ticket = instance.tickets.issue(held=MESSAGE_BYTES_MAX)
     seq = instance.ask_gateway("channel_recv", args, _completes(instance, ticket))
-    ticket.drop = lambda: instance.unask_gateway(seq)
-    return instance.pace(ticket.number)
+    ticket.drop = lambda: instance.cancel_ask(seq)
+    return instance.paced(ticket.number)
 
 
 def _completes(instance: Instance, ticket: Ticket) -> Any:

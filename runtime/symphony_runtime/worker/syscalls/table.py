@@ -1,11 +1,11 @@
-"""The syscall table of the worker: what runs when a guest calls an import.
+"""The syscall table of the worker: which handler runs for an import.
 
     guest -> fiber (copies the arguments) -> worker's loop -> the handler here -> the call's result
 
-A handler takes the instance and the call's arguments (i32 unsigned, i64 signed) and returns the
-result, or None when it has suspended the guest and will resume it later. It checks everything: a
-guest's mistake is a SyscallError, which becomes a negative result; nothing a guest passes may raise
-anything else. What ends the program raises `Ending`.
+A handler takes the instance and the call's arguments (i32 unsigned, i64 signed). It returns the
+result, or None if it has suspended the guest and resumes it later. It checks everything: a guest's
+mistake is a SyscallError, which becomes a negative result. It raises `Ending` to end the program,
+and nothing else, for any arguments.
 """
 
 from collections.abc import Callable
@@ -88,8 +88,8 @@ WASI_HANDLERS: dict[str, Handler] = {
 }
 
 
-def not_there_yet(instance: Instance, *args: int) -> int:  # noqa: ARG001
-    """A call of the ABI whose issue is not done."""
+def not_implemented(instance: Instance, *args: int) -> int:  # noqa: ARG001
+    """Answer a call of the ABI that is not implemented yet."""
     return -Errno.ENOSYS
 
 
@@ -111,7 +111,7 @@ def _handler(module: str, name: str) -> Handler:
         return wasi.abort
     since = {call.name: call.since for call in table().calls}
     assert bool(since[name]) == (name in LIP_HANDLERS), f"{name}: table and handlers differ"
-    return LIP_HANDLERS[name] if since[name] else not_there_yet
+    return LIP_HANDLERS[name] if since[name] else not_implemented
 
 
 def _wide(kind: Signature) -> bool:

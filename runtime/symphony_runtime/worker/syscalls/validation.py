@@ -1,4 +1,4 @@
-"""Reading and checking what a guest passes; every mistake of it is a SyscallError."""
+"""Reads and checks a guest's arguments; every mistake is a SyscallError."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _CONTAINERS_MAX = INSTANCE_HANDLES_MAX + 2  # a map for each grant, their list, 
 
 
 def text(instance: Instance, pointer: int, length: int, length_max: int) -> str:
-    """Return a non-empty UTF-8 string: EFAULT, ENAMETOOLONG, or EINVAL."""
+    """Return a non-empty UTF-8 string. Raise EFAULT, ENAMETOOLONG or EINVAL."""
     instance.fiber.check(pointer, length)
     if length > length_max:
         raise SyscallError(Errno.ENAMETOOLONG, f"{length} bytes, limit {length_max}")
@@ -38,7 +38,6 @@ def path(instance: Instance, pointer: int, length: int) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return UTF-8 text, or EINVAL."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -46,7 +45,7 @@ def decoded(data: bytes) -> str:
 
 
 def message(instance: Instance, pointer: int, length: int) -> bytes:
-    """Return the bytes of one message: EFAULT, or EFBIG."""
+    """Return the bytes of one message. Raise EFAULT or EFBIG."""
     instance.fiber.check(pointer, length)
     if length > MESSAGE_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
@@ -54,7 +53,7 @@ def message(instance: Instance, pointer: int, length: int) -> bytes:
 
 
 def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
-    """Return a msgpack map with only known keys, or EINVAL."""
+    """Return a msgpack map with only known keys. Raise EINVAL."""
     try:
         found = unpack_untrusted(
             data, _CONTAINERS_MAX, max_array_len=_LIST_ITEMS, max_map_len=_MAP_KEYS
@@ -67,14 +66,14 @@ def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
 
 
 def put(instance: Instance, pointer: int, capacity: int, data: bytes) -> int:
-    """Write a result where it fits into `capacity` bytes; return its length either way."""
+    """Write a result if it fits into `capacity` bytes; return its length either way."""
     if len(data) <= capacity:
         instance.fiber.write(pointer, data)
     return len(data)
 
 
 def put_tokens(instance: Instance, pointer: int, capacity: int, tokens: bytes) -> int:
-    """Write u32 tokens where they fit; lengths count tokens."""
+    """Write u32 tokens if they fit; lengths count tokens."""
     if len(tokens) <= 4 * capacity:
         instance.fiber.write(pointer, tokens)
     return len(tokens) // 4

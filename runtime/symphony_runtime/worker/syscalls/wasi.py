@@ -1,4 +1,4 @@
-"""The part of WASI that toolchains import by themselves; it carries no authority of its own.
+"""The WASI calls that toolchains import by themselves; they carry no authority.
 
 Results are WASI's own positive errnos, not the ABI's.
 """
@@ -17,11 +17,11 @@ _STDOUT, _STDERR = 1, 2
 _LOG_INFO = 1
 _REALTIME, _MONOTONIC = 0, 1
 _NANOSECONDS_A_MS = 1_000_000
-_WORDS_MAX = 512  # characters of an abort's message that a reason tells
+_MESSAGE_MAX = 512  # characters of an abort's message in the reason
 
 
 def _checked(call: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Turn a pointer outside memory into WASI's own errno."""
+    """Return a call that turns SyscallErrors into WASI's errnos."""
 
     def checked(instance: Instance, *args: int) -> int | None:
         try:
@@ -35,7 +35,7 @@ def _checked(call: Callable[..., int | None]) -> Callable[..., int | None]:
 
 @_checked
 def fd_write(instance: Instance, fd: int, iovs: int, count: int, written: int) -> int | None:
-    """1 is `send`, 2 is `log`, nothing else is open."""
+    """Write to descriptor 1 (`send`) or 2 (`log`); no other is open."""
     if fd not in (_STDOUT, _STDERR):
         return BADF
     if count > IOVECS_MAX:
@@ -55,13 +55,13 @@ def fd_write(instance: Instance, fd: int, iovs: int, count: int, written: int) -
 
 
 def bad_fd(instance: Instance, *args: int) -> int:  # noqa: ARG001
-    """There are no files."""
+    """Answer EBADF: there are no files."""
     return BADF
 
 
 @_checked
 def none_sizes_get(instance: Instance, count: int, size: int) -> int:
-    """No arguments and no environment."""
+    """Report no arguments and no environment."""
     instance.fiber.check(count, 4)
     instance.fiber.write(size, bytes(4))
     instance.fiber.write(count, bytes(4))
@@ -70,7 +70,7 @@ def none_sizes_get(instance: Instance, count: int, size: int) -> int:
 
 @_checked
 def none_get(instance: Instance, pointers: int, data: int) -> int:
-    """No arguments and no environment."""
+    """Report no arguments and no environment."""
     instance.fiber.check(pointers, 0)
     instance.fiber.check(data, 0)
     return SUCCESS
@@ -78,7 +78,7 @@ def none_get(instance: Instance, pointers: int, data: int) -> int:
 
 @_checked
 def clock_time_get(instance: Instance, clock: int, precision: int, out: int) -> int:  # noqa: ARG001
-    """Coarse clocks: the wall's and the program's."""
+    """Write the wall clock or the program's clock: ns, in whole milliseconds."""
     instance.fiber.check(out, 8)
     if clock not in (_REALTIME, _MONOTONIC):
         return INVAL
@@ -89,7 +89,6 @@ def clock_time_get(instance: Instance, clock: int, precision: int, out: int) -> 
 
 @_checked
 def random_get(instance: Instance, pointer: int, length: int) -> int:
-    """Random bytes."""
     instance.fiber.check(pointer, length)
     if length > RANDOM_BYTES_MAX:
         return INVAL
@@ -98,23 +97,26 @@ def random_get(instance: Instance, pointer: int, length: int) -> int:
 
 
 def sched_yield(instance: Instance) -> int:  # noqa: ARG001
-    """Nothing to do: whoever computes for long is preempted anyway."""
+    """Do nothing: a program that computes for long is preempted anyway."""
     return SUCCESS
 
 
 def abort(instance: Instance, message: int, file: int, line: int, column: int) -> int:
-    """AssemblyScript's `env.abort`: ends the program with its own words."""
-    words, place = _script_text(instance, message), _script_text(instance, file)
-    reason = f"abort: {words or 'no message'}"
+    """End the program with its own message: AssemblyScript's `env.abort`."""
+    text, place = _script_text(instance, message), _script_text(instance, file)
+    reason = f"abort: {text or 'no message'}"
     if place:
         reason += f" at {place}:{line}:{column}"
     raise Ending(TRAPPED, TRAPPED_CODE, reason)
 
 
 def _script_text(instance: Instance, pointer: int) -> str:
-    """Return an AssemblyScript string (UTF-16; its bytes' number stands before it), "" if none."""
+    """Return an AssemblyScript string, empty if there is none.
+
+    It is UTF-16; the 4 bytes before it are its length in bytes.
+    """
     if not 4 <= pointer < instance.fiber.size:
         return ""
     (length,) = struct.unpack("<I", instance.fiber.read(pointer - 4, 4))
-    length = min(length & ~1, 2 * _WORDS_MAX, (instance.fiber.size - pointer) & ~1)
+    length = min(length & ~1, 2 * _MESSAGE_MAX, (instance.fiber.size - pointer) & ~1)
     return instance.fiber.read(pointer, length).decode("utf-16-le", "replace")

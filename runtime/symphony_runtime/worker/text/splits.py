@@ -1,38 +1,39 @@
-"""Places where a text may be cut, so that the tokens of the pieces are the tokens of the whole.
+"""Places where a long text may be cut without changing its tokens.
 
-A cut is behind a letter or digit and in front of a space, a line's end or a punctuation mark:
+A cut is after a letter or digit and before a space, a line's end or a punctuation mark:
 
     "the tokens" "of a text" "are" ", piece" " by piece"  ->  "the tokens| of a text| are|, piece"
 
-Three things make it exact, and `split_pattern` checks each for a given tokenizer.json:
+Three conditions make it exact, and `split_pattern` checks each for a given tokenizer.json:
 
-1. No token of the vocabulary spans such a place, so no merge of byte-pair encoding crosses it. The
-   marks that some token has behind a letter or digit are no places.
-2. The pre-tokenizer reads a text from left to right, without looking back, ends a piece at every
-   such place, and decides nothing in front of it by what comes behind it. This is known of the
-   expressions in `_PATTERNS`, and of others not assumed.
+1. No token of the vocabulary spans such a place, so no merge of byte-pair encoding crosses it.
+Marks
+   that follow a letter or digit in some token are excluded.
+2. The pre-tokenizer reads a text from left to right without looking back, ends a piece at every
+   such place, and decides nothing before it by what follows it. This is known for the expressions
+   in `_PATTERNS`, and not assumed for others.
 3. The normalizer and added tokens do the same to a piece as to the whole.
 
-Where one is not known to hold a text is encoded as a whole.
+If a condition is not known to hold, a text is encoded as a whole.
 """
 
 import re
 from collections.abc import Iterable
 from typing import Any
 
-# Letters that have been letters since Unicode 2.0: the tokenizer's tables and ours agree on them,
-# and none of them composes with what may follow.
+# Letters since Unicode 2.0: the tokenizer's tables and ours agree on them, and none composes with
+# a character that may follow.
 _BEFORE = "0-9A-Za-zа-яА-Я一-龥ぁ-んァ-ヶ가-힣"
-_BEHIND = (" ", "\n", ",", ".", ";", ":", "(", '"', "。", "、", "，", "！", "？")
-# The last character before a mark in a token: one of those, or the rest of one (a lone byte).
+_AFTER = (" ", "\n", ",", ".", ";", ":", "(", '"', "。", "、", "，", "！", "？")
+# The last character before a mark in a token: one of _BEFORE, or its last bytes (a lone byte).
 _LAST = re.compile(f"[{_BEFORE}\udc80-\udcff]\\Z")
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-# Every match of these that holds a letter or digit ends, at the latest, where the next character is
-# of `_BEHIND`, and none looks further to decide.
+# Every match of these that holds a letter or digit ends at the latest before a character of
+# `_AFTER`, and none looks further to decide.
 _PATTERNS = frozenset(
     {
         # GPT-2, and with `_` the tiny model's.
@@ -55,14 +56,14 @@ _PATTERNS = frozenset(
 
 
 def split_pattern(source: dict[str, Any], spellings: Iterable[bytes]) -> re.Pattern[str] | None:
-    """Return what matches the character before a cut; None where no cut is known to be exact.
+    """Return a pattern for the character before a cut; None if no cut is known exact.
 
     `source`: a tokenizer.json; `spellings`: the bytes of its vocabulary's tokens.
     """
     model, added = source["model"], source.get("added_tokens") or []
     if not (_merges_only(model) and _normalizes_locally(source.get("normalizer"))):
         return None
-    if not all(_keeps_to_itself(token) for token in added):
+    if not all(_matches_alone(token) for token in added):
         return None
     marks = _marks_after(source.get("pre_tokenizer"))
     words = [*spellings, *(str(token["content"]).encode() for token in added)]
@@ -73,7 +74,7 @@ def split_pattern(source: dict[str, Any], spellings: Iterable[bytes]) -> re.Patt
 
 
 def _merges_only(model: dict[str, Any]) -> bool:
-    """Whether a model's tokens come from merges alone, each inside what it merges."""
+    """Return whether tokens come from merges alone, each inside what it merges."""
     if model.get("type") != "BPE" or model.get("dropout"):
         return False
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -91,28 +92,28 @@ def _normalizes_locally(normalizer: dict[str, Any] | None) -> bool:
     return bool(normalizer["type"] == "NFC")
 
 
-def _keeps_to_itself(token: dict[str, Any]) -> bool:
-    """Whether an added token is found by its spelling, and not by what is behind or before it."""
+def _matches_alone(token: dict[str, Any]) -> bool:
+    """Return whether an added token is found by its spelling, without its context."""
     if token.get("single_word"):
         return False
     return not token.get("rstrip") or not str(token["content"])[-1:].isalnum()
 
 
 def _marks_after(pre: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the marks in front of which a pre-tokenizer starts anew as it does at a beginning."""
+    """Return the marks before which a pre-tokenizer restarts as at a text's start."""
     kind = pre["type"] if pre else ""
     if pre is None:
-        return _BEHIND
+        return _AFTER
     if kind == "Sequence":
         each = [_marks_after(part) for part in pre["pretokenizers"]]
-        return tuple(mark for mark in _BEHIND if all(mark in marks for marks in each))
+        return tuple(mark for mark in _AFTER if all(mark in marks for marks in each))
     if kind == "Digits":
-        return _BEHIND
-    if kind == "ByteLevel":  # what does not begin with a space is given one
-        return (" ",) if pre.get("add_prefix_space") else _BEHIND
+        return _AFTER
+    if kind == "ByteLevel":  # it adds a space in front of a text
+        return (" ",) if pre.get("add_prefix_space") else _AFTER
     if kind == "Metaspace":  # likewise
-        return _BEHIND if pre.get("prepend_scheme") == "never" else (" ",)
-    return _BEHIND if kind == "Split" and _is_known(pre) else ()
+        return _AFTER if pre.get("prepend_scheme") == "never" else (" ",)
+    return _AFTER if kind == "Split" and _is_known(pre) else ()
 
 
 def _is_known(split: dict[str, Any]) -> bool:
@@ -123,7 +124,7 @@ def _is_known(split: dict[str, Any]) -> bool:
 
 
 def _spanned(mark: str, words: list[bytes]) -> bool:
-    """Whether a token has a mark, or the first of its bytes, behind what may stand before a cut."""
+    """Return whether a token has a mark, or its first bytes, after a cut's character."""
     data = mark.encode()
     heads = [re.escape(data[:n]) + rb"\Z" for n in range(1, len(data))]
     pattern = re.compile(rb"(?<=.)(?:" + rb"|".join([re.escape(data), *heads]) + rb")", re.DOTALL)

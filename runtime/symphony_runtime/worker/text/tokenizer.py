@@ -1,11 +1,12 @@
-"""Text and tokens: what the worker knows of the model, from the kernel's `Welcome`.
+"""Text and tokens: the model's tokenizer and chat template.
 
-Programs' text is untrusted: the spelling of a special token in it stays text, whichever way it
-comes in, so that nobody can forge the end of a message or the start of another speaker's.
+Both come from the kernel's `Welcome`. A program's text is untrusted. The spelling of a special
+token in it stays text in every call, so that a text cannot forge the end of a message or the start
+of another speaker's.
 
-Work on a long text is a generator, `Pieces`: what it does between two yields is a piece. It yields
-how many characters the next piece takes, and returns the result. `text.pool` shares the pieces of
-all tenants out; `tokenize`, `detokenize` and `chat` go through all of them at once.
+Work on a long text is a generator, `Pieces`. Between two yields it processes one piece. It yields
+the number of characters of the next piece, and returns the result. `text.pool` schedules the pieces
+of all tenants; `tokenize`, `detokenize` and `chat` process all pieces at once.
 """
 
 import json
@@ -35,9 +36,9 @@ from symphony_runtime.worker.text.splits import split_pattern
 Pieces = Generator[int, None, bytes]
 
 PIECE_CHARS = 16 << 10  # about 5 ms of a processor
-_LOOK_CHARS = 64 << 10  # searched for a place to cut at, in one piece
+_LOOK_CHARS = 64 << 10  # searched for a cut, in one piece
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-# What a template meets in messages that are not as its author thought.
+# Errors of a template on messages that its author did not expect.
 _TEMPLATE_ERRORS = (
     TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
@@ -51,7 +52,7 @@ class ModelTokenizer:
     """A tokenizer, a chat template and `model_info`. Its methods may run in a thread."""
 
     def __init__(self, about: dict[str, Any], piece_chars: int = PIECE_CHARS) -> None:
-        """`about` is a kernel's Welcome; a model without tokenizer answers ENOSYS to text."""
+        """`about` is a kernel's Welcome. Without a tokenizer, text calls raise ENOSYS."""
         self._piece_chars = piece_chars
         self.model: dict[str, Any] = about["model"]
         self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
@@ -66,8 +67,8 @@ class ModelTokenizer:
             self._splits = split_pattern(json.loads(source), self._bytes)
             self._specials, self._added = _added_tokens(self._plain)
             unknown = unknown_token(json.loads(source)["model"], self._plain.get_vocab())
-            # That say something: any text may come to the one for what is not known.
-            self._told = frozenset(self._specials.values()) - {unknown}
+            # Special tokens that count: any text may become the unknown token.
+            self._counted_specials = frozenset(self._specials.values()) - {unknown}
         template = about.get("chat_template")
         self._guard = ChatEscaping(self._specials, controls_of(self._added, template or ""))
         self._template = chat_environment().from_string(template) if template else None
@@ -75,31 +76,28 @@ class ModelTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the model knows."""
         return int(self.model["vocab_size"])
 
     def tokenize(self, text: bytes) -> bytes:
-        """Return u32 tokens (little-endian) of UTF-8 text; EINVAL when it is none."""
+        """Return u32 tokens (little-endian) of UTF-8 text. Raise EINVAL."""
         return whole(self.tokenize_pieces(text))
 
     def detokenize(self, tokens: bytes) -> bytes:
-        """Return the raw bytes of u32 tokens; an id without text gives none."""
+        """Return the raw bytes of u32 tokens; ids without text give none."""
         return whole(self.detokenize_pieces(tokens))
 
     def chat(self, data: bytes) -> bytes:
         """Return u32 tokens of msgpack messages through the model's own template.
 
-        EINVAL: no list of messages, or the template refuses them; ENOSYS: the model has none;
-        EFBIG: what the template makes of them is too long.
+        Raise EINVAL for wrong messages or if the template refuses them, ENOSYS if there is no
+        template, EFBIG if the filled template is too long.
         """
         return whole(self.chat_pieces(data))
 
     def tokenize_pieces(self, text: bytes) -> Pieces:
-        """`tokenize`, piece by piece."""
         return (yield from self._encode(self._tokenizer, _decode(text)))
 
     def detokenize_pieces(self, tokens: bytes) -> Pieces:
-        """`detokenize`, piece by piece."""
         _ = self._tokenizer
         table, size, step = self._bytes, len(self._bytes), 4 * self._piece_chars
         made: list[bytes] = []
@@ -110,7 +108,6 @@ class ModelTokenizer:
         return b"".join(made)
 
     def chat_pieces(self, data: bytes) -> Pieces:
-        """`chat`, piece by piece."""
         tokenizer, template = self._tokenizer, self._template
         if template is None:
             raise SyscallError(Errno.ENOSYS, "the model has no chat template")
@@ -160,7 +157,7 @@ class ModelTokenizer:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
         if length > CHAT_TEXT_MAX:
             raise SyscallError(
-                Errno.EFBIG, f"the chat template makes more than {CHAT_TEXT_MAX} characters of them"
+                Errno.EFBIG, f"the chat template makes more than {CHAT_TEXT_MAX} characters"
             )
         return "".join(made)
 
@@ -170,37 +167,37 @@ class ModelTokenizer:
         while at < len(text):
             end = yield from self._next_split(text, at)
             yield end - at
-            # `encode` would hold the interpreter, and all programs, for the whole of a piece.
+            # `encode` would hold the GIL, and so all programs, for the whole piece.
             found = tokenizer.encode_batch_fast([text[at:end]], add_special_tokens=False)
             made.append(np.asarray(found[0].ids, dtype="<u4").tobytes())
             at = end
         return b"".join(made)
 
     def _next_split(self, text: str, at: int) -> Generator[int, None, int]:
-        """Return where the piece ends that begins at `at`: the first cut, or the text's end."""
+        """Return the end of the piece from `at`: the first cut, or the text's end."""
         at += self._piece_chars
         while self._splits is not None and at < len(text):
             found = self._splits.search(text, at, at + _LOOK_CHARS)
             if found is not None:
                 return found.end()
-            at += _LOOK_CHARS - 1  # the last one of these saw nothing behind it
+            at += _LOOK_CHARS - 1  # the last character was searched without its successor
             yield 0
         return len(text)
 
     def _encode_filled(self, text: str) -> Generator[int, None, bytes | None]:
-        """Encode a filled template that is as it was written.
+        """Encode a filled template without marks.
 
-        None: there are other special tokens than those that it spells. A tokenizer may change a
-        text (letters to small ones, say) before it looks for them.
+        Return None if it has other special tokens than those that it spells. A tokenizer may change
+        a text (to lower case, say) before it looks for them.
         """
         tokens = yield from self._encode(self._marked, text)
         yield len(text)
-        found = np.isin(np.frombuffer(tokens, "<u4"), list(self._told)).sum()
+        found = np.isin(np.frombuffer(tokens, "<u4"), list(self._counted_specials)).sum()
         spelt = (self._specials[each[0]] for each in self._guard.special_in(text))
-        return tokens if found == sum(map(self._told.__contains__, spelt)) else None
+        return tokens if found == sum(map(self._counted_specials.__contains__, spelt)) else None
 
     def _encode_pieces(self, tokenizer: Tokenizer, filled: str, marks: Marks) -> Pieces:
-        """Encode a filled template; special tokens are those without a mark in them."""
+        """Encode a filled template; its special tokens are those without a mark inside."""
         pieces: list[bytes] = []
         at = 0
         for found in self._guard.special_in(filled):
@@ -219,7 +216,7 @@ class ModelTokenizer:
 
 
 def whole(pieces: Pieces) -> bytes:
-    """Return the result of all pieces."""
+    """Process all pieces and return the result."""
     while True:
         try:
             next(pieces)
@@ -238,7 +235,7 @@ def _load(source: bytes, plain: bool) -> Tokenizer:
 
 
 def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """Return the special tokens with their ids, and the spellings of the other added ones."""
+    """Return the special tokens with their ids, and the other added spellings."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token.content: number for number, token in added.items() if token.special}
     return special, [token.content for token in added.values() if not token.special]
@@ -247,8 +244,8 @@ def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
 def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
     """Return each id's raw bytes, from a tokenizer.json and its tokenizer.
 
-    Byte-level vocabularies spell bytes as printable characters; others mark spaces with U+2581 and
-    spell lone bytes as <0xNN>. Special tokens are no text.
+    Byte-level vocabularies spell bytes as printable characters. Others mark spaces with U+2581 and
+    spell lone bytes as <0xNN>. Special tokens have no bytes.
     """
     decode = _byte_level() if _mentions(source, "ByteLevel") else _sentence_piece
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -266,7 +263,7 @@ def _mentions(source: dict[str, Any], kind: str) -> bool:
 
 
 def _byte_level() -> Callable[[str], bytes]:
-    """GPT-2's spelling of bytes: printable ones are themselves, the others start at U+0100."""
+    """Return a decoder of GPT-2's byte spelling: printable as is, others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelled = {chr(b): b for b in printable}
     others = (b for b in range(256) if b not in set(printable))
@@ -304,14 +301,16 @@ def _messages(data: bytes) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any, depth: int = 2) -> list[str]:
-    """Return every string in msgpack data, keys too: a template may write them as it does values.
+    """Return every string in msgpack data, keys too: a template may write both.
 
-    EINVAL for bytes and for data nested too deep.
+    Raise EINVAL for bytes and for data nested too deep.
     """
     if isinstance(value, str):
         return [value]
     if isinstance(value, bytes | msgpack.ExtType | msgpack.Timestamp) or depth > CHAT_DEPTH_MAX:
-        raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
+        raise SyscallError(
+            Errno.EINVAL, f"messages may hold only text, nested at most {CHAT_DEPTH_MAX} deep"
+        )
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list):

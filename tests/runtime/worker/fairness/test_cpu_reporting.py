@@ -28,15 +28,15 @@ LISTENS = main(
 
 
 def _begin(turns: RunQueue, tenant: str, number: int) -> Run:
-    run = Run(number, {}, turns.of(tenant))
+    run = Run(number, {}, turns.share_of(tenant))
     services = cast(Services, SimpleNamespace(now=lambda: 0.0))
-    turns.enter(run.share)
-    turns.begin(Instance(services, run, number, b""))
+    turns.add_instance(run.share)
+    turns.enqueue_new(Instance(services, run, number, b""))
     return run
 
 
 def _rests(run: Run) -> bool:
-    return run.share.rests
+    return run.share.throttled
 
 
 def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,15 +47,15 @@ def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatc
         turns = RunQueue()
         pacing = CpuReporter(turns, lambda: None)
         one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
-        assert pacing.told() is None
-        pacing.note(one, 5_000)
-        pacing.note(one, 2_000)
-        assert pacing.told() == [m.Spent.KIND, [[1, 7]]]
-        pacing.note(other, 3_000)
-        assert pacing.told() is None, "it is not time yet"
-        pacing.note(other, 4_000)
+        assert pacing.take_report() is None
+        pacing.add_spent(one, 5_000)
+        pacing.add_spent(one, 2_000)
+        assert pacing.take_report() == [m.Spent.KIND, [[1, 7]]]
+        pacing.add_spent(other, 3_000)
+        assert pacing.take_report() is None, "it is not time yet"
+        pacing.add_spent(other, 4_000)
         clock[0] += SPENT_TOLD_SECONDS
-        assert pacing.told() == [m.Spent.KIND, [[2, 7]]]
+        assert pacing.take_report() == [m.Spent.KIND, [[2, 7]]]
         pacing.close()
 
     asyncio.run(test())
@@ -66,17 +66,17 @@ def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
         turns, woken = RunQueue(), asyncio.Event()
         pacing = CpuReporter(turns, woken.set)
         one = _begin(turns, "one", 1)
-        pacing.hear(m.encode(m.Pace("one", 10)))
+        pacing.on_frame(m.encode(m.Pace("one", 10)))
         assert not _rests(one), "it is alone"
         _begin(turns, "other", 2)
-        pacing.hear(m.encode(m.Pace("one", 100_000)))
-        pacing.hear(m.encode(m.Pace("one", 10)))
-        pacing.hear(m.encode(m.Pace("nobody", 10)))
+        pacing.on_frame(m.encode(m.Pace("one", 100_000)))
+        pacing.on_frame(m.encode(m.Pace("one", 10)))
+        pacing.on_frame(m.encode(m.Pace("nobody", 10)))
         assert _rests(one)
         async with asyncio.timeout(20):
             await woken.wait()
         assert not _rests(one)
-        pacing.hear(m.encode(m.Pace("one", 100_000)))
+        pacing.on_frame(m.encode(m.Pace("one", 100_000)))
         pacing.close()
 
     asyncio.run(test())
@@ -93,7 +93,7 @@ class _Kernel:
         assert self.pacing is not None
         self.asked.append(frame)
         if len(self.asked) <= self.times:
-            self.pacing.hear(m.encode(m.Pace("one", 5)))
+            self.pacing.on_frame(m.encode(m.Pace("one", 5)))
 
 
 def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
@@ -103,10 +103,10 @@ def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
         kernel.pacing = pacing
         one = _begin(turns, "one", 1)
         _begin(turns, "other", 2)
-        pacing.tell(cast(Link, kernel))
-        pacing.note(one, 5_000)
-        assert pacing.told() == [m.Spent.KIND, [[1, 5]]]
-        pacing.hear(m.encode(m.Pace("one", 5)))
+        pacing.send_report(cast(Link, kernel))
+        pacing.add_spent(one, 5_000)
+        assert pacing.take_report() == [m.Spent.KIND, [[1, 5]]]
+        pacing.on_frame(m.encode(m.Pace("one", 5)))
         async with asyncio.timeout(20):
             await woken.wait()
         assert not _rests(one)
@@ -123,7 +123,7 @@ def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_th
             loops = await rig.start(guests.SPIN, tenant="loops")
             waits = await rig.start(LISTENS, tenant="waits")
             async with asyncio.timeout(20):
-                while not any(share.rests for share in rig.worker._run_queue._shares.values()):
+                while not any(share.throttled for share in rig.worker._run_queue._shares.values()):
                     waits.deliver(b"?")
                     await asyncio.sleep(0.002)
             loops.kill()

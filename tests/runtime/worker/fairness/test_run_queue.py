@@ -28,16 +28,16 @@ class House:
         made = []
         services = cast(Services, SimpleNamespace(now=lambda: 0.0))
         for _ in range(number):
-            share = self.turns.of(tenant)
+            share = self.turns.share_of(tenant)
             made.append(Instance(services, Run(1, {}, share), next(self._ids), b""))
-            self.turns.enter(share)
-            self.turns.begin(made[-1])
+            self.turns.add_instance(share)
+            self.turns.enqueue_new(made[-1])
         return made
 
     def end(self, instance: Instance) -> None:
         """End one, wherever it is queued."""
         instance.ended = True
-        self.turns.leave(instance.run.share)
+        self.turns.remove_instance(instance.run.share)
 
     def reply(self, instance: Instance) -> None:
         """Let one go on that waited."""
@@ -55,7 +55,7 @@ class House:
             self.had[instance.run.share.tenant] += used
             return used
 
-        self.turns.play(told, lambda: self.flushes.append(len(self.order)), replies=replies)
+        self.turns.run_turn(told, lambda: self.flushes.append(len(self.order)), replies=replies)
 
     def shared(self) -> bool:
         """Whether several tenants have instances."""
@@ -123,7 +123,7 @@ def test_what_else_a_tenant_costs_counts() -> None:
     house.begin("starts", 4)
     house.begin("plain", 4)
     house.play(house.compute)
-    house.turns.of("starts").used_ns += 10 * SLICE_NS  # fibers that were made meanwhile
+    house.turns.share_of("starts").used_ns += 10 * SLICE_NS  # fibers that were made meanwhile
     for _ in range(9):
         house.play(house.compute)
     assert house.had["plain"] >= 9 * SLICE_NS
@@ -160,7 +160,7 @@ def test_a_turn_of_replies_has_its_end() -> None:
     instances = house.begin("streams", 100)
     instances[0].run.share.computing.clear()
     house.play(house.compute)
-    house.turns.of("loops").used_ns += 100 * TURN_NS
+    house.turns.share_of("loops").used_ns += 100 * TURN_NS
     house.order.clear()
     for instance in instances:
         house.reply(instance)
@@ -230,17 +230,17 @@ def test_one_that_rests_gets_no_turn_whatever_comes_for_it() -> None:
     house = House()
     (first, second), (other,) = house.begin("rests", 2), house.begin("goes on")
     house.play(house.compute)
-    share = house.turns.rest("rests")
+    share = house.turns.throttle("rests")
     assert share is not None
-    assert house.turns.rest("rests") is share, "once more says nothing new"
-    house.turns.begin(first) if not first.queued else None
+    assert house.turns.throttle("rests") is share, "once more says nothing new"
+    house.turns.enqueue_new(first) if not first.queued else None
     for _ in range(10):
         house.play(house.compute)
     assert house.had["rests"] <= SLICE_NS
     assert house.had["goes on"] >= 9 * SLICE_NS
     house.end(other)
     assert house.turns.waiting(), "who is alone rests no more"
-    assert not share.rests
+    assert not share.throttled
     assert {first.ended, second.ended} == {False}
 
 
@@ -248,12 +248,12 @@ def test_after_it_one_has_its_turns_and_no_more_than_others() -> None:
     house = House()
     house.begin("rests")
     house.begin("goes on")
-    share = house.turns.rest("rests")
+    share = house.turns.throttle("rests")
     assert share is not None
     for _ in range(10):
         house.play(house.compute)
-    house.turns.wake(share)
-    house.turns.wake(share)
+    house.turns.unthrottle(share)
+    house.turns.unthrottle(share)
     before = house.had["goes on"]
     for _ in range(20):
         house.play(house.compute)
@@ -267,9 +267,9 @@ def test_when_all_that_want_a_turn_rest_nobody_is_waited_for() -> None:
     house.begin("waits")
     house.play(lambda each: SHORT_NS if each is not instance else house.compute(each))
     house.play(lambda each: SHORT_NS if each is not instance else house.compute(each))
-    share = house.turns.rest("rests")
+    share = house.turns.throttle("rests")
     assert share is not None
     assert not house.turns.waiting()
-    house.turns.wake(share)
+    house.turns.unthrottle(share)
     assert house.turns.waiting()
-    assert house.turns.rest("nobody") is None
+    assert house.turns.throttle("nobody") is None

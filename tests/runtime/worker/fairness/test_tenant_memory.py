@@ -7,8 +7,8 @@ import msgpack
 from symphony_kernel.protocol.limit_table import limit_of
 from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from symphony_runtime.compiler.module_outline import table_elements
-from symphony_runtime.engine.artefact import TABLE_ELEMENT_BYTES, seal, unseal
 from symphony_runtime.engine.fiber import new_engine
+from symphony_runtime.engine.settings import TABLE_ELEMENT_BYTES, seal, unseal
 from symphony_runtime.worker.fairness.tenant_memory import NAME, TenantMemory
 from wasmtime import Module, wat2wasm
 
@@ -32,7 +32,7 @@ async def grow(run: LiveRun, pages: int) -> int:
 
 
 def held(rig: Rig, tenant: str = TENANT) -> int:
-    return rig.worker._run_queue.of(tenant).memory.held
+    return rig.worker._run_queue.share_of(tenant).memory.held
 
 
 def of_instances(rig: Rig) -> int:
@@ -183,13 +183,13 @@ def test_nothing_is_looked_at_while_there_is_plenty() -> None:
         return memory.watched
 
     memory = TenantMemory()
-    memory.count(1 << 30)
+    memory.add(1 << 30)
     assert not watched(memory)
-    memory.allow(1 << 30)
+    memory.set_limit(1 << 30)
     assert watched(memory)
-    memory.count(-(1 << 30))
+    memory.add(-(1 << 30))
     assert watched(memory), "an instance may be bounded still"
-    memory.rest()
+    memory.reset_watch()
     assert not watched(memory)
 
 

@@ -10,7 +10,6 @@ from symphony_kernel.protocol.limits import (
     WAIT_TICKETS_MAX,
 )
 from symphony_runtime.abi import table
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.worker import guests
 from tests.support.worker.guests import PAGE_BYTES, Step, data, result
@@ -129,9 +128,7 @@ def test_every_call_has_its_wrong_arguments() -> None:
     assert not set(BAD) & CANNOT_FAIL
 
 
-def test_wrong_arguments_give_errnos_and_the_program_goes_on(
-    crossing: CompiledHostCalls | None,
-) -> None:
+def test_wrong_arguments_give_errnos_and_the_program_goes_on() -> None:
     async def test(rig: Rig) -> None:
         cases = [(name, *case) for name, cases in BAD.items() for case in cases]
         for start in range(0, len(cases), 50):  # a script's results have so much room
@@ -148,10 +145,10 @@ def test_wrong_arguments_give_errnos_and_the_program_goes_on(
             assert wrong == []
             assert found[-1] == 0
 
-    rigged(test, crossing=crossing)
+    rigged(test)
 
 
-def test_one_guest_imports_and_calls_everything(crossing: CompiledHostCalls | None) -> None:
+def test_one_guest_imports_and_calls_everything() -> None:
     """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
 
     async def test(rig: Rig) -> None:
@@ -173,4 +170,4 @@ def test_one_guest_imports_and_calls_everything(crossing: CompiledHostCalls | No
         assert found["kv_create"] > 0
         assert found["input_read"] == 0
 
-    rigged(test, crossing=crossing)
+    rigged(test)

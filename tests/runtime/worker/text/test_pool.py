@@ -50,14 +50,14 @@ class House:
     def instance(self, tenant: str) -> Instance:
         self._next += 1
         limits = {} if self.memory_bytes is None else {"memory_total_bytes": self.memory_bytes}
-        share = self.turns.of(tenant)
+        share = self.turns.share_of(tenant)
         instance = Instance(
             cast(Services, SimpleNamespace(now=lambda: 0.0)),
             Run(self._next, limits, share),
             self._next,
             b"",
         )
-        self.turns.enter(share)
+        self.turns.add_instance(share)
         return instance
 
     def submit(self, tenant: str, pieces: Pieces, size: int = MIB, label: str = "") -> Instance:
@@ -189,13 +189,13 @@ def test_pool_resting_tenant_has_no_slice() -> None:
     async def test(house: House) -> None:
         house.instance("other")
         house.instance("rests")
-        share = house.turns.rest("rests")
+        share = house.turns.throttle("rests")
         assert share is not None
         house.submit("rests", work(1))
         house.submit("other", work(1))
         await asyncio.sleep(10 / SLICES)
         assert house.order == ["other"]
-        house.turns.wake(share)
+        house.turns.unthrottle(share)
         house.pool.serve()
         await house.idle()
         assert house.order == ["other", "rests"]
@@ -213,7 +213,7 @@ def test_pool_texts_count_as_the_tenants_memory() -> None:
         assert (caught.value.errno, caught.value.limit) == (Errno.ENOMEM, "memory_total_bytes")
         house.submit("other", work(2))
         await house.idle()
-        assert house.turns.of("tenant").memory.held == 0
+        assert house.turns.share_of("tenant").memory.held == 0
         house.submit("tenant", work(1))
         await house.idle()
 

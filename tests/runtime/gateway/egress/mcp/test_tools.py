@@ -204,11 +204,11 @@ def test_a_waiting_programs_pages_may_be_moved(tmp_path: Path) -> None:
         there = tmp_path / "there"
         request = {"name": "t.wait", "arguments": {"path": str(there)}}
         run = await start(client, "tool", request, kv=True)
-        await until(lambda: any(lip.told_waiting for lip in house.worker.instances.values()))
+        await until(lambda: any(lip.idle_reported for lip in house.worker.instances.values()))
         (lip,) = house.worker.instances.values()
         there.touch()
         assert (await finish(client, run)).value == {"ok": True, "content": "it is there"}
-        assert not lip.told_waiting
+        assert not lip.idle_reported
 
     with_tools(tmp_path, scenario)
 
