@@ -63,7 +63,7 @@ async def _ended(outcome: StepFuture[Any]) -> float:
 
 def tables_for(executor: TorchExecutor, rows: int, entries: int) -> list[Int32]:
     """Return block tables for so many rows, out of the whole pool."""
-    pool = Pool(executor.pages)
+    pool = Pool(executor.frame_count)
     return [pool.table(entries) for _ in range(rows)]
 
 

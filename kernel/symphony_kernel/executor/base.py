@@ -1,17 +1,18 @@
-"""The Executor: what the kernel asks of a device.
+"""The executor contract: what the kernel needs from a device.
 
-An executor owns the model's weights, one pool of frames (a frame has room for K and V of a page, of
-every layer), and beside it as many places for pages in host memory as it was asked for. It knows
-nothing of files, tenants or programs: a step names frames and slots. Slot `s` is entry
-`s % PAGE_TOKENS` of frame `s // PAGE_TOKENS`; a host slot holds a whole page.
+An executor owns the model's weights, a pool of frames on the device, and slots for pages in host
+memory. A frame holds K and V of one page in all layers. The executor knows no files, tenants or
+programs: a step names frames and slots. Slot `s` is entry `s % PAGE_TOKENS` of frame
+`s // PAGE_TOKENS`; a host slot holds a whole page.
 
-Steps run in the order in which they were given, one after the other; whatever a later step writes
-happens after every read of an earlier one. That order is what lets the kernel reuse a frame or a
-host slot at once: as soon as no later step can read it for the old owner.
+Steps run one after the other, in the order in which they were given. Each write of a later step
+happens after all reads of earlier steps. So the kernel can reuse a frame or a host slot at once,
+as soon as no later step can read it for its old owner.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 
+_T = TypeVar("_T")
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
@@ -173,65 +175,98 @@ Results: TypeAlias = list[bytes | SyscallError]  # one a row
 KVArray: TypeAlias = npt.NDArray[np.generic]  # see `KVLayout`
 
 
-class Executor(Protocol):
-    """A device with a model and a pool of `pages` frames.
+class Pages(Protocol):
+    """The K and V of an executor's pages, in frames and in host slots.
 
-    It may also have `start(batch) -> Outcome[Results]`, the same as `run` without a coroutine: the
-    step loop takes that where it is there. `follows` says that it takes batches that follow others;
-    such a batch's results are empty when it never began.
+    Numbers of frames and slots are [n] and distinct. All methods but `host_page` run on the
+    device's thread: call them through `Executor.after_steps`. `KVLayout` describes the arrays.
     """
 
     @property
-    def model(self) -> ModelInfo:
-        """The model it runs."""
+    def layout(self) -> KVLayout: ...
+
+    def open_host(self, pages: int) -> None:
+        """Allocate host slots for `pages` pages (see `Executor.open_host`)."""
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot, in the executor's own format, to read or write.
+
+        All slots have the same size. Any thread may call this; the caller knows that no present or
+        future step moves a page from or to the slot while it uses the bytes.
+        """
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        """Copy pages from frames to host slots; they are there when `settle` has returned."""
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        """Copy pages from host slots to frames, before the next computation reads them."""
+
+    def settle(self) -> float:
+        """Wait for all saves and loads; called at the end of each step that has any.
+
+        Returns the seconds that moves took in addition to the calls of `save` and `load`.
+        """
+
+    def copy(self, group: Int64) -> None:
+        """Copy slots in all layers: [2, c] sources and destinations, all reads first."""
+
+    def poison(self, frames: Int32) -> None:
+        """Fill frames with a value that shows when it is read, e.g. NaN. For tests."""
+
+    def read_frames(self, frames: Int32) -> KVArray: ...
+
+    def write_frames(self, frames: Int32, values: KVArray) -> None: ...
+
+    def read_host(self, slots: Int32) -> KVArray: ...
+
+    def write_host(self, slots: Int32, values: KVArray) -> None: ...
+
+
+class Executor(Protocol):
+    """A device with a model and a pool of `frame_count` frames.
+
+    It may also have `start(batch) -> StepFuture[Results]`: `run` without a coroutine, which the
+    step loop prefers. `follows` says that it takes batches that follow others; the results of such
+    a batch are empty if it never began.
+    """
+
+    @property
+    def model(self) -> ModelInfo: ...
 
     @property
     def computes(self) -> str:
-        """What computes, for an operator: "native", "cuda", "torch" or "simulated"."""
+        """What computes, for operators: "native", "cuda", "torch" or "simulated"."""
 
     @property
-    def pages(self) -> int:
-        """Frames in the pool."""
+    def frame_count(self) -> int: ...
 
     @property
-    def layout(self) -> KVLayout:
-        """What K and V of a page are here."""
+    def pages(self) -> Pages: ...
 
     def open_host(self, pages: int) -> None:
-        """Make room for `pages` pages in host memory, which is touched as it comes into use.
+        """Allocate `pages` host slots; their memory is touched when it comes into use.
 
-        Before the first step; once more with the same number does nothing. A MemoryError where
-        there is no such room.
-        """
+        Blocks. Call it before the first step. A second call with the same number does nothing.
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot, in a form of the executor's own, to read or write.
-
-        Whoever asks knows that no step that is under way or to come moves a page from or to it
-        meanwhile. All slots are of one size; any thread may ask.
+        Raises:
+            MemoryError: there is no memory for them.
         """
 
     async def run(self, batch: Batch) -> Results:
         """Compute one step; return each row's result, places in order (see `options.Get`).
 
-        A row whose options cannot be answered (an `allow` mask that allows no token) has a
-        `SyscallError` instead; its entries are computed all the same.
+        A row whose options cannot be answered, such as an `allow` mask that allows no token, has a
+        `SyscallError` as its result; its entries are computed all the same.
 
-        The calls may overlap; the steps do not. Raises whatever went wrong on the device, after
-        which the contents of the batch's new slots are undefined and everything else is intact.
+        Calls may overlap; steps do not. Raises what went wrong on the device. Then the contents of
+        the batch's new slots are undefined and everything else is intact.
         """
 
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return the pages in `frames` ([n]), after the steps given so far (see `KVLayout`)."""
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
+        """Run `work` on the device's thread, after the steps given so far; return its result.
 
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into `frames` ([n], distinct), after the steps given so far."""
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return the pages in host slots ([n]), after the steps given so far (see `KVLayout`)."""
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots ([n], distinct), after the steps given so far."""
+        Example: `await executor.after_steps(lambda: executor.pages.read_frames(frames))`.
+        """
 
     async def close(self) -> None:
-        """Wait for the last step and give the device back."""
+        """Wait for the last step and release the device."""

@@ -7,51 +7,10 @@ calls but `prepare` come from one thread.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
+from symphony_kernel.executor.base import Pages, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
-
-
-class Pages(Protocol):
-    """The pages of a network's pool, and those in host memory beside it, by number ([n], distinct).
-
-    What is read and written as an array is described at `KVLayout`.
-    """
-
-    @property
-    def layout(self) -> KVLayout:
-        """What K and V of a page are here."""
-
-    def open_host(self, pages: int) -> None:
-        """Make room for so many pages in host memory, of one number for ever; MemoryError."""
-
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot; any thread may ask, before and after `open_host`."""
-
-    def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots; they are there when `settle` has returned."""
-
-    def load(self, slots: Int32, frames: Int32) -> None:
-        """Copy pages from host slots to frames, before what is computed next reads them."""
-
-    def settle(self) -> float:
-        """Wait until no page moves from or to the host, at the end of each step that moved any.
-
-        Returns the seconds that moves took beside what the calls of `save` and `load` did.
-        """
-
-    def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames."""
-
-    def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames."""
-
-    def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots."""
-
-    def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots."""
 
 
 class Network(Protocol):
@@ -60,12 +19,6 @@ class Network(Protocol):
     @property
     def pages(self) -> Pages:
         """The pages, as such."""
-
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers: [2, c] sources and destinations, all reads first."""
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
 
     def prepare(self, rows: Sequence[Row]) -> Any:
         """Do what can be done of a step of at least one row before its turn comes, for `compute`.

@@ -10,9 +10,10 @@ measurements; its results are then constants of the right size.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 
+_T = TypeVar("_T")
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 
@@ -88,8 +90,73 @@ def simulated_model(
     return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32")
 
 
+class SimulatedPages:
+    """Frames and host slots of the simulated executor (see `base.Pages`).
+
+    A slot has two numbers: a hash of its token and position, which stands for K, and a hash of that
+    and of all that the entry can see, which stands for V. Without frames no page is kept.
+    """
+
+    layout = KVLayout(1, 1, 1, "uint64")
+
+    def __init__(self, frames: int) -> None:
+        self._kept = frames > 0
+        self.entries = np.zeros(frames * PAGE_TOKENS, np.uint64)  # 0: never written
+        self.values = np.zeros(frames * PAGE_TOKENS, np.uint64)
+        self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)
+
+    def open_host(self, pages: int) -> None:
+        self._host = np.zeros((pages if self._kept else 0, 2, PAGE_TOKENS), np.uint64)
+
+    def host_page(self, slot: int) -> memoryview:
+        page = self._host[slot] if self._kept else np.zeros((2, PAGE_TOKENS), np.uint64)
+        return page.data.cast("B")
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        self._host[slots] = self._frames(frames)
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        self._set_frames(frames, self._host[slots])
+
+    def settle(self) -> float:
+        return 0.0
+
+    def copy(self, group: Int64) -> None:
+        source, destination = group
+        self.entries[destination] = self.entries[source]
+        self.values[destination] = self.values[source]
+
+    def poison(self, frames: Int32) -> None:
+        self._parts()[0][frames] = 0  # a row that reads them raises a KernelBug
+
+    def read_frames(self, frames: Int32) -> KVArray:
+        return _canonical(self._frames(frames))
+
+    def write_frames(self, frames: Int32, values: KVArray) -> None:
+        self._set_frames(frames, _from_canonical(values))
+
+    def read_host(self, slots: Int32) -> KVArray:
+        return _canonical(self._host[slots])
+
+    def write_host(self, slots: Int32, values: KVArray) -> None:
+        self._host[slots] = _from_canonical(values)
+
+    def _parts(self) -> tuple[UInt64, UInt64]:
+        """Return views of the entries and the values, [frames, PAGE_TOKENS] each."""
+        return self.entries.reshape(-1, PAGE_TOKENS), self.values.reshape(-1, PAGE_TOKENS)
+
+    def _frames(self, frames: Int32) -> UInt64:
+        return np.stack([part[frames] for part in self._parts()], axis=1)
+
+    def _set_frames(self, frames: Int32, pages: UInt64) -> None:
+        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
+            part[frames] = values
+
+
 class SimulatedExecutor:
-    """An `Executor` of `pages` pages; `hashed` off gives constant results without computing."""
+    """An `Executor` of `pages` frames; without `hashed`, results are constants."""
+
+    computes = "simulated"
 
     def __init__(
         self,
@@ -100,8 +167,8 @@ class SimulatedExecutor:
         hashed: bool = True,
     ) -> None:
         self._clock = clock
-        self._pages = pages
-        self._model = model or simulated_model()
+        self.frame_count = pages
+        self.model = model or simulated_model()
         self._costs = costs or CostModel()
         self._free = self._costs == CostModel()
         self._hashed = hashed
@@ -110,28 +177,8 @@ class SimulatedExecutor:
         self.follows = not self._free  # else the device is never ahead of the loop
         if self._free and not hashed:  # it takes no time: no task either
             self.start = self._answer_at_once
-        slots = pages * PAGE_TOKENS if hashed else 0
-        self._entries = np.zeros(slots, np.uint64)  # of token and position; 0: never written
-        self._values = np.zeros(slots, np.uint64)  # of the entry and of what it could see
-        self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)  # entries and values of pages
-        self._token_factors = _mix(np.arange(self._model.vocab_size, dtype=np.uint64)) | np.uint64(
-            1
-        )
-
-    @property
-    def model(self) -> ModelInfo:
-        """The simulated model."""
-        return self._model
-
-    @property
-    def computes(self) -> str:
-        """What computes."""
-        return "simulated"
-
-    @property
-    def pages(self) -> int:
-        """Physical pages in the pool."""
-        return self._pages
+        self.pages = SimulatedPages(pages if hashed else 0)
+        self._token_factors = _mix(np.arange(self.model.vocab_size, dtype=np.uint64)) | np.uint64(1)
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
         """Take the step's time, then answer it.
@@ -159,61 +206,23 @@ class SimulatedExecutor:
         """Save, copy, poison and load."""
         if not self._hashed:
             return
+        pages = self.pages
         if batch.saves is not None:
-            frames, places = batch.saves
-            self._host[places] = np.stack([part[frames] for part in self._parts()], axis=1)
-        for source, destination in batch.copies:
-            self._entries[destination] = self._entries[source]
-            self._values[destination] = self._values[source]
+            pages.save(*batch.saves)
+        for group in batch.copies:
+            pages.copy(group)
         if batch.poison is not None:
-            self._parts()[0][batch.poison] = 0  # whoever reads them is found out
+            pages.poison(batch.poison)
         if batch.loads is not None:
-            places, frames = batch.loads
-            self._set_pages(frames, self._host[places])
+            pages.load(*batch.loads)
         batch.moved_seconds = self._costs.move_seconds(batch)
 
-    # -- Pages ---------------------------------------------------------------------------------
-    @property
-    def layout(self) -> KVLayout:
-        """An entry stands for a slot's K, its value for V."""
-        return KVLayout(1, 1, 1, "uint64")
-
     def open_host(self, pages: int) -> None:
-        """Make room for pages in host memory."""
-        self._host = np.zeros((pages if self._hashed else 0, 2, PAGE_TOKENS), np.uint64)
+        self.pages.open_host(pages)
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot; of any, when nothing is kept."""
-        page = self._host[slot] if self._hashed else np.zeros((2, PAGE_TOKENS), np.uint64)
-        return page.data.cast("B")
-
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames, after the steps given so far."""
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
         async with self._order:
-            return _canonical(np.stack([part[frames] for part in self._parts()], axis=1))
-
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames, after the steps given so far."""
-        async with self._order:
-            self._set_pages(frames, _from_canonical(values))
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots, after the steps given so far."""
-        async with self._order:
-            return _canonical(self._host[slots])
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots, after the steps given so far."""
-        async with self._order:
-            self._host[slots] = _from_canonical(values)
-
-    def _parts(self) -> tuple[UInt64, UInt64]:
-        """Return entries and values as pages: views."""
-        return self._entries.reshape(-1, PAGE_TOKENS), self._values.reshape(-1, PAGE_TOKENS)
-
-    def _set_pages(self, frames: Int32, pages: UInt64) -> None:
-        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
-            part[frames] = values
+            return work()
 
     def _answer_at_once(self, batch: Batch) -> StepFuture[Results]:
         outcome: StepFuture[Results] = StepFuture()
@@ -237,7 +246,7 @@ class SimulatedExecutor:
                 size = (8 + 8 * options.logprobs) * places
                 results.append(_ZERO_PAIR if size == 8 else bytes(size))
             else:
-                results.append(_constant(options, self._model.vocab_size) * places)
+                results.append(_constant(options, self.model.vocab_size) * places)
         return results
 
     # -- Hashes --------------------------------------------------------------------------------
@@ -257,7 +266,7 @@ class SimulatedExecutor:
 
     def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
         """Rule out what a row's guide does not allow."""
-        vocab_size = self._model.vocab_size
+        vocab_size = self.model.vocab_size
         mask = np.zeros(-(-vocab_size // 32), np.uint32)
         error = fill(row, mask, vocab_size)
         logits[:, ~allowed(mask, vocab_size)] = -np.inf
@@ -267,16 +276,17 @@ class SimulatedExecutor:
         """Write the row's new slots; return the state [q] after each new token."""
         slots = _slots(row)
         before, new = slots[: row.start], slots[row.start :]
-        if not self._entries[before].all():
+        pages = self.pages
+        if not pages.entries[before].all():
             raise KernelBug("a row reads a slot that was never written")
-        seen_entries = self._entries[before].sum(dtype=np.uint64, keepdims=True)
-        seen_values = self._values[before].sum(dtype=np.uint64, keepdims=True)
+        seen_entries = pages.entries[before].sum(dtype=np.uint64, keepdims=True)
+        seen_values = pages.values[before].sum(dtype=np.uint64, keepdims=True)
         entries = _mix(
             row.tokens.astype(np.uint64) << np.uint64(32) | row.positions.view(np.uint32)
         )
         entries |= np.uint64(1)
         values = _mix(entries ^ _mix(seen_entries + _visible(entries, row.parents) - entries))
-        self._entries[new], self._values[new] = entries, values
+        pages.entries[new], pages.values[new] = entries, values
         return _mix(seen_values + _visible(values, row.parents))
 
     def _logits(self, states: UInt64, options: PredOptions) -> Float32:

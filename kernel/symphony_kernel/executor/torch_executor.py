@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from symphony_kernel.executor.base import (
     Batch,
-    Int32,
-    KVArray,
-    KVLayout,
     ModelInfo,
     Results,
     Row,
@@ -54,6 +51,8 @@ from symphony_kernel.protocol.limits import (
     KV_POOL_PAGES_MAX,
 )
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
 # Logits are computed for as many places at a time as fit into this.
@@ -71,15 +70,16 @@ class TorchExecutor:
         self,
         model: ModelInfo,
         network: Network,
-        pages: int,
+        frame_count: int,
         logits_places: int,
         thread: DeviceThread,
         lost: Lost | None = None,
     ) -> None:
         """Compute with a network on a thread; `lost` hears of a device that is broken for good."""
-        self._model = model
-        self._pages = pages
-        self._network = network
+        self.model = model
+        self.frame_count = frame_count
+        self.network = network
+        self.pages = network.pages
         self._logits_places = logits_places
         self._thread = thread
         self._masks = Bitmasks(model.vocab_size)
@@ -157,24 +157,14 @@ class TorchExecutor:
             raise
 
     @property
-    def model(self) -> ModelInfo:
-        """The model it runs."""
-        return self._model
-
-    @property
     def computes(self) -> str:
         """What computes: "native", "cuda" or "torch"."""
-        network = self._network
+        network = self.network
         if isinstance(network, ParallelNetwork):
             network = network.local
         if isinstance(network, CudaNetwork):
             return "cuda"
         return "native" if isinstance(network, NativeNetwork) else "torch"
-
-    @property
-    def pages(self) -> int:
-        """Physical pages in the pool."""
-        return self._pages
 
     async def run(self, batch: Batch) -> Results:
         """Compute one step (see `base.Executor.run`)."""
@@ -182,7 +172,7 @@ class TorchExecutor:
 
     def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step: the same in one hop to the device's thread and one back."""
-        prepared = self._network.prepare(batch.rows) if batch.rows else None
+        prepared = self.network.prepare(batch.rows) if batch.rows else None
         step, follow = partial(self._step, batch, prepared), batch.follow
         if self._ahead is not None:
             self._go_ahead(self._ahead, batch, prepared)
@@ -211,64 +201,30 @@ class TorchExecutor:
                 row.tokens = np.array([token], np.uint32)
         return True
 
-    @property
-    def network(self) -> Network:
-        """What computes: for measurements, between steps."""
-        return self._network
-
-    async def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN, after the steps given so far: for tests of what a step reads."""
-        self._given = None
-        await self._thread.start(lambda: self._network.poison(pages))
-
     async def close(self) -> None:
         """Wait for the last step and give the device back."""
-        await self._thread.start(self._network.release)
+        await self._thread.start(self.network.release)
         self._thread.stop()
         self._masks.close()
 
-    # -- Pages ----------------------------------------------------------------------------------
-    @property
-    def layout(self) -> KVLayout:
-        """What K and V of a page are here."""
-        return self._network.pages.layout
-
     def open_host(self, pages: int) -> None:
-        """Make room for pages in host memory (see `base.Executor.open_host`)."""
-        self._thread.call(lambda: self._network.pages.open_host(pages))
+        self._thread.call(lambda: self.pages.open_host(pages))
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot (see `base.Executor.host_page`)."""
-        return self._network.pages.host_page(slot)
-
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames, after the steps given so far."""
-        return await self._thread.start(lambda: self._network.pages.read_frames(frames))
-
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames, after the steps given so far."""
-        self._given = None  # what is given next begins behind this, not earlier
-        await self._thread.start(lambda: self._network.pages.write_frames(frames, values))
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots, after the steps given so far."""
-        return await self._thread.start(lambda: self._network.pages.read_host(slots))
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots, after the steps given so far."""
-        await self._thread.start(lambda: self._network.pages.write_host(slots, values))
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
+        self._given = None  # what is given next must not be launched before this
+        return await self._thread.start(work)
 
     def _move(self, batch: Batch) -> None:
         """Do what comes before the rows, but for the copies of a batch that has nothing else."""
-        pages, network = self._network.pages, self._network
+        pages = self.pages
         began = time.perf_counter()
         if batch.saves is not None:
             pages.save(*batch.saves)
         saved = time.perf_counter()
         for group in batch.copies:
-            network.copy(group)
+            pages.copy(group)
         if batch.poison is not None:
-            network.poison(batch.poison)
+            pages.poison(batch.poison)
         loading = time.perf_counter()
         if batch.loads is not None:
             pages.load(*batch.loads)
@@ -299,14 +255,14 @@ class TorchExecutor:
             return results
         finally:
             if batch.saves is not None or batch.loads is not None:
-                batch.moved_seconds += self._network.pages.settle()
+                batch.moved_seconds += self.pages.settle()
 
     def _before_rows(self, batch: Batch) -> None:
         if batch.saves is not None or batch.loads is not None or batch.poison is not None:
             self._move(batch)
         else:
             for group in batch.copies:
-                self._network.copy(group)
+                self.pages.copy(group)
 
     def _rows(self, batch: Batch, prepared: Any) -> Results:
         guided = [index for index, row in enumerate(batch.rows) if row.matcher is not None]
@@ -314,7 +270,7 @@ class TorchExecutor:
             return self._compute(batch, prepared)
         # Their masks are made while the step computes.
         tokens = None if batch.follow is None else batch.follow.tokens
-        room = None if prepared is None else self._network.room(prepared)
+        room = None if prepared is None else self.network.room(prepared)
         self._masks.begin(batch.rows, guided, tokens, room)
         results = None
         try:
@@ -327,11 +283,11 @@ class TorchExecutor:
         self, batch: Batch, prepared: Any, masks: Callable[[], RowMasks] | None = None
     ) -> Results:
         if prepared is not None:
-            return self._network.compute(prepared, masks)
+            return self.network.compute(prepared, masks)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
         if not batch.rows:
             return results
-        indices = self._network.forward(batch.rows)
+        indices = self.network.forward(batch.rows)
         made = masks() if masks is not None else {}
         answers = self._answers(
             [batch.rows[index] for index in indices], [made.get(index) for index in indices]
@@ -344,10 +300,10 @@ class TorchExecutor:
         """Return each row's result from the outputs at its places."""
         if rows and sum(len(row.places) for row in rows) <= self._logits_places:
             asks = [_ask(row, mask) for row, mask in zip(rows, masks, strict=True)]
-            return self._network.answer(0, asks)
+            return self.network.answer(0, asks)
         results: list[bytes | SyscallError] = [b""] * len(rows)
         for begin, asks, owners in _portions(rows, masks, self._logits_places):
-            for owner, part in zip(owners, self._network.answer(begin, asks), strict=True):
+            for owner, part in zip(owners, self.network.answer(begin, asks), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
                     results[owner] = before + part if before else part

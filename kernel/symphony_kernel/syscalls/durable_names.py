@@ -67,6 +67,7 @@ class PageDevice:
 
     async def _read(self, file: KVFile) -> KVArray | None:
         pages, tiers, executor = file.pages, self._kvfs.tiers, self._executor
+        device = executor.pages
         where = tiers.tier_of(pages)
         if (where > Tier.HOST).any():
             return None
@@ -75,11 +76,11 @@ class PageDevice:
         # slot stays there until the next step.
         frames, slots = self._kvfs.pool.frame[pages[here]], tiers.host[pages[~here]]
         if here.all():
-            return await executor.read_frames(frames)
-        whole = np.empty(executor.layout.shape(len(pages)), executor.layout.numpy)
-        whole[:, :, ~here] = await executor.read_host(slots)
+            return await executor.after_steps(lambda: device.read_frames(frames))
+        whole = np.empty(device.layout.shape(len(pages)), device.layout.numpy)
+        whole[:, :, ~here] = await executor.after_steps(lambda: device.read_host(slots))
         if here.any():
-            whole[:, :, here] = await executor.read_frames(frames)
+            whole[:, :, here] = await executor.after_steps(lambda: device.read_frames(frames))
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
@@ -88,11 +89,11 @@ class PageDevice:
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
         """To the device where frames are free, so that nobody makes way, else to the host."""
-        tiers, pool = self._kvfs.tiers, self._kvfs.pool
+        tiers, pool, executor = self._kvfs.tiers, self._kvfs.pool, self._executor
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
             frames = pool.frame[pages]
-            await self._executor.write_frames(frames, kv)
+            await executor.after_steps(lambda: executor.pages.write_frames(frames, kv))
             there = pool.frame[pages] == frames  # a call may have wanted some of them meanwhile
             tiers.filled(pages[there])
             return bool(there.all())
@@ -102,7 +103,7 @@ class PageDevice:
         if len(slots) < len(pages):
             tiers.give_slots(slots)
             return False
-        await self._executor.write_host(slots, kv)
+        await executor.after_steps(lambda: executor.pages.write_host(slots, kv))
         tiers.put_host(pages, slots)
         return True
 
@@ -232,7 +233,7 @@ class DurableNameService:
 
     def _make_identity(self) -> Identity:
         """Return what K and V depend on here; in a thread."""
-        model, layout = self._executor.model, self._executor.layout
+        model, layout = self._executor.model, self._executor.pages.layout
         return Identity(
             model=model.name,
             weights=self._options.weights(),
@@ -246,5 +247,5 @@ class DurableNameService:
 def _largest_file(executor: Executor) -> int:
     """Return the bytes of a file that is as long as the model's context, and of all it may have."""
     entries = executor.model.max_context
-    kv = page_count(entries) * executor.layout.page_bytes
+    kv = page_count(entries) * executor.pages.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX

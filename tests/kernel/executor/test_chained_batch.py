@@ -149,7 +149,7 @@ def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
 
 
 def test_behind_a_step_that_failed_nothing_is_computed(rig: Rig) -> None:
-    outside = np.array([rig.executor.pages + 5], np.int32)
+    outside = np.array([rig.executor.frame_count + 5], np.int32)
 
     async def main() -> Results:
         failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))

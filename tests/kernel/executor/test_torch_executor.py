@@ -170,7 +170,7 @@ def test_places_are_answered_in_portions_without_a_seam(
 
 def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: Rig) -> None:
     table = rig.table(4)
-    outside = np.array([rig.executor.pages + 5], np.int32)
+    outside = np.array([rig.executor.frame_count + 5], np.int32)
     with pytest.raises((IndexError, RuntimeError)):
         rig.run([make_row([1, 2], outside)])
     assert rig.run([make_row([1, 2], table, options=PredOptions())])
@@ -182,7 +182,7 @@ def test_the_pool_has_the_size_that_was_given(checkpoint: Checkpoint) -> None:
     executor = TorchExecutor.load(
         checkpoint.directory, dtype="fp32", pool_bytes=10 * page_bytes + 5
     )
-    assert executor.pages == 10
+    assert executor.frame_count == 10
     assert executor.model.vocab_size == VOCAB
     assert executor.model.dtype == "float32"
     asyncio.run(executor.close())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.base import Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
@@ -33,7 +33,6 @@ from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
-from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.errno import SyscallError
@@ -139,17 +138,6 @@ class CudaNetwork:
         return lambda rows: GraphAttention(
             library, self.config, self._decoder.dtype, self._workspace, rows, shared
         )
-
-    # -- The pool --------------------------------------------------------------------------------
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        source, destination = to_device(np.ascontiguousarray(group, np.int64), self._device)
-        values = self._pool[:, source // PAGE_TOKENS, :, source % PAGE_TOKENS]
-        self._pool[:, destination // PAGE_TOKENS, :, destination % PAGE_TOKENS] = values
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._pool[:, to_device(pages.astype(np.int64), self._device)] = float("nan")
 
     def release(self) -> None:
         """Give the pool back."""

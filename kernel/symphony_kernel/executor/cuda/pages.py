@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
+from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -48,7 +49,7 @@ class CudaPages:
         assert (pool.shape[0], *pool.shape[2:]) == (config.layers, *self._page), pool.shape
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
         self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
-        self._dtype = pool.dtype
+        self._pool = pool
         self._staging_bytes = staging_bytes
         # Pages are moved in words of 8 bytes: [pages + 1, layers, words], a view.
         self._frames = pool.flatten(2).view(torch.int64).transpose(0, 1)
@@ -65,7 +66,7 @@ class CudaPages:
             _unpin(self._pinned)
             self._pinned = 0
         self._leaving.buffers, self._coming.buffers = [], []
-        self._frames = self._host = torch.empty(0, dtype=torch.int64)
+        self._pool = self._frames = self._host = torch.empty(0, dtype=torch.int64)
 
     def open_host(self, pages: int) -> None:
         """Make room for so many pages; beside a GPU the memory is pinned, so touched at once."""
@@ -126,6 +127,14 @@ class CudaPages:
         """
         self._saved.clear()
         return self._leaving.settle() + self._coming.settle()
+
+    def copy(self, group: Int64) -> None:
+        source, destination = to_device(np.ascontiguousarray(group, np.int64), self._pool.device)
+        values = self._pool[:, source // PAGE_TOKENS, :, source % PAGE_TOKENS]
+        self._pool[:, destination // PAGE_TOKENS, :, destination % PAGE_TOKENS] = values
+
+    def poison(self, frames: Int32) -> None:
+        self._pool[:, to_device(frames.astype(np.int64), self._pool.device)] = float("nan")
 
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages (see `KVLayout`)."""

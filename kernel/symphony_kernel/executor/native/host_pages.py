@@ -19,6 +19,7 @@ class NativePages:
     def __init__(self, library: Library, pool: PagePool) -> None:
         shape = pool.shape
         self._pool = pool
+        self.copy, self.poison = pool.copy, pool.poison
         dtype = "bfloat16" if shape.element_bytes == 2 else "float32"
         self.layout = KVLayout(len(shape.windows), shape.kv_heads, shape.head_dim, dtype)
         given, numbers = POINTER(AttentionShape), c_void_p

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.base import Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
@@ -150,14 +150,6 @@ class NativeNetwork:
         self._portions = PreparedStep(self._sampler)  # of `forward`
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
-
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        self._pool.copy(group)
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._pool.poison(pages)
 
     def ring(self, bell: int) -> None:
         """Have the next step write to an eventfd, as soon as it is under way (see team.h)."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
+from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Pages, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.network import Network, Pages
+from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
 from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
@@ -35,16 +35,6 @@ class ParallelNetwork:
         self.local = local
         self._ranks = ranks
         self.pages = ParallelPages(local.pages, ranks, config)
-
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        self._ranks.note(pack("copy", group))
-        self.local.copy(group)
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._ranks.note(pack("poison", pages))
-        self.local.poison(pages)
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
@@ -121,6 +111,14 @@ class ParallelPages:
         seconds: list[float] = self._ranks.replies()
         return max(mine, *seconds)
 
+    def copy(self, group: Int64) -> None:
+        self._ranks.note(pack("copy", group))
+        self._local.copy(group)
+
+    def poison(self, frames: Int32) -> None:
+        self._ranks.note(pack("poison", frames))
+        self._local.poison(frames)
+
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages, the heads of all ranks."""
         self._ranks.tell(pack("read_frames", frames))
@@ -162,9 +160,9 @@ def follow(network: Network, call: list[Any]) -> bytes | None:
             first, count = given
             network.answer(first, [SamplingRequest(_NOTHING, 0, np.zeros(count, np.int32))])
         case "copy":
-            network.copy(array(given[0], np.int64, (2, -1)))
+            pages.copy(array(given[0], np.int64, (2, -1)))
         case "poison":
-            network.poison(array(given[0]))
+            pages.poison(array(given[0]))
         case "save" | "load":
             move = pages.save if name == "save" else pages.load
             move(array(given[0]), array(given[1]))

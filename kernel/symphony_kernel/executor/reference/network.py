@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.base import Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.pages import TorchPages
@@ -36,16 +35,6 @@ class TorchNetwork:
         windows = tuple(dict.fromkeys(config.windows))
         self._geometry = Geometry(windows, pages * PAGE_TOKENS, decoder.dtype, decoder.device)
         self._hidden = self._pool.new_empty(0)
-
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        source, destination = torch.from_numpy(group).to(self._pool.device)
-        self._pool.index_copy_(1, destination, self._pool.index_select(1, source))
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        slots = pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
-        self._pool[:, torch.from_numpy(slots.ravel()).to(self._pool.device)] = float("nan")
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""

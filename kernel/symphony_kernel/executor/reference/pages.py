@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -20,13 +20,14 @@ class TorchPages:
     def __init__(self, config: ModelConfig, pool: Tensor) -> None:
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
         self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        self._slots = pool
         # A view: [layers, pages, PAGE_TOKENS, 2, kv_heads, head_dim].
         self._pool = pool.view(config.layers, -1, PAGE_TOKENS, *pool.shape[2:])
         self._host = pool.new_empty(0)
 
     def close(self) -> None:
         """Give the memory back."""
-        self._pool = self._host = self._pool.new_empty(0)
+        self._slots = self._pool = self._host = self._pool.new_empty(0)
 
     def open_host(self, pages: int) -> None:
         """Make room for so many pages."""
@@ -71,6 +72,13 @@ class TorchPages:
     def settle(self) -> float:
         """Nothing is under way."""
         return 0.0
+
+    def copy(self, group: Int64) -> None:
+        source, destination = torch.from_numpy(group).to(self._slots.device)
+        self._slots.index_copy_(1, destination, self._slots.index_select(1, source))
+
+    def poison(self, frames: Int32) -> None:
+        self._pool[:, self._index(frames)] = float("nan")
 
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages (see `KVLayout`)."""

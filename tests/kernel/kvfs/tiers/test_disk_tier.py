@@ -49,8 +49,8 @@ def give_disk(rig: Rig, directory: Path) -> SlowRunner:
     """Open a disk tier in virtual time."""
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
-    spill = SpillFile(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
-    tiers.spilling = DiskTier(tiers, spill, executor.host_page)
+    spill = SpillFile(directory, DISK_SLOTS, len(executor.pages.host_page(0)), runner)
+    tiers.spilling = DiskTier(tiers, spill, executor.pages.host_page)
     # No page may be dropped: what is not on the device is on the host or on disk.
     tiers.token_seconds = lambda: 1.0
     return runner
