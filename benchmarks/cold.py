@@ -83,13 +83,18 @@ class ColdDevice(SimulatedExecutor):
         self._held.append((outcome, results))
         follow = self._given[0][0].follow if self._given else None
         self._begun = follow is not None and follow.begin(results)
-        both = self._begun and follow is not None and follow.lot
-        if both and batch.follow is not None and batch.follow.lot and len(self._held) < _LOT:
+        both = self._begun and follow is not None and follow.may_batch_delivery
+        if (
+            both
+            and batch.follow is not None
+            and batch.follow.may_batch_delivery
+            and len(self._held) < _LOT
+        ):
             return
         held, self._held = self._held, []
         now = time.monotonic()
         for each, value in held:
             each.began = each.ended = now
-            each.settle(value, None)
+            each.complete(value, None)
         for each, _ in held:
-            each.tell()
+            each.notify()

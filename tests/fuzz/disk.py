@@ -41,9 +41,9 @@ class _Runner:
             try:
                 value = work()
             except OSError as error:
-                outcome.fail(error)
+                outcome.set_exception(error)
             else:
-                outcome.finish(value)
+                outcome.set_result(value)
 
         loop.call_at(self._free_at, do)
         return outcome

@@ -227,7 +227,7 @@ class SimulatedExecutor:
     def _answer_at_once(self, batch: Batch) -> StepFuture[Results]:
         outcome: StepFuture[Results] = StepFuture()
         outcome.began = outcome.ended = time.monotonic()
-        asyncio.get_running_loop().call_soon(outcome.finish, self._constants(batch))
+        asyncio.get_running_loop().call_soon(outcome.set_result, self._constants(batch))
         return outcome
 
     async def close(self) -> None:

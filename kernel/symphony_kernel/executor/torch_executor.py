@@ -179,7 +179,7 @@ class TorchExecutor:
         if follow is None:
             return self._thread.start(step)
         begin = partial(self._begin, follow, batch, prepared)
-        return self._thread.start(step, begin, follow.lot)
+        return self._thread.start(step, begin, follow.may_batch_delivery)
 
     def _go_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
         """Let a step that has nothing but rows begin before the one that it follows has ended."""

@@ -42,16 +42,18 @@ class InLots(SimulatedExecutor):
                 await self._clock.sleep(self._costs.seconds(batch))
             results = self._results(batch) if begun else []
             outcome.ended = time()
-            outcome.settle(results, None)
+            outcome.complete(results, None)
             ended.append(outcome)
-            held = batch.follow is not None and batch.follow.lot and len(ended) < STEPS
+            held = (
+                batch.follow is not None and batch.follow.may_batch_delivery and len(ended) < STEPS
+            )
             follow = self._given[0][0].follow if self._given else None
             begun = follow is None or _begin(self._given[0][0], results)
-            if not held or follow is None or not begun or not follow.lot:
+            if not held or follow is None or not begun or not follow.may_batch_delivery:
                 self.lots.append(len(ended))
                 told, ended = ended, []
                 for each in told:
-                    each.tell()
+                    each.notify()
         self._course = None
 
 

@@ -34,9 +34,9 @@ class SlowRunner:
 
         def do() -> None:
             if self.fails:
-                outcome.fail(OSError("worn out"))
+                outcome.set_exception(OSError("worn out"))
             else:
-                outcome.finish(work())
+                outcome.set_result(work())
 
         loop.call_at(self.free_at, do)
         return outcome
