@@ -31,7 +31,7 @@ UInt32 = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What programs may know of the model (`model_info`). `dtype` is "float32" or "bfloat16"."""
+    """What `model_info` tells programs. `dtype` is "float32" or "bfloat16"."""
 
     name: str
     vocab_size: int
@@ -43,11 +43,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What K and V of a page are, in the layout in which they leave and enter an executor.
+    """The layout of pages that leave or enter an executor.
 
-    Pages travel as one array [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim] of `dtype`,
-    which is the pool's: "float32", "bfloat16" (as the bits of it, in uint16), or "uint64" of the
-    simulated executor. K comes as it lies in the pool, rotated.
+    Pages travel as one array [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim] of the
+    pool's `dtype`: "float32", "bfloat16" (its bits, as uint16), or "uint64" of the simulated
+    executor. K is rotated already.
     """
 
     layers: int
@@ -56,7 +56,6 @@ class KVLayout:
     dtype: str
 
     def shape(self, pages: int) -> tuple[int, int, int, int, int, int]:
-        """Return the shape of so many pages."""
         return (self.layers, 2, pages, PAGE_TOKENS, self.kv_heads, self.head_dim)
 
     @property
@@ -66,15 +65,14 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
         elements = self.layers * 2 * PAGE_TOKENS * self.kv_heads * self.head_dim
         return elements * self.numpy.itemsize
 
 
 class Matcher(Protocol):
-    """What a constraint knows of one sequence: which tokens may come next."""
+    """A constraint's state along one sequence: which tokens may come next."""
 
-    ended: float  # when the last mask was made: the time, in seconds, of the thread that made it
+    ended: float  # when the last mask was made, in seconds of its thread's time
 
     def fill(
         self,
@@ -84,28 +82,30 @@ class Matcher(Protocol):
         began: float | None = None,
         address: int | None = None,
     ) -> SyscallError | None:
-        """Write which tokens may come behind a row's own ([q], from entry `start` on).
+        """Write which tokens may follow a row's own tokens ([q], from entry `start` on).
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
-        their sequence's order, but for some that come again. An error is the row's result; EAGAIN:
-        the same row is to come again. `began` is that thread's time now, and `address` where the
-        mask lies, for who knows them.
+        their sequence's order, except for rows that are repeated. An error becomes the row's
+        result. EAGAIN means that the row will be repeated. `began` is the calling thread's time
+        now, and `address` the mask's address, if the caller knows them.
         """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Row:
-    """One sequence's part of a step: `q` new entries after `start` present ones.
+    """One sequence's share of a step: `q` new entries after `start` present ones.
 
     Entry i of the sequence (0 <= i < start + q) lies in slot
-    `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`. New token j attends to all
-    `start` present entries, to itself, and to the new tokens before it; with `parents`, among the
-    new tokens to its ancestors only (parent -1: none). Order in the file, not position, decides
-    what is visible; `positions` feed the rotary embedding. A model's sliding window counts what a
-    token would see without one, the last of which is itself: a tree's other branches do not count.
+    `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`.
+    New token j attends to all `start` present entries, to itself, and to the new tokens before it.
+    With `parents` it attends to its ancestors only among the new tokens (parent -1: none). Order in
+    the file, not position, decides what is visible; `positions` feed the rotary embedding. A
+    sliding window counts the entries that a token would see without a window, itself included:
+    other branches of a tree do not count.
     """
 
-    # No dataclasses, these two: each token makes a row, and what makes a dataclass is not compiled.
+    # Row and Batch are no dataclasses: each token makes a row, and mypyc does not compile the code
+    # that makes a dataclass.
     __slots__ = (
         "block_table", "matcher", "options", "parents", "places", "positions", "seed", "start",
         "tokens",
@@ -128,17 +128,19 @@ class Row:
         self.start = start
         self.block_table = block_table  # [ceil((start + q) / PAGE_TOKENS)]
         self.places = places  # [w] indices into the q tokens, in the order of the results
-        self.options = options  # get, sampling, top, of, biases, allow; others act above
+        # get, sampling, top, of, biases, allow; the scheduler handles the rest
+        self.options = options
         self.parents = parents  # [q]
-        # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place
-        # is a function of this seed, of the token's position (`positions[place]`) and of its id.
+        # u64 for Get.SAMPLE: options.sampling.seed, or a number that the kernel drew. The noise at
+        # a place is a function of this seed, of the token's position (`positions[place]`) and of
+        # its id.
         self.seed = seed
-        self.matcher = matcher  # of a row with one place, behind its last token
+        self.matcher = matcher  # only of a row with one place, after its last token
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
-    """One step, in this order: saves, copies (group after group), poison, loads, all rows."""
+    """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
         "copies", "follow", "loads", "moved_seconds", "note", "poison", "rows", "saves",
@@ -155,19 +157,18 @@ class Batch:
     ) -> None:
         self.rows = rows
         # Each group is [2, c]: source and destination slots. Within a group all reads come before
-        # all writes and destinations are distinct.
+        # all writes, and destinations are distinct.
         self.copies: list[Int64] = [] if copies is None else copies
-        self.saves = saves  # [2, c]: frames, and the host slots to which they are copied
-        self.loads = loads  # [2, c]: host slots, and the frames to which they are copied
-        self.poison = poison  # frames to be filled with what shows when it is read: for tests
-        self.follow = follow  # the rows' tokens are those of the batch before: see `Chain`
-        # What saves and loads took, in seconds: set by the executor before the step ends.
+        self.saves = saves  # [2, c]: frames, and the host slots to copy them to
+        self.loads = loads  # [2, c]: host slots, and the frames to copy them to
+        self.poison = poison  # frames to fill with a value that shows when it is read: for tests
+        self.follow = follow  # the rows' tokens come from the batch before: see `Chain`
+        # Seconds that saves and loads took; the executor sets it before the step ends.
         self.moved_seconds = 0.0
-        self.note: Any = None  # the kernel's own, of what its pages were when it made the batch
+        self.note: Any = None  # the kernel's own: the state of its pages when it made the batch
 
     @property
     def tokens(self) -> int:
-        """New tokens of the step."""
         return sum(len(row.tokens) for row in self.rows)
 
 
@@ -263,7 +264,7 @@ class Executor(Protocol):
         """
 
     async def after_steps(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on the device's thread, after the steps given so far; return its result.
+        """Return the result of `work`, run on the device's thread after the given steps.
 
         Example: `await executor.after_steps(lambda: executor.pages.read_frames(frames))`.
         """

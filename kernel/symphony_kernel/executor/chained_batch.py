@@ -23,7 +23,7 @@ _TOKEN_BYTES: Final = 4  # first in a result
 
 
 class Chain:
-    """Ties a batch to the one given before it: row i continues row `rows[i]` of that batch.
+    """Ties a batch to the batch before it: row i continues that batch's row `rows[i]`.
 
     `stops[i]` are tokens after which row i does not continue. If no row continues, the batch never
     begins. `may_batch_delivery`: the end of the step may be delivered late, together with others.

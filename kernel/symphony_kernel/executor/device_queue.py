@@ -77,7 +77,7 @@ class StepFuture(Generic[T]):
 
 
 class _Job:
-    """One job of the thread. `waiter` is a future on `loop`, or an event of a blocked thread."""
+    """A job; `waiter` is a future on `loop`, or a blocked thread's event."""
 
     __slots__ = (
         "_begun", "began", "begin", "ended", "error", "loop", "may_batch_delivery", "value",
@@ -120,7 +120,7 @@ class _Job:
 
 
 def _complete_futures(jobs: list[_Job]) -> None:
-    """Complete the futures of jobs, and run their callbacks when all of them are complete."""
+    """Complete the futures of jobs, then run their callbacks."""
     completed = []
     for job in jobs:
         future = job.waiter

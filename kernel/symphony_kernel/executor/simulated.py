@@ -1,11 +1,11 @@
-"""The simulated executor: a device and a model without either.
+"""The simulated executor: no device and no model, for tests and measurements.
 
-A cost model under an injected clock says how long a step takes. Its "model" is a hash: each slot of
-the pool keeps what a token, its position and all it could see came to, and a distribution is a
-function of all slots that are visible at its place. So wrong pages, a lost copy or a stale entry
-change the output, and the same entries give the same output in whatever batch and chunks they are
-computed. With every cost zero and `hashed` off it is the zero-time executor of host-overhead
-measurements; its results are then constants of the right size.
+A cost model under an injected clock says how long a step takes. The "model" is a hash: each slot of
+the pool keeps a hash of a token, its position and all that it could see. A distribution is a
+function of all slots visible at its place. So wrong pages, a lost copy or a stale entry change the
+output, and the same entries give the same output in any batch and any chunks. With zero costs and
+without `hashed` it takes no time, for measuring host overhead; its results are then constants of
+the right size.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
 )
-from symphony_kernel.executor.bitmask import allowed, fill
+from symphony_kernel.executor.bitmask import allowed, fill_bitmask
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -42,7 +42,7 @@ VOCAB_SIZE_DEFAULT = 4_096
 MAX_CONTEXT_DEFAULT = 32_768
 PAGES_DEFAULT = 8_192
 
-_LOGIT_BITS = 24  # of the hash: exact in a float32
+_LOGIT_BITS = 24  # bits of the hash: exact in a float32
 _LOGITS_SPREAD = 16.0  # logits lie in [0, this)
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 _ZERO_PAIR = bytes(8)
@@ -51,13 +51,12 @@ _ZERO_PAIR = bytes(8)
 class Sleeper(Protocol):
     """The part of a clock that a device needs."""
 
-    async def sleep(self, seconds: float) -> None:
-        """Return after this long."""
+    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """How long a step takes, in microseconds. A row of one new token is a decode row."""
+    """Durations in microseconds. A row of one new token is a decode row."""
 
     fixed_us: float = 0.0
     prefill_token_us: float = 0.0
@@ -66,7 +65,6 @@ class CostModel:
     page_move_us: float = 0.0  # for each page saved or loaded
 
     def seconds(self, batch: Batch) -> float:
-        """Return the duration of one step."""
         decodes = sum(1 for row in batch.rows if len(row.tokens) == 1)
         context = sum(row.start + len(row.tokens) for row in batch.rows)
         microseconds = (
@@ -78,7 +76,7 @@ class CostModel:
         return 1e-6 * microseconds + self.move_seconds(batch)
 
     def move_seconds(self, batch: Batch) -> float:
-        """Return how much of it is for saves and loads."""
+        """Return the part of it that saves and loads take."""
         moved: int = sum(part.shape[1] for part in (batch.saves, batch.loads) if part is not None)
         return 1e-6 * self.page_move_us * moved
 
@@ -86,7 +84,7 @@ class CostModel:
 def simulated_model(
     vocab_size: int = VOCAB_SIZE_DEFAULT, max_context: int = MAX_CONTEXT_DEFAULT
 ) -> ModelInfo:
-    """Return what a simulated model says of itself; its end of sequence is token 0."""
+    """Return a simulated model's description; its end of sequence is token 0."""
     return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32")
 
 
@@ -173,23 +171,23 @@ class SimulatedExecutor:
         self._free = self._costs == CostModel()
         self._hashed = hashed
         self._order = asyncio.Lock()
-        self._last: Results = []  # of the last step, while the next one may follow it
-        self.follows = not self._free  # else the device is never ahead of the loop
-        if self._free and not hashed:  # it takes no time: no task either
+        self._last: Results = []  # of the last step, for a step that follows it
+        self.follows = not self._free  # without costs the device is never ahead of the loop
+        if self._free and not hashed:  # takes no time, so needs no task
             self.start = self._answer_at_once
         self.pages = SimulatedPages(pages if hashed else 0)
         self._token_factors = _mix(np.arange(self.model.vocab_size, dtype=np.uint64)) | np.uint64(1)
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
-        """Take the step's time, then answer it.
+        """Take the step's time, then compute its results.
 
         Raises:
             KernelBug: a row reads a slot that no step has written.
         """
         async with self._order:
             last, self._last = self._last, []
-            if batch.follow is not None and not _begin(batch, last):
-                self._before_rows(batch)
+            if batch.follow is not None and not _begin_chained(batch, last):
+                self._prepare_pages(batch)
                 return []
             if not self._free:
                 await self._clock.sleep(self._costs.seconds(batch))
@@ -199,10 +197,10 @@ class SimulatedExecutor:
     def _results(self, batch: Batch) -> Results:
         if not self._hashed:
             return self._constants(batch)
-        self._before_rows(batch)
+        self._prepare_pages(batch)
         return [self._answer(row) for row in batch.rows]
 
-    def _before_rows(self, batch: Batch) -> None:
+    def _prepare_pages(self, batch: Batch) -> None:
         """Save, copy, poison and load."""
         if not self._hashed:
             return
@@ -231,7 +229,6 @@ class SimulatedExecutor:
         return outcome
 
     async def close(self) -> None:
-        """Wait for the last step."""
         async with self._order:
             pass
 
@@ -240,7 +237,7 @@ class SimulatedExecutor:
         results: list[bytes | SyscallError] = []
         for row in batch.rows:
             options, places = row.options, len(row.places)
-            if options is DEFAULT and places == 1:  # as most: a device that takes no time
+            if options is DEFAULT and places == 1:  # the usual case, made cheap
                 results.append(_ZERO_PAIR)
             elif options.get is Get.ARGMAX or options.get is Get.SAMPLE:
                 size = (8 + 8 * options.logprobs) * places
@@ -261,14 +258,14 @@ class SimulatedExecutor:
             if error is not None:
                 return error
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
-            return SyscallError(Errno.EINVAL, "the mask allows no token")
+            return SyscallError(Errno.EINVAL, "the allow mask allows no token")
         return _encode(logits, row)
 
     def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
-        """Rule out what a row's guide does not allow."""
+        """Rule out the tokens that a row's constraint does not allow."""
         vocab_size = self.model.vocab_size
         mask = np.zeros(-(-vocab_size // 32), np.uint32)
-        error = fill(row, mask, vocab_size)
+        error = fill_bitmask(row, mask, vocab_size)
         logits[:, ~allowed(mask, vocab_size)] = -np.inf
         return error
 
@@ -306,7 +303,7 @@ class SimulatedExecutor:
 
 
 def _canonical(pages: UInt64) -> KVArray:
-    """From [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
+    """Convert [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
     return pages.transpose(1, 0, 2)[None, :, :, :, None, None].copy()
 
 
@@ -315,8 +312,8 @@ def _from_canonical(values: KVArray) -> UInt64:
     return pages
 
 
-def _begin(batch: Batch, last: Results) -> bool:
-    """Go on behind the batch before, if it may be; put in the tokens."""
+def _begin_chained(batch: Batch, last: Results) -> bool:
+    """Begin a chained batch, if it may begin, and give its rows their tokens."""
     follow = batch.follow
     if follow is None or not follow.begin(last) or follow.tokens is None:
         return False
@@ -340,7 +337,7 @@ def _slots(row: Row) -> Int64:
 
 
 def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
-    """Return for each new token the sum of `x` over the new tokens it sees, itself included."""
+    """Return for each new token the sum of `x` over the new tokens that it sees."""
     if parents is None:
         return np.cumsum(x, dtype=np.uint64)
     sums = x.copy()
@@ -348,14 +345,13 @@ def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
         if parent >= 0:
             sums[node : node + 1] += sums[
                 parent : parent + 1
-            ]  # slices: scalars warn when they wrap
+            ]  # slices: scalars warn when they overflow
     return sums
 
 
 # -- Results -----------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def _constant(options: PredOptions, vocab_size: int) -> bytes:
-    """Return one place's result of the zero-time executor: all zeros."""
     return bytes(options.place_bytes(vocab_size))
 
 
@@ -391,7 +387,7 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def _sample(logits: Float32, sampling: Sampling, seed: int, positions: Int32) -> Int64:
-    """Return a token for each place [w, 1]: the best after filters and seeded Gumbel noise."""
+    """Return [w, 1] tokens: the best after filters and seeded Gumbel noise."""
     scaled = logits / np.float32(sampling.temperature)
     order = np.argsort(-scaled, axis=1, kind="stable")
     ranked = np.take_along_axis(scaled, order, axis=1)
@@ -408,7 +404,7 @@ def _sample(logits: Float32, sampling: Sampling, seed: int, positions: Int32) ->
 
 
 def _noise(seed: int, positions: Int32, vocab_size: int) -> npt.NDArray[np.float64]:
-    """Return Gumbel noise [w, vocab_size], a function of seed, position and token alone."""
+    """Return [w, vocab_size] Gumbel noise, a function of seed, position and token."""
     places = _mix(np.array([seed], np.uint64) ^ _mix(positions.astype(np.uint64)))
     tokens = np.arange(vocab_size, dtype=np.uint64)
     bits = _mix(places[:, None] + _mix(tokens)) >> np.uint64(11)

@@ -6,7 +6,7 @@ from typing import Any
 
 from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.device_queue import StepFuture
-from symphony_kernel.executor.simulated import SimulatedExecutor, _begin
+from symphony_kernel.executor.simulated import SimulatedExecutor, _begin_chained
 from symphony_kernel.platform.clock import Clock
 
 from tests.support.kernel.rig import ANY_MS
@@ -48,7 +48,7 @@ class InLots(SimulatedExecutor):
                 batch.follow is not None and batch.follow.may_batch_delivery and len(ended) < STEPS
             )
             follow = self._given[0][0].follow if self._given else None
-            begun = follow is None or _begin(self._given[0][0], results)
+            begun = follow is None or _begin_chained(self._given[0][0], results)
             if not held or follow is None or not begun or not follow.may_batch_delivery:
                 self.lots.append(len(ended))
                 told, ended = ended, []

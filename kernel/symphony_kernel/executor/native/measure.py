@@ -10,7 +10,7 @@ from symphony_kernel.executor.native.library import Library
 Array = npt.NDArray[np.generic]
 Float32 = npt.NDArray[np.float32]
 
-_FLOPS_PER_DOT = {2: 64, 4: 32}  # of a register: pairs of bfloat16, or float32
+_FLOPS_PER_DOT = {2: 64, 4: 32}  # in a register: pairs of bfloat16, or float32
 
 
 class _Product(Structure):
@@ -38,8 +38,8 @@ def product(
 ) -> Float32:
     """Return inputs weights' + bias, [rows, outputs].
 
-    `inputs` is [rows, depth] and `weights` [outputs, depth], both float32, or both bfloat16 as
-    uint16 bits, which `wide` multiplies as float32.
+    `inputs` is [rows, depth] and `weights` [outputs, depth]: both float32, or both bfloat16 as
+    uint16 bits. `wide` multiplies bfloat16 as float32.
     """
     assert inputs.dtype == weights.dtype
     out = np.full((len(inputs), len(weights)), np.nan, np.float32)
@@ -62,14 +62,14 @@ def product(
 
 
 def flops_per_s(library: Library, element_bytes: int, threads: int, dots: int = 24 << 16) -> float:
-    """Return how many operations a second the threads do without touching memory."""
+    """Return the operations a second of the threads without memory accesses."""
     measure = library.function("symphony_dot_seconds", c_int32, c_int32, c_int64, result=c_double)
     seconds: float = measure(element_bytes, threads, dots)
     return dots * threads * _FLOPS_PER_DOT[element_bytes] / seconds
 
 
 def bytes_per_s(library: Library, threads: int, size: int = 256 << 20) -> float:
-    """Return how many bytes a second the threads read from memory."""
+    """Return the bytes a second that the threads read from memory."""
     seconds: float = library.function("symphony_read_seconds", c_int32, c_int64, result=c_double)(
         threads, size
     )
@@ -79,18 +79,18 @@ def bytes_per_s(library: Library, threads: int, size: int = 256 << 20) -> float:
 
 
 def keeps_apart(library: Library, start: int, to: int) -> bool | None:
-    """Move a step's caller from one core to another: whether the team's other thread keeps off it.
+    """Move a step's caller between cores; return whether the team's thread avoids it.
 
-    None: nothing has shown.
+    None: no result.
     """
     moved = library.function("symphony_team_moved", c_int32, c_int32, result=c_int32)(start, to)
     return None if moved < 0 else not moved
 
 
 def lends(library: Library, cores: tuple[int, int], *, late: bool) -> bool | None:
-    """Lend one of a team's two cores: whether its thread rests, and then comes back.
+    """Lend one of a team's two cores; return whether its thread rests and comes back.
 
-    It does when it is told, or `late`, by itself. None: nothing has shown.
+    It comes back when notified, or, if `late`, by itself. None: no result.
     """
     call = library.function("symphony_team_lent", c_int32, c_int32, c_int32, result=c_int32)
     lent = call(*cores, late)
