@@ -1,6 +1,5 @@
-"""The page pool in its native layout, and attention alone (see attention.h)."""
+"""The page pool in its native layout, and a step's rows (see attention.h)."""
 
-from collections.abc import Sequence
 from copy import copy
 from ctypes import (
     POINTER,
@@ -21,7 +20,6 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.executor.native.library import Library
 
 Array = npt.NDArray[np.generic]
-Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 
@@ -55,22 +53,6 @@ class StepRows(Structure):
         ("positions", c_void_p),
         ("parents", c_void_p),
         ("trees", c_void_p),
-    )
-
-
-class AttentionLayer(Structure):
-    """`AttentionLayer` of attention.h."""
-
-    _fields_ = (
-        ("layer", c_int32),
-        ("qkv", c_void_p),
-        ("qkv_stride", c_int64),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
     )
 
 
@@ -208,70 +190,3 @@ class PagePool:
     @property
     def _plain_type(self) -> "np.dtype[np.generic]":
         return np.dtype(np.uint16 if self.shape.element_bytes == 2 else np.float32)
-
-
-@dataclass(slots=True)
-class LayerWork:
-    """One layer's arrays in a step: what attention reads and writes."""
-
-    layer: int
-    qkv: Float32  # [tokens, (heads + 2 * kv_heads) * head_dim]
-    out: Array  # [tokens, heads * head_dim], bfloat16 as uint16 bits; float32 if `wide`
-    cosines: Float32  # [positions, head_dim / 2]
-    sines: Float32
-    q_norm: Float32 | None = None  # [head_dim]
-    k_norm: Float32 | None = None
-
-
-class LoneAttention:
-    """Attention without the rest of the network, with its own team of threads."""
-
-    def __init__(self, library: Library, pool: PagePool) -> None:
-        wide = pool.shape.element_bytes == 4 or pool.shape.wide or not library.computes_bf16
-        self._out_type = np.dtype(np.float32 if wide else np.uint16)
-        create = library.function(
-            "symphony_attention_create", POINTER(AttentionShape), c_void_p, result=c_void_p
-        )
-        self._destroy = library.function("symphony_attention_destroy", c_void_p)
-        self._plan = library.function(
-            "symphony_attention_plan", c_void_p, POINTER(StepRows), result=c_int32
-        )
-        self._compute = library.function(
-            "symphony_attention_compute", c_void_p, POINTER(AttentionLayer), c_int32
-        )
-        self._handle = create(byref(pool.structure), pool.address)
-        if not self._handle:
-            raise MemoryError("no memory or no threads for attention")
-        self._rows: FlatRows | None = None
-
-    def close(self) -> None:
-        if self._handle:
-            self._destroy(self._handle)
-            self._handle = 0
-
-    def plan(self, rows: FlatRows) -> None:
-        self._rows = rows  # C refers to its arrays
-        if self._plan(self._handle, byref(rows.structure())):
-            raise MemoryError("no memory to plan a step")
-
-    def compute(self, works: Sequence[LayerWork]) -> None:
-        """Enter K and V and attend, layer after layer."""
-        layers = (AttentionLayer * len(works))(*(self._layer(work) for work in works))
-        self._compute(self._handle, layers, len(works))
-
-    def _layer(self, work: LayerWork) -> AttentionLayer:
-        def address(array: Float32 | None) -> int | None:
-            return None if array is None else int(array.ctypes.data)
-
-        assert work.out.dtype == self._out_type
-        return AttentionLayer(
-            work.layer,
-            work.qkv.ctypes.data,
-            work.qkv.shape[1],
-            work.out.ctypes.data,
-            work.out.shape[1],
-            address(work.q_norm),
-            address(work.k_norm),
-            address(work.cosines),
-            address(work.sines),
-        )
