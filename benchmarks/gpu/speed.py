@@ -42,7 +42,7 @@ async def decode(executor: TorchExecutor, tables: list[Int32], context: int, ste
         token = np.ones(1, np.uint32) if step == 0 else BLANK
         rows = [Row(token, position, start, t[:pages], _LAST, DEFAULT) for t in tables]
         every = range(len(tables))
-        return Batch(rows, follow=Chain(list(every), [() for _ in every]) if step else None)
+        return Batch(rows, chain=Chain(list(every), [() for _ in every]) if step else None)
 
     under_way: deque[StepFuture[Any]] = deque()
     ends = []

@@ -143,7 +143,14 @@ class Batch:
     """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
-        "copies", "follow", "loads", "moved_seconds", "note", "poison", "rows", "saves",
+        "chain",
+        "copies",
+        "loads",
+        "moved_seconds",
+        "note",
+        "poison",
+        "rows",
+        "saves",
     )  # fmt: skip
 
     def __init__(
@@ -153,7 +160,7 @@ class Batch:
         saves: Int32 | None = None,
         loads: Int32 | None = None,
         poison: Int32 | None = None,
-        follow: Chain | None = None,
+        chain: Chain | None = None,
     ) -> None:
         self.rows = rows
         # Each group is [2, c]: source and destination slots. Within a group all reads come before
@@ -162,7 +169,7 @@ class Batch:
         self.saves = saves  # [2, c]: frames, and the host slots to copy them to
         self.loads = loads  # [2, c]: host slots, and the frames to copy them to
         self.poison = poison  # frames to fill with a value that shows when it is read: for tests
-        self.follow = follow  # the rows' tokens come from the batch before: see `Chain`
+        self.chain = chain  # the rows' tokens come from the batch before: see `Chain`
         # Seconds that saves and loads took; the executor sets it before the step ends.
         self.moved_seconds = 0.0
         self.note: Any = None  # the kernel's own: the state of its pages when it made the batch

@@ -200,7 +200,6 @@ def fill_bitmask(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None
 def _fill_row(
     row: Row, mask: UInt32, vocab_size: int, began: float | None, address: int
 ) -> SyscallError | None:
-    """Fill a mask, or return an error. `began` is the thread's time now."""
     assert row.matcher is not None
     try:
         error = row.matcher.fill(row.start, row.tokens, mask, began, address)
@@ -228,7 +227,7 @@ def _checked(mask: UInt32, error: SyscallError | None, some: bool) -> SyscallErr
     return error
 
 
-def allowed(mask: UInt32, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return [vocab_size]: whether a mask allows each token."""
-    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+def tokens_in(mask: bytes | UInt32, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Return [vocab_size], whether a token's bit is set: bit t%8 of byte t//8."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return bits.view(np.bool_)

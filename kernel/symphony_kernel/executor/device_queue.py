@@ -57,7 +57,6 @@ class StepFuture(Generic[T]):
         self.done = True
 
     def notify(self) -> None:
-        """Run the callback, if there is one."""
         if self._callback is not None:
             self._callback(self)
 
@@ -191,7 +190,6 @@ class DeviceThread:
         return result
 
     def stop(self) -> None:
-        """End the thread after the queued jobs, and wait for its end."""
         self._jobs.put(None)
         self._thread.join()
         if self._loop is not None and not self._loop.is_closed():

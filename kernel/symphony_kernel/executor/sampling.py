@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -91,12 +92,6 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
     return None
 
 
-def tokens_in(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return [vocab_size], whether a token's bit is set: bit t%8 of byte t//8."""
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
-
-
 def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> None:
     """Add the biases and rule out tokens that are not allowed, in place."""
     if options.bias:
@@ -108,7 +103,7 @@ def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> 
         chosen = torch.from_numpy(np.flatnonzero(tokens_in(where, logits.shape[1])))
         added = torch.full((len(logits), len(chosen)), value, device=logits.device)
         logits.index_add_(1, chosen.to(logits.device), added)
-    bits = options.allow if mask is None else mask.tobytes()
+    bits = options.allow if mask is None else mask
     if bits is not None:
         allowed = torch.from_numpy(tokens_in(bits, logits.shape[1])).to(logits.device)
         logits.masked_fill_(~allowed, float("-inf"))
@@ -254,7 +249,6 @@ def noise_keys(seeds: UInt64, positions: Int32) -> UInt64:
 
 
 def _mix64(x: UInt64) -> UInt64:
-    """Apply splitmix64's finaliser to each number."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

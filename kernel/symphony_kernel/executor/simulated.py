@@ -28,7 +28,7 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
 )
-from symphony_kernel.executor.bitmask import allowed, fill_bitmask
+from symphony_kernel.executor.bitmask import fill_bitmask, tokens_in
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -186,7 +186,7 @@ class SimulatedExecutor:
         """
         async with self._order:
             last, self._last = self._last, []
-            if batch.follow is not None and not _begin_chained(batch, last):
+            if batch.chain is not None and not _begin_chained(batch, last):
                 self._prepare_pages(batch)
                 return []
             if not self._free:
@@ -201,7 +201,6 @@ class SimulatedExecutor:
         return [self._answer(row) for row in batch.rows]
 
     def _prepare_pages(self, batch: Batch) -> None:
-        """Save, copy, poison and load."""
         if not self._hashed:
             return
         pages = self.pages
@@ -262,11 +261,10 @@ class SimulatedExecutor:
         return _encode(logits, row)
 
     def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
-        """Rule out the tokens that a row's constraint does not allow."""
         vocab_size = self.model.vocab_size
         mask = np.zeros(-(-vocab_size // 32), np.uint32)
         error = fill_bitmask(row, mask, vocab_size)
-        logits[:, ~allowed(mask, vocab_size)] = -np.inf
+        logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
         return error
 
     def _compute(self, row: Row) -> UInt64:
@@ -294,11 +292,9 @@ class SimulatedExecutor:
             logits[:, token] += np.float32(bias)
         if options.bias_mask is not None:
             where, value = options.bias_mask
-            chosen = np.unpackbits(np.frombuffer(where, np.uint8), bitorder="little")
-            logits += chosen[: logits.shape[1]] * np.float32(value)
+            logits += tokens_in(where, logits.shape[1]) * np.float32(value)
         if options.allow is not None:
-            mask = np.unpackbits(np.frombuffer(options.allow, np.uint8), bitorder="little")
-            logits[:, mask[: logits.shape[1]] == 0] = -np.inf
+            logits[:, ~tokens_in(options.allow, logits.shape[1])] = -np.inf
         return logits
 
 
@@ -314,10 +310,10 @@ def _from_canonical(values: KVArray) -> UInt64:
 
 def _begin_chained(batch: Batch, last: Results) -> bool:
     """Begin a chained batch, if it may begin, and give its rows their tokens."""
-    follow = batch.follow
-    if follow is None or not follow.begin(last) or follow.tokens is None:
+    chain = batch.chain
+    if chain is None or not chain.begin(last) or chain.tokens is None:
         return False
-    for row, token in zip(batch.rows, follow.tokens, strict=True):
+    for row, token in zip(batch.rows, chain.tokens, strict=True):
         row.tokens = np.array([token], np.uint32)
     return True
 
@@ -330,7 +326,6 @@ def _mix(x: UInt64) -> UInt64:
 
 
 def _slots(row: Row) -> Int64:
-    """Return the slots [start + q] of the row's entries."""
     pages = row.block_table.astype(np.int64)[:, None] * PAGE_TOKENS
     slots: Int64 = (pages + np.arange(PAGE_TOKENS)).reshape(-1)[: row.start + len(row.tokens)]
     return slots

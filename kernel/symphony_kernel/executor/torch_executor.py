@@ -170,31 +170,31 @@ class TorchExecutor:
     def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step, in one hop to the device's thread and one hop back."""
         prepared = self.network.prepare(batch.rows) if batch.rows else None
-        step, follow = partial(self._step, batch, prepared), batch.follow
+        step, chain = partial(self._step, batch, prepared), batch.chain
         if self._ahead is not None:
             self._launch_ahead(self._ahead, batch, prepared)
-        if follow is None:
+        if chain is None:
             return self._thread.start(step)
-        begin = partial(self._begin_chained, follow, batch, prepared)
-        return self._thread.start(step, begin, follow.may_batch_delivery)
+        begin = partial(self._begin_chained, chain, batch, prepared)
+        return self._thread.start(step, begin, chain.may_batch_delivery)
 
     def _launch_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
         """Let the network launch a chained step early, if it has nothing but rows."""
         before, self._last_prepared = self._last_prepared, prepared
-        if batch.follow is None or before is None or prepared is None or batch.copies:
+        if batch.chain is None or before is None or prepared is None or batch.copies:
             return
         if batch.saves is None and batch.loads is None and batch.poison is None:
-            network.launch_after(prepared, before, batch.follow)
+            network.launch_after(prepared, before, batch.chain)
 
-    def _begin_chained(self, follow: Chain, batch: Batch, prepared: Any) -> bool:
+    def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
         """Begin a chained step, if it may begin, and give its rows their tokens."""
-        if not follow.begin(self._last):
+        if not chain.begin(self._last):
             return False
-        assert follow.tokens is not None
+        assert chain.tokens is not None
         if prepared is not None:
-            prepared.set_tokens(follow.tokens)
+            prepared.set_tokens(chain.tokens)
         else:
-            for row, token in zip(batch.rows, follow.tokens, strict=True):
+            for row, token in zip(batch.rows, chain.tokens, strict=True):
                 row.tokens = np.array([token], np.uint32)
         return True
 
@@ -211,7 +211,6 @@ class TorchExecutor:
         return await self._thread.start(work)
 
     def _move(self, batch: Batch) -> None:
-        """Do what comes before the rows."""
         pages = self.pages
         began = time.perf_counter()
         if batch.saves is not None:
@@ -243,7 +242,7 @@ class TorchExecutor:
         self._last = []  # of a step that fails or never begins
         try:
             self._prepare_pages(batch)
-            if batch.follow is not None and batch.follow.tokens is None:
+            if batch.chain is not None and batch.chain.tokens is None:
                 if self._ahead is not None and prepared is not None:
                     self._ahead.drop_step(prepared)
                 return []
@@ -265,7 +264,7 @@ class TorchExecutor:
         if not constrained:
             return self._compute(batch, prepared)
         # The masks are made while the step computes.
-        tokens = None if batch.follow is None else batch.follow.tokens
+        tokens = None if batch.chain is None else batch.chain.tokens
         buffers = None if prepared is None else self.network.mask_buffers(prepared)
         self._masks.begin(batch.rows, constrained, tokens, buffers)
         results = None

@@ -83,7 +83,7 @@ class LookAhead:
         if not rows:
             return None
         follow = Chain(behind, stops, may_batch_delivery)
-        lookahead = LookAheadStep(heads, Batch(rows, follow=follow), follow)
+        lookahead = LookAheadStep(heads, Batch(rows, chain=follow), follow)
         if not may_batch_delivery:
             for row_number, prediction in lookahead.predictions:
                 prediction.lookahead, prediction.row = lookahead, row_number

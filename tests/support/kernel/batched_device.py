@@ -44,10 +44,8 @@ class InLots(SimulatedExecutor):
             outcome.ended = time()
             outcome.complete(results, None)
             ended.append(outcome)
-            held = (
-                batch.follow is not None and batch.follow.may_batch_delivery and len(ended) < STEPS
-            )
-            follow = self._given[0][0].follow if self._given else None
+            held = batch.chain is not None and batch.chain.may_batch_delivery and len(ended) < STEPS
+            follow = self._given[0][0].chain if self._given else None
             begun = follow is None or _begin_chained(self._given[0][0], results)
             if not held or follow is None or not begun or not follow.may_batch_delivery:
                 self.lots.append(len(ended))

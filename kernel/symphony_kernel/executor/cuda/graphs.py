@@ -97,7 +97,6 @@ class DecodeGraphs:
         self.bytes = 0  # device memory that capturing took
 
     def size_for(self, plan: StepPlan) -> int | None:
-        """Return the size of the graph for a step, or None."""
         if not plan.only_decodes:
             return None
         size = min((size for size in self._graphs if size >= plan.decodes), default=None)
@@ -111,7 +110,6 @@ class DecodeGraphs:
         return self._graphs[inputs.plan.decodes].run(inputs)
 
     def capture(self, decoder: CudaDecoder, padding_page: int) -> None:
-        """Capture all graphs."""
         before = torch.cuda.memory_reserved(decoder.device)
         memory = torch.cuda.graph_pool_handle()
         nothing = empty_plan(decoder.windows)

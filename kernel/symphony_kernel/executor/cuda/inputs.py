@@ -53,7 +53,6 @@ class Inputs:
 
     @property
     def tokens(self) -> Tensor:
-        """Token ids, [n] int32 on the device."""
         return self.moved["tokens"]
 
     def host(self, kind: Kind, number: int, part: Part) -> Tensor:

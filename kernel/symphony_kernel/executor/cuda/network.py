@@ -171,13 +171,13 @@ class CudaNetwork:
         packed = pack(plan, self._windows, others, self._pinned)
         return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
 
-    def launch_after(self, step: PreparedStep, before: PreparedStep, follow: Chain) -> None:
+    def launch_after(self, step: PreparedStep, before: PreparedStep, chain: Chain) -> None:
         """Let `step`, which follows `before`, be launched early.
 
         Called on the thread that queues steps, right after `prepare`. The step must consist of rows
         only: no copies, no moves.
         """
-        if step.take_tokens_from(before, follow):
+        if step.take_tokens_from(before, chain):
             before.following = step
 
     def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
@@ -259,7 +259,6 @@ class CudaNetwork:
         step.launched.wait()
 
     def _outputs(self, inputs: Inputs) -> Tensor:
-        """Return [w, hidden] of a step's wanted tokens."""
         moved = inputs.moved
         self._attention.plan(inputs)
         tokens = Tokens(

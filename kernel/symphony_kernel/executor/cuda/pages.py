@@ -172,7 +172,6 @@ class CudaPages:
         return np.ascontiguousarray(apart.transpose(1, 2, 0, 3, 4, 5))
 
     def _words(self, values: KVArray) -> Tensor:
-        """Return [n, layers, words]."""
         assert values.shape == self.layout.shape(values.shape[2]), values.shape
         assert values.dtype == self.layout.numpy, values.dtype
         apart = values.transpose(2, 0, 1, 3, 4, 5).copy()
@@ -215,7 +214,6 @@ class _Lane:
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def next_buffer(self) -> _Buffer:
-        """Return the least recently used buffer."""
         self._turn = (self._turn + 1) % len(self.buffers)
         return self.buffers[self._turn]
 

@@ -53,8 +53,17 @@ class PreparedStep:
     """
 
     __slots__ = (
-        "before", "choices", "count", "follow", "following", "graph", "launched", "packed",
-        "plan", "sources", "tokens_final",
+        "before",
+        "chain",
+        "choices",
+        "count",
+        "following",
+        "graph",
+        "launched",
+        "packed",
+        "plan",
+        "sources",
+        "tokens_final",
     )  # fmt: skip
 
     def __init__(
@@ -71,13 +80,12 @@ class PreparedStep:
         self.tokens_final = True  # the tokens chosen on the device are the step's final tokens
         self.before: PreparedStep | None = None  # the step whose tokens it takes,
         self.sources: Int32 = np.empty(0, np.int32)  # at these places
-        self.follow: Chain | None = None
+        self.chain: Chain | None = None
         self.following: PreparedStep | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it may still begin."""
-        return self.follow is None or self.follow.waits
+        return self.chain is None or self.chain.waits
 
     def set_tokens(self, tokens: list[int]) -> None:
         """Set each row's token, in a decode step that begins."""
@@ -90,17 +98,17 @@ class PreparedStep:
             self.launched = None
         self.packed.put("tokens", tokens)
 
-    def take_tokens_from(self, before: "PreparedStep", follow: Chain) -> bool:
+    def take_tokens_from(self, before: "PreparedStep", chain: Chain) -> bool:
         """Take the tokens from a step on the device, if possible; return whether it is."""
         if not (self.plan.only_decodes and self.choices.whole and before.choices.whole):
             return False
         places = before.choices.places
         first = dict(zip(before.plan.owners, places, strict=True))
-        mine = [first.get(row) for row in follow.rows]
+        mine = [first.get(row) for row in chain.rows]
         if any(place is None for place in mine):
             return False
         self.sources = np.array([place.start for place in mine if place is not None], np.int32)
-        self.before, self.follow = before, follow
+        self.before, self.chain = before, chain
         return True
 
     def copy_tokens(self, inputs: Inputs) -> None:

@@ -20,7 +20,6 @@ class Quantized:
     scales: Tensor
 
     def dequantized(self) -> Tensor:
-        """Return the matrix in float32."""
         return self.values.float() * self.scales[:, None]
 
 

@@ -66,7 +66,6 @@ class LayerWeights:
 
 
 def take_embedding(config: ModelConfig, weights: Tensors) -> Tensor:
-    """Take the embedding, [vocab_size, hidden]."""
     return weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
 
 

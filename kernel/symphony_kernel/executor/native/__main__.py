@@ -11,7 +11,6 @@ from symphony_kernel.executor.native.build import NativeUnavailable, built_libra
 
 
 def main(check: bool) -> int:
-    """Compile the kernels if they are not compiled, or only check."""
     if check:
         return _check()
     try:

@@ -159,7 +159,6 @@ class PagePool:
             raise MemoryError(f"no memory to copy {pairs.shape[1]} slots")
 
     def poison(self, frames: Int32) -> None:
-        """Fill frames with NaN."""
         frames = np.ascontiguousarray(frames, np.int32)
         self._poison(byref(self.structure), self.address, frames.ctypes.data, len(frames))
 

@@ -32,7 +32,6 @@ class NativePages:
         self._host = self._host_bytes = self._slots = 0
 
     def close(self) -> None:
-        """Free the host memory."""
         if self._host:
             self._free(self._host, self._host_bytes)
             self._host = 0

@@ -24,7 +24,6 @@ class Library:
         self._handle = ctypes.CDLL(str(path))
 
     def function(self, name: str, *arguments: type, result: type | None = None) -> "Function":
-        """Return an exported function with its C types."""
         found = self._handle[name]
         found.argtypes = arguments
         found.restype = result

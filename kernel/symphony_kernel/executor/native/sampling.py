@@ -14,8 +14,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of, tokens_in
+from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -192,7 +193,6 @@ class _Wanted:
 
     @property
     def draws(self) -> bool:
-        """Whether the result depends on noise."""
         return self.options.get is Get.SAMPLE
 
 

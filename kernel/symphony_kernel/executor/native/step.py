@@ -121,7 +121,6 @@ class PreparedStep:
         return self._positions[: self.count] if self._flat is None else self._flat.rows.positions
 
     def results(self) -> list[bytes | SyscallError]:
-        """Return each row's result, after the step was computed."""
         answers = self.places.answers()
         if self._wanting is None:
             return answers

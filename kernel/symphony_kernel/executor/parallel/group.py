@@ -61,7 +61,6 @@ class Group:
         return torch.cat(parts, dim=1)[:, :width]
 
     def leave(self) -> None:
-        """Disconnect from the other ranks."""
         if self._backend is not None and hasattr(self._backend, "shutdown"):
             self._backend.shutdown()
         self._backend = None

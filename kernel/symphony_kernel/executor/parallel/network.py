@@ -46,7 +46,6 @@ class ParallelNetwork(ForwardOnlyNetwork):
             return self.local.answer(first, requests)
 
     def release(self) -> None:
-        """Release the memory and end the other ranks."""
         try:
             self._ranks.release()
         finally:
@@ -69,7 +68,6 @@ class ParallelPages:
         self._shards = [Shard(config, rank, count) for rank in range(count)]
 
     def open_host(self, pages: int) -> None:
-        """Allocate host slots on each rank."""
         self._ranks.send(pack("open_host", pages))
         try:
             self._local.open_host(pages)

@@ -86,12 +86,10 @@ class Ranks:
         self._ending = threading.Event()  # the ranks are being ended, or lost
 
     def __len__(self) -> int:
-        """Return the number of ranks besides rank 0."""
         return len(self._processes)
 
     @property
     def meeting(self) -> Path:
-        """The path at which ranks meet."""
         return self._directory / "meeting"
 
     @property
@@ -99,7 +97,6 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def start(self, share: Share) -> None:
-        """Start a rank's process, which then loads its share."""
         process = subprocess.Popen(
             [sys.executable, "-m", "symphony_kernel.executor.parallel"],
             stdin=subprocess.PIPE,
@@ -176,7 +173,6 @@ class Ranks:
         return [reply[1] for reply in replies if reply is not None]
 
     def release(self) -> None:
-        """End the ranks and wait for them."""
         self._ending.set()
         for process in self._processes:
             assert process.stdin is not None
