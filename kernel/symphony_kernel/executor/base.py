@@ -10,6 +10,7 @@ happens after all reads of earlier steps. So the kernel can reuse a frame or a h
 as soon as no later step can read it for its old owner.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -178,6 +179,13 @@ class Batch:
     def tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
+    def fill_tokens(self) -> None:
+        """Give the rows of a chained batch that has begun their tokens."""
+        assert self.chain is not None
+        assert self.chain.tokens is not None
+        for row, token in zip(self.rows, self.chain.tokens, strict=True):
+            row.tokens = np.array([token], np.uint32)
+
 
 Results: TypeAlias = list[bytes | SyscallError]  # one a row
 KVArray: TypeAlias = npt.NDArray[np.generic]  # see `KVLayout`
@@ -228,6 +236,24 @@ class Pages(Protocol):
     def read_host(self, slots: Int32) -> KVArray: ...
 
     def write_host(self, slots: Int32, values: KVArray) -> None: ...
+
+
+def prepare_pages(pages: Pages, batch: Batch) -> None:
+    """Do what comes before a batch's rows, in its order; set `moved_seconds`."""
+    seconds = 0.0
+    if batch.saves is not None:
+        began = time.perf_counter()
+        pages.save(*batch.saves)
+        seconds += time.perf_counter() - began
+    for group in batch.copies:
+        pages.copy(group)
+    if batch.poison is not None:
+        pages.poison(batch.poison)
+    if batch.loads is not None:
+        began = time.perf_counter()
+        pages.load(*batch.loads)
+        seconds += time.perf_counter() - began
+    batch.moved_seconds = seconds
 
 
 class Executor(Protocol):

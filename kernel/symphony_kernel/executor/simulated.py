@@ -27,6 +27,7 @@ from symphony_kernel.executor.base import (
     ModelInfo,
     Results,
     Row,
+    prepare_pages,
 )
 from symphony_kernel.executor.bitmask import fill_bitmask, tokens_in
 from symphony_kernel.executor.device_queue import StepFuture
@@ -201,18 +202,9 @@ class SimulatedExecutor:
         return [self._answer(row) for row in batch.rows]
 
     def _prepare_pages(self, batch: Batch) -> None:
-        if not self._hashed:
-            return
-        pages = self.pages
-        if batch.saves is not None:
-            pages.save(*batch.saves)
-        for group in batch.copies:
-            pages.copy(group)
-        if batch.poison is not None:
-            pages.poison(batch.poison)
-        if batch.loads is not None:
-            pages.load(*batch.loads)
-        batch.moved_seconds = self._costs.move_seconds(batch)
+        if self._hashed:
+            prepare_pages(self.pages, batch)
+            batch.moved_seconds = self._costs.move_seconds(batch)
 
     def open_host(self, pages: int) -> None:
         self.pages.open_host(pages)
@@ -310,11 +302,9 @@ def _from_canonical(values: KVArray) -> UInt64:
 
 def _begin_chained(batch: Batch, last: Results) -> bool:
     """Begin a chained batch, if it may begin, and give its rows their tokens."""
-    chain = batch.chain
-    if chain is None or not chain.begin(last) or chain.tokens is None:
+    if batch.chain is None or not batch.chain.begin(last):
         return False
-    for row, token in zip(batch.rows, chain.tokens, strict=True):
-        row.tokens = np.array([token], np.uint32)
+    batch.fill_tokens()
     return True
 
 

@@ -5,7 +5,6 @@ computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
     UInt32,
+    prepare_pages,
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
@@ -194,8 +194,7 @@ class TorchExecutor:
         if prepared is not None:
             prepared.set_tokens(chain.tokens)
         else:
-            for row, token in zip(batch.rows, chain.tokens, strict=True):
-                row.tokens = np.array([token], np.uint32)
+            batch.fill_tokens()
         return True
 
     async def close(self) -> None:
@@ -209,21 +208,6 @@ class TorchExecutor:
     async def after_steps(self, work: Callable[[], _T]) -> _T:
         self._last_prepared = None  # what is given next must not be launched before this
         return await self._thread.start(work)
-
-    def _move(self, batch: Batch) -> None:
-        pages = self.pages
-        began = time.perf_counter()
-        if batch.saves is not None:
-            pages.save(*batch.saves)
-        saved = time.perf_counter()
-        for group in batch.copies:
-            pages.copy(group)
-        if batch.poison is not None:
-            pages.poison(batch.poison)
-        loading = time.perf_counter()
-        if batch.loads is not None:
-            pages.load(*batch.loads)
-        batch.moved_seconds = saved - began + time.perf_counter() - loading
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
         try:
@@ -241,7 +225,7 @@ class TorchExecutor:
     def _run_step(self, batch: Batch, prepared: Any) -> Results:
         self._last = []  # of a step that fails or never begins
         try:
-            self._prepare_pages(batch)
+            prepare_pages(self.pages, batch)
             if batch.chain is not None and batch.chain.tokens is None:
                 if self._ahead is not None and prepared is not None:
                     self._ahead.drop_step(prepared)
@@ -251,13 +235,6 @@ class TorchExecutor:
         finally:
             if batch.saves is not None or batch.loads is not None:
                 batch.moved_seconds += self.pages.settle()
-
-    def _prepare_pages(self, batch: Batch) -> None:
-        if batch.saves is not None or batch.loads is not None or batch.poison is not None:
-            self._move(batch)
-        else:
-            for group in batch.copies:
-                self.pages.copy(group)
 
     def _rows(self, batch: Batch, prepared: Any) -> Results:
         constrained = [index for index, row in enumerate(batch.rows) if row.matcher is not None]

@@ -11,7 +11,7 @@
 
 namespace symphony {
 
-// Keys that sort as floats do, -0 next to 0; the low half sorts equal logits by falling token.
+// Keys that sort as floats do, -0 next to 0; among equals the lower token has the higher key.
 inline uint64_t order_key(float value, uint32_t token) {
     uint32_t bits;
     value += 0.0f;

@@ -30,7 +30,7 @@ inline void store(float *to, __m512 values, __mmask16 lanes) {
     _mm512_mask_storeu_ps(to, lanes, values);
 }
 
-// The first `count` lanes, of which there are at most LANES.
+// The first `count` lanes, at most all LANES.
 inline __mmask16 first_lanes(int64_t count) {
     return count >= LANES ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1);
 }
