@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
+from symphony_kernel.executor.native.attention import PagePool, PoolShape
 from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import attend
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+from tests.support.executor.native_kernels import LayerWork, LoneAttention
 
 POOL_BYTES = 192 << 20
 PARTS = 4  # that are timed by themselves: a short time is less often disturbed

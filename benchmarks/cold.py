@@ -78,18 +78,23 @@ class ColdDevice(SimulatedExecutor):
     def _end(self) -> None:
         """The step that computes has ended; the next one begins before anybody hears of it."""
         batch, outcome = self._given.popleft()
-        computes = batch.follow is None or self._begun
+        computes = batch.chain is None or self._begun
         results: Results = self._results(batch) if computes else []
         self._held.append((outcome, results))
-        follow = self._given[0][0].follow if self._given else None
+        follow = self._given[0][0].chain if self._given else None
         self._begun = follow is not None and follow.begin(results)
-        both = self._begun and follow is not None and follow.lot
-        if both and batch.follow is not None and batch.follow.lot and len(self._held) < _LOT:
+        both = self._begun and follow is not None and follow.may_batch_delivery
+        if (
+            both
+            and batch.chain is not None
+            and batch.chain.may_batch_delivery
+            and len(self._held) < _LOT
+        ):
             return
         held, self._held = self._held, []
         now = time.monotonic()
         for each, value in held:
             each.began = each.ended = now
-            each.settle(value, None)
+            each.complete(value, None)
         for each, _ in held:
-            each.tell()
+            each.notify()

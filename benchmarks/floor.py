@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 from symphony_kernel.executor.native.library import Library, load_library
-from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.serving.floor import Rates, Sizes
 from benchmarks.serving.rates import product_rate
+from tests.support.executor.native_kernels import bytes_per_s, flops_per_s
 
 _REPEATS = 12
 _CONTEXT = 192  # tokens that a stream holds, of 128 prompted and 128 new ones on average

@@ -201,7 +201,7 @@ def compute(load: Load, frames: int, places: TierConfig) -> tuple[Measured, list
 
     async def main() -> tuple[Measured, list[list[int]]]:
         executor = tiny(1 << 20)
-        page_bytes = executor.layout.page_bytes
+        page_bytes = executor.pages.layout.page_bytes
         await executor.close()
         return await measure(tiny(frames * page_bytes), RealClock(), load, places)
 

@@ -52,7 +52,7 @@ ROUNDS = 3
 async def moving(model: Path) -> dict[str, float]:
     """Return microseconds a page: saved and loaded in lots, and computed again."""
     executor = TorchExecutor.load(model, pool_bytes=512 << 20)
-    pages = min(max(LOTS), executor.pages // 2)
+    pages = min(max(LOTS), executor.frame_count // 2)
     executor.open_host(pages)
     table = np.arange(PROMPT // PAGE_TOKENS, dtype=np.int32)
     computed = []
@@ -61,7 +61,7 @@ async def moving(model: Path) -> dict[str, float]:
         await executor.run(Batch([_prompt(table)]))
         computed.append(time.perf_counter() - began)
     found: dict[str, float] = {
-        "page_bytes": executor.layout.page_bytes,
+        "page_bytes": executor.pages.layout.page_bytes,
         "computed_us": min(computed) / len(table) * 1e6,
     }
     for lot in (lot for lot in LOTS if lot <= pages):

@@ -29,10 +29,6 @@ from symphony_kernel.config import Configuration, make_executor
 from symphony_kernel.executor.base import (
     Batch,
     Executor,
-    Int32,
-    KVArray,
-    KVLayout,
-    ModelInfo,
     Results,
 )
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
@@ -125,22 +121,10 @@ class Recorder:
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
         self._executor, self._clock = executor, clock
+        self.model, self.computes = executor.model, executor.computes
+        self.frame_count, self.pages = executor.frame_count, executor.pages
+        self.open_host, self.after_steps = executor.open_host, executor.after_steps
         self.times: dict[int, list[float]] = {}
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model it runs."""
-        return self._executor.model
-
-    @property
-    def computes(self) -> str:
-        """What computes."""
-        return self._executor.computes
-
-    @property
-    def pages(self) -> int:
-        """Physical pages in the pool."""
-        return self._executor.pages
 
     async def run(self, batch: Batch) -> Results:
         """Compute a step."""
@@ -149,35 +133,6 @@ class Recorder:
         for row in batch.rows:
             self.times.setdefault(int(row.block_table[0]), []).append(now)
         return results
-
-    @property
-    def layout(self) -> KVLayout:
-        """How an entry lies in memory."""
-        return self._executor.layout
-
-    def open_host(self, pages: int) -> None:
-        """Make room for pages in host memory."""
-        self._executor.open_host(pages)
-
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot."""
-        return self._executor.host_page(slot)
-
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames."""
-        return await self._executor.read_frames(frames)
-
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames."""
-        await self._executor.write_frames(frames, values)
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots."""
-        return await self._executor.read_host(slots)
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots."""
-        await self._executor.write_host(slots, values)
 
     async def close(self) -> None:
         """Leave the device to the next kernel."""

@@ -41,7 +41,7 @@ def greedy(executor: TorchExecutor, prompt: np.ndarray[Any, Any], new: int) -> l
     """Return the executor's greedy tokens behind a prompt."""
 
     async def main() -> list[int]:
-        table = Pool(executor.pages).table(len(prompt) + new)
+        table = Pool(executor.frame_count).table(len(prompt) + new)
         tokens, start, found = prompt, 0, []
         for _ in range(new):
             end = start + len(tokens)

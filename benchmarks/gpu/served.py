@@ -69,7 +69,7 @@ async def direct(executor: TorchExecutor, given: Prompts, new: int) -> float:
             for prompt, table in zip(given, tables, strict=True)
         ]
         follow = Chain(list(range(len(rows))), [() for _ in rows]) if step else None
-        under_way.append(executor.start(Batch(rows, follow=follow)))
+        under_way.append(executor.start(Batch(rows, chain=follow)))
         if len(under_way) > 1:
             await under_way.popleft()
     await under_way.popleft()

@@ -42,7 +42,7 @@ async def decode(executor: TorchExecutor, tables: list[Int32], context: int, ste
         token = np.ones(1, np.uint32) if step == 0 else BLANK
         rows = [Row(token, position, start, t[:pages], _LAST, DEFAULT) for t in tables]
         every = range(len(tables))
-        return Batch(rows, follow=Chain(list(every), [() for _ in every]) if step else None)
+        return Batch(rows, chain=Chain(list(every), [() for _ in every]) if step else None)
 
     under_way: deque[StepFuture[Any]] = deque()
     ends = []
@@ -63,7 +63,7 @@ async def _ended(outcome: StepFuture[Any]) -> float:
 
 def tables_for(executor: TorchExecutor, rows: int, entries: int) -> list[Int32]:
     """Return block tables for so many rows, out of the whole pool."""
-    pool = Pool(executor.pages)
+    pool = Pool(executor.frame_count)
     return [pool.table(entries) for _ in range(rows)]
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
-from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s
+
+from tests.support.executor.native_kernels import bytes_per_s, flops_per_s
 
 _BYTES = 1 << 28  # a thread's share: far above any cache
 _SIDE = 4096

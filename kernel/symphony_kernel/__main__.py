@@ -90,7 +90,7 @@ async def boot(configuration: Configuration) -> int:
     # 7. The door: from now on the gateway and the workers may come in.
     server = Server(kernel, configuration.secrets, processes if configuration.processes else None)
     await server.listen(configuration.socket)
-    emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
+    emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.frame_count)
     beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
     # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
     failed = await _first(running, stop)

@@ -77,15 +77,15 @@ class Kernel:
         self._recovery: JournalRecovery | None = None
         self._seeds = Seeds()
         self._kvfs = KVFS(
-            executor.pages,
+            executor.frame_count,
             self._now,
-            options.limits(executor.pages),
+            options.limits(executor.frame_count),
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
         self._scheduler = Scheduler(
             self._clock,
-            executor.pages,
+            executor.frame_count,
             executor.model.vocab_size,
             options.steps,
             self._traced,
@@ -467,7 +467,7 @@ class Kernel:
             self._processes,
             self._syscalls.turns,
             self._rate_limiter,
-            self._executor.pages,
+            self._executor.frame_count,
             self._clock.now,
             others={
                 "seeds": self._seeds,
@@ -482,7 +482,7 @@ class Kernel:
 
     def model(self) -> tuple[dict[str, Any], int, int]:
         """Return what a `Welcome` says of the model, the device's frames, and all pages."""
-        return self._about, self._executor.pages, self._kvfs.pool.pages
+        return self._about, self._executor.frame_count, self._kvfs.pool.pages
 
     def listen_with(self, hooks: JournalHooks | None) -> None:
         """Let a scribe hear all that happens, or nobody."""

@@ -41,9 +41,9 @@ class _Runner:
             try:
                 value = work()
             except OSError as error:
-                outcome.fail(error)
+                outcome.set_exception(error)
             else:
-                outcome.finish(value)
+                outcome.set_result(value)
 
         loop.call_at(self._free_at, do)
         return outcome
@@ -88,7 +88,7 @@ def give_disk(
 ) -> None:
     """Open a disk tier of so many slots below a kernel's host tier, before it runs."""
     tiers, executor = kernel._kvfs.tiers, kernel._executor
-    spill = FaultySpill(slots, len(executor.host_page(0)), faults, rng, met)
-    tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
+    spill = FaultySpill(slots, len(executor.pages.host_page(0)), faults, rng, met)
+    tiers.spill_tier = DiskTier(tiers, spill, executor.pages.host_page)
     # No page may be dropped and computed again: what is not on the device is on host or disk.
     tiers.token_seconds = lambda: 1.0

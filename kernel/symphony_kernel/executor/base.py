@@ -1,17 +1,19 @@
-"""The Executor: what the kernel asks of a device.
+"""The executor contract: what the kernel needs from a device.
 
-An executor owns the model's weights, one pool of frames (a frame has room for K and V of a page, of
-every layer), and beside it as many places for pages in host memory as it was asked for. It knows
-nothing of files, tenants or programs: a step names frames and slots. Slot `s` is entry
-`s % PAGE_TOKENS` of frame `s // PAGE_TOKENS`; a host slot holds a whole page.
+An executor owns the model's weights, a pool of frames on the device, and slots for pages in host
+memory. A frame holds K and V of one page in all layers. The executor knows no files, tenants or
+programs: a step names frames and slots. Slot `s` is entry `s % PAGE_TOKENS` of frame
+`s // PAGE_TOKENS`; a host slot holds a whole page.
 
-Steps run in the order in which they were given, one after the other; whatever a later step writes
-happens after every read of an earlier one. That order is what lets the kernel reuse a frame or a
-host slot at once: as soon as no later step can read it for the old owner.
+Steps run one after the other, in the order in which they were given. Each write of a later step
+happens after all reads of earlier steps. So the kernel can reuse a frame or a host slot at once,
+as soon as no later step can read it for its old owner.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 
+_T = TypeVar("_T")
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
@@ -29,7 +32,7 @@ UInt32 = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What programs may know of the model (`model_info`). `dtype` is "float32" or "bfloat16"."""
+    """What `model_info` tells programs. `dtype` is "float32" or "bfloat16"."""
 
     name: str
     vocab_size: int
@@ -41,11 +44,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What K and V of a page are, in the layout in which they leave and enter an executor.
+    """The layout of pages that leave or enter an executor.
 
-    Pages travel as one array [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim] of `dtype`,
-    which is the pool's: "float32", "bfloat16" (as the bits of it, in uint16), or "uint64" of the
-    simulated executor. K comes as it lies in the pool, rotated.
+    Pages travel as one array [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim] of the
+    pool's `dtype`: "float32", "bfloat16" (its bits, as uint16), or "uint64" of the simulated
+    executor. K is rotated already.
     """
 
     layers: int
@@ -54,7 +57,6 @@ class KVLayout:
     dtype: str
 
     def shape(self, pages: int) -> tuple[int, int, int, int, int, int]:
-        """Return the shape of so many pages."""
         return (self.layers, 2, pages, PAGE_TOKENS, self.kv_heads, self.head_dim)
 
     @property
@@ -64,15 +66,14 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
         elements = self.layers * 2 * PAGE_TOKENS * self.kv_heads * self.head_dim
         return elements * self.numpy.itemsize
 
 
 class Matcher(Protocol):
-    """What a constraint knows of one sequence: which tokens may come next."""
+    """A constraint's state along one sequence: which tokens may come next."""
 
-    ended: float  # when the last mask was made: the time, in seconds, of the thread that made it
+    ended: float  # when the last mask was made, in seconds of its thread's time
 
     def fill(
         self,
@@ -82,28 +83,30 @@ class Matcher(Protocol):
         began: float | None = None,
         address: int | None = None,
     ) -> SyscallError | None:
-        """Write which tokens may come behind a row's own ([q], from entry `start` on).
+        """Write which tokens may follow a row's own tokens ([q], from entry `start` on).
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
-        their sequence's order, but for some that come again. An error is the row's result; EAGAIN:
-        the same row is to come again. `began` is that thread's time now, and `address` where the
-        mask lies, for who knows them.
+        their sequence's order, except for rows that are repeated. An error becomes the row's
+        result. EAGAIN means that the row will be repeated. `began` is the calling thread's time
+        now, and `address` the mask's address, if the caller knows them.
         """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Row:
-    """One sequence's part of a step: `q` new entries after `start` present ones.
+    """One sequence's share of a step: `q` new entries after `start` present ones.
 
     Entry i of the sequence (0 <= i < start + q) lies in slot
-    `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`. New token j attends to all
-    `start` present entries, to itself, and to the new tokens before it; with `parents`, among the
-    new tokens to its ancestors only (parent -1: none). Order in the file, not position, decides
-    what is visible; `positions` feed the rotary embedding. A model's sliding window counts what a
-    token would see without one, the last of which is itself: a tree's other branches do not count.
+    `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`.
+    New token j attends to all `start` present entries, to itself, and to the new tokens before it.
+    With `parents` it attends to its ancestors only among the new tokens (parent -1: none). Order in
+    the file, not position, decides what is visible; `positions` feed the rotary embedding. A
+    sliding window counts the entries that a token would see without a window, itself included:
+    other branches of a tree do not count.
     """
 
-    # No dataclasses, these two: each token makes a row, and what makes a dataclass is not compiled.
+    # Row and Batch are no dataclasses: each token makes a row, and mypyc does not compile the code
+    # that makes a dataclass.
     __slots__ = (
         "block_table", "matcher", "options", "parents", "places", "positions", "seed", "start",
         "tokens",
@@ -126,20 +129,29 @@ class Row:
         self.start = start
         self.block_table = block_table  # [ceil((start + q) / PAGE_TOKENS)]
         self.places = places  # [w] indices into the q tokens, in the order of the results
-        self.options = options  # get, sampling, top, of, biases, allow; others act above
+        # get, sampling, top, of, biases, allow; the scheduler handles the rest
+        self.options = options
         self.parents = parents  # [q]
-        # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place
-        # is a function of this seed, of the token's position (`positions[place]`) and of its id.
+        # u64 for Get.SAMPLE: options.sampling.seed, or a number that the kernel drew. The noise at
+        # a place is a function of this seed, of the token's position (`positions[place]`) and of
+        # its id.
         self.seed = seed
-        self.matcher = matcher  # of a row with one place, behind its last token
+        self.matcher = matcher  # only of a row with one place, after its last token
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
-    """One step, in this order: saves, copies (group after group), poison, loads, all rows."""
+    """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
-        "copies", "follow", "loads", "moved_seconds", "note", "poison", "rows", "saves",
+        "chain",
+        "copies",
+        "loads",
+        "moved_seconds",
+        "note",
+        "poison",
+        "rows",
+        "saves",
     )  # fmt: skip
 
     def __init__(
@@ -149,89 +161,146 @@ class Batch:
         saves: Int32 | None = None,
         loads: Int32 | None = None,
         poison: Int32 | None = None,
-        follow: Chain | None = None,
+        chain: Chain | None = None,
     ) -> None:
         self.rows = rows
         # Each group is [2, c]: source and destination slots. Within a group all reads come before
-        # all writes and destinations are distinct.
+        # all writes, and destinations are distinct.
         self.copies: list[Int64] = [] if copies is None else copies
-        self.saves = saves  # [2, c]: frames, and the host slots to which they are copied
-        self.loads = loads  # [2, c]: host slots, and the frames to which they are copied
-        self.poison = poison  # frames to be filled with what shows when it is read: for tests
-        self.follow = follow  # the rows' tokens are those of the batch before: see `Chain`
-        # What saves and loads took, in seconds: set by the executor before the step ends.
+        self.saves = saves  # [2, c]: frames, and the host slots to copy them to
+        self.loads = loads  # [2, c]: host slots, and the frames to copy them to
+        self.poison = poison  # frames to fill with a value that shows when it is read: for tests
+        self.chain = chain  # the rows' tokens come from the batch before: see `Chain`
+        # Seconds that saves and loads took; the executor sets it before the step ends.
         self.moved_seconds = 0.0
-        self.note: Any = None  # the kernel's own, of what its pages were when it made the batch
+        self.note: Any = None  # the kernel's own: the state of its pages when it made the batch
 
     @property
     def tokens(self) -> int:
-        """New tokens of the step."""
         return sum(len(row.tokens) for row in self.rows)
+
+    def fill_tokens(self) -> None:
+        """Give the rows of a chained batch that has begun their tokens."""
+        assert self.chain is not None
+        assert self.chain.tokens is not None
+        for row, token in zip(self.rows, self.chain.tokens, strict=True):
+            row.tokens = np.array([token], np.uint32)
 
 
 Results: TypeAlias = list[bytes | SyscallError]  # one a row
 KVArray: TypeAlias = npt.NDArray[np.generic]  # see `KVLayout`
 
 
-class Executor(Protocol):
-    """A device with a model and a pool of `pages` frames.
+class Pages(Protocol):
+    """The K and V of an executor's pages, in frames and in host slots.
 
-    It may also have `start(batch) -> Outcome[Results]`, the same as `run` without a coroutine: the
-    step loop takes that where it is there. `follows` says that it takes batches that follow others;
-    such a batch's results are empty when it never began.
+    Numbers of frames and slots are [n] and distinct. All methods but `host_page` run on the
+    device's thread: call them through `Executor.after_steps`. `KVLayout` describes the arrays.
     """
 
     @property
-    def model(self) -> ModelInfo:
-        """The model it runs."""
+    def layout(self) -> KVLayout: ...
+
+    def open_host(self, pages: int) -> None:
+        """Allocate host slots for `pages` pages (see `Executor.open_host`)."""
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot, in the executor's own format, to read or write.
+
+        All slots have the same size. Any thread may call this; the caller knows that no present or
+        future step moves a page from or to the slot while it uses the bytes.
+        """
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        """Copy pages from frames to host slots; they are there when `settle` has returned."""
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        """Copy pages from host slots to frames, before the next computation reads them."""
+
+    def settle(self) -> float:
+        """Wait for all saves and loads; called at the end of each step that has any.
+
+        Returns the seconds that moves took in addition to the calls of `save` and `load`.
+        """
+
+    def copy(self, group: Int64) -> None:
+        """Copy slots in all layers: [2, c] sources and destinations, all reads first."""
+
+    def poison(self, frames: Int32) -> None:
+        """Fill frames with a value that shows when it is read, e.g. NaN. For tests."""
+
+    def read_frames(self, frames: Int32) -> KVArray: ...
+
+    def write_frames(self, frames: Int32, values: KVArray) -> None: ...
+
+    def read_host(self, slots: Int32) -> KVArray: ...
+
+    def write_host(self, slots: Int32, values: KVArray) -> None: ...
+
+
+def prepare_pages(pages: Pages, batch: Batch) -> None:
+    """Do what comes before a batch's rows, in its order; set `moved_seconds`."""
+    seconds = 0.0
+    if batch.saves is not None:
+        began = time.perf_counter()
+        pages.save(*batch.saves)
+        seconds += time.perf_counter() - began
+    for group in batch.copies:
+        pages.copy(group)
+    if batch.poison is not None:
+        pages.poison(batch.poison)
+    if batch.loads is not None:
+        began = time.perf_counter()
+        pages.load(*batch.loads)
+        seconds += time.perf_counter() - began
+    batch.moved_seconds = seconds
+
+
+class Executor(Protocol):
+    """A device with a model and a pool of `frame_count` frames.
+
+    It may also have `start(batch) -> StepFuture[Results]`: `run` without a coroutine, which the
+    step loop prefers. `follows` says that it takes batches that follow others; the results of such
+    a batch are empty if it never began.
+    """
+
+    @property
+    def model(self) -> ModelInfo: ...
 
     @property
     def computes(self) -> str:
-        """What computes, for an operator: "native", "cuda", "torch" or "simulated"."""
+        """What computes, for operators: "native", "cuda", "torch" or "simulated"."""
 
     @property
-    def pages(self) -> int:
-        """Frames in the pool."""
+    def frame_count(self) -> int: ...
 
     @property
-    def layout(self) -> KVLayout:
-        """What K and V of a page are here."""
+    def pages(self) -> Pages: ...
 
     def open_host(self, pages: int) -> None:
-        """Make room for `pages` pages in host memory, which is touched as it comes into use.
+        """Allocate `pages` host slots; their memory is touched when it comes into use.
 
-        Before the first step; once more with the same number does nothing. A MemoryError where
-        there is no such room.
-        """
+        Blocks. Call it before the first step. A second call with the same number does nothing.
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot, in a form of the executor's own, to read or write.
-
-        Whoever asks knows that no step that is under way or to come moves a page from or to it
-        meanwhile. All slots are of one size; any thread may ask.
+        Raises:
+            MemoryError: there is no memory for them.
         """
 
     async def run(self, batch: Batch) -> Results:
         """Compute one step; return each row's result, places in order (see `options.Get`).
 
-        A row whose options cannot be answered (an `allow` mask that allows no token) has a
-        `SyscallError` instead; its entries are computed all the same.
+        A row whose options cannot be answered, such as an `allow` mask that allows no token, has a
+        `SyscallError` as its result; its entries are computed all the same.
 
-        The calls may overlap; the steps do not. Raises whatever went wrong on the device, after
-        which the contents of the batch's new slots are undefined and everything else is intact.
+        Calls may overlap; steps do not. Raises what went wrong on the device. Then the contents of
+        the batch's new slots are undefined and everything else is intact.
         """
 
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return the pages in `frames` ([n]), after the steps given so far (see `KVLayout`)."""
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
+        """Return the result of `work`, run on the device's thread after the given steps.
 
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into `frames` ([n], distinct), after the steps given so far."""
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return the pages in host slots ([n]), after the steps given so far (see `KVLayout`)."""
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots ([n], distinct), after the steps given so far."""
+        Example: `await executor.after_steps(lambda: executor.pages.read_frames(frames))`.
+        """
 
     async def close(self) -> None:
-        """Wait for the last step and give the device back."""
+        """Wait for the last step and release the device."""

@@ -1,10 +1,10 @@
-"""Masks: which tokens may come next, for the rows of a step that a constraint guides.
+"""Bitmasks: which tokens may come next, for the constrained rows of a step.
 
-    device's thread   begin(rows) ── the step computes ──────────── wait ── answers from the logits
-    masks' thread          └── fills the masks, row after row ──────┘
+   device's thread   begin(rows) ── the step computes ──────────── wait ── results from the logits
+   masks' thread          └── fills the masks, row after row ──────┘
 
-A mask depends on nothing but the tokens before it, so it is there, mostly, before the logits are.
-When a step's masks have taken too long the rows that are left have EAGAIN: they come again.
+A mask depends only on the tokens before it, so it is usually ready before the logits are. When a
+step's masks take too long, the remaining rows get EAGAIN and are repeated.
 """
 
 import logging
@@ -23,33 +23,33 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 
 _log = logging.getLogger(__name__)
-_STACK_BYTES = 64 << 20  # a deep grammar's; touched as needed
+_STACK_BYTES = 64 << 20  # for deep grammars; touched as needed
 _ALL = np.uint32(0xFFFFFFFF)
-_LATER = SyscallError(Errno.EAGAIN, "its mask is not there yet")
+_NOT_READY = SyscallError(Errno.EAGAIN, "the mask is not ready yet")
 _NOTHING = SyscallError(Errno.EINVAL, "no token may come next")
 
 
-RowMasks: TypeAlias = dict[int, UInt32]  # of rows that have one, [ceil(vocab_size / 32)] each
+RowMasks: TypeAlias = dict[int, UInt32]  # of constrained rows, [ceil(vocab_size / 32)] each
 
 
 class BitmaskBuffers:
-    """Where the masks of a step's guided rows lie, one behind the other, in the order of the rows.
+    """The masks of a step's constrained rows, one behind the other, in row order.
 
-    Kept from step to step. Who answers without Python looks whether they are there at `there_at`:
-    the address of an int32, which is 0 until then.
+    Kept from step to step. Native code finds out whether the masks are ready at `ready_at`: the
+    address of an int32, which is 0 until then.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._there = np.zeros(1, np.int32)
-        self.there_at = int(self._there.ctypes.data)
+        self._ready = np.zeros(1, np.int32)
+        self.ready_at = int(self._ready.ctypes.data)
         self.masks: UInt32 = np.zeros((0, self._words), np.uint32)
-        # To ask NumPy for a row, or where it is, takes as long as much of what is done with it.
+        # Asking NumPy for a row or its address takes as long as much of the work on it.
         self.each: list[UInt32] = []
         self.addresses: list[int] = []
 
     def reserve(self, rows: int) -> None:
-        """Have room for so many; what there was is lost if there was less."""
+        """Make space for `rows` masks; growing discards the present ones."""
         if rows <= len(self.each):
             return
         self.masks = np.zeros((1 << (rows - 1).bit_length(), self._words), np.uint32)
@@ -57,87 +57,84 @@ class BitmaskBuffers:
         first, stride = int(self.masks.ctypes.data), self.masks.strides[0]
         self.addresses = [first + row * stride for row in range(len(self.each))]
 
-    def begin(self) -> None:
-        """They are to be made."""
-        self._there[0] = 0
+    def set_pending(self) -> None:
+        self._ready[0] = 0
 
-    def end(self) -> None:
-        """They are there."""
-        self._there[0] = 1
+    def set_ready(self) -> None:
+        self._ready[0] = 1
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step's guided rows, their tokens where these came later, and where the masks belong."""
+    """A step's constrained rows, their tokens if these came later, and the buffers."""
 
     rows: list[Row]
     tokens: list[int] | None
-    room: BitmaskBuffers
+    buffers: BitmaskBuffers
 
 
 class Bitmasks:
-    """Makes the masks of one step at a time. Its thread starts with the first."""
+    """Makes the masks of one step at a time. The thread starts with the first step."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._own = self._room = BitmaskBuffers(vocab_size)
+        self._own = self._buffers = BitmaskBuffers(vocab_size)
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
-        self._busy = threading.Lock()  # taken until a step's masks are there
-        self._errors: list[tuple[int, SyscallError]] = []  # by the place among the guided rows
+        self._busy = threading.Lock()  # held until a step's masks are ready
+        self._errors: list[tuple[int, SyscallError]] = []  # by index among the constrained rows
         self._fault: BaseException | None = None
-        self._guided: list[int] = []
+        self._constrained: list[int] = []
         self._thread: threading.Thread | None = None
 
     def begin(
         self,
         rows: Sequence[Row],
-        guided: list[int],
+        constrained: list[int],
         tokens: list[int] | None = None,
-        room: BitmaskBuffers | None = None,
+        buffers: BitmaskBuffers | None = None,
     ) -> None:
-        """Make the masks of a step's rows with these numbers; they have a guide and one place.
+        """Start to make the masks of the given rows, which have a matcher and one place.
 
-        `tokens` are the rows' only ones, for a step that was given before they were known, and
-        `room` is for that many masks.
+        `tokens` has each row's only token, for a step that was given before its tokens were known.
+        `buffers` has space for the masks.
         """
-        if self._thread is None:  # before anybody waits for it: the system may refuse one
+        if self._thread is None:  # before `_busy` is taken: the system may refuse a thread
             self._thread = self._start()
-        if room is None:
-            room = self._own
-            room.reserve(len(guided))
+        if buffers is None:
+            buffers = self._own
+            buffers.reserve(len(constrained))
         self._busy.acquire()
-        room.begin()
-        self._guided, self._room = guided, room
-        late = None if tokens is None else [tokens[index] for index in guided]
-        self._steps.put(_Step([rows[index] for index in guided], late, room))
+        buffers.set_pending()
+        self._constrained, self._buffers = constrained, buffers
+        late = None if tokens is None else [tokens[index] for index in constrained]
+        self._steps.put(_Step([rows[index] for index in constrained], late, buffers))
 
     def wait(self) -> RowMasks:
-        """Return the masks by row; they may be used until the next step begins.
+        """Return the masks by row; they are valid until the next step begins.
 
-        A row that has an error instead may have any token.
+        The mask of a row with an error allows all tokens.
         """
-        self._await()
-        return dict(zip(self._guided, self._room.each, strict=False))
+        self._wait_until_ready()
+        return dict(zip(self._constrained, self._buffers.each, strict=False))
 
     def finish(self, results: Results | None) -> None:
-        """The step has been answered, or has failed: put in what is wrong with rows of it."""
-        self._await()
+        """Put the errors of constrained rows into the results; None: the step failed."""
+        self._wait_until_ready()
         fault, self._fault = self._fault, None
         if results is None:
             return
         if fault is not None:
             raise fault
         for index, error in self._errors:
-            results[self._guided[index]] = error
+            results[self._constrained[index]] = error
 
     def close(self) -> None:
-        """End the thread."""
         if self._thread is not None:
             self._steps.put(None)
             self._thread.join()
             self._thread = None
 
-    def _await(self) -> None:
+    def _wait_until_ready(self) -> None:
         with self._busy:
             pass
 
@@ -152,75 +149,76 @@ class Bitmasks:
 
     def _run(self) -> None:
         while (step := self._steps.get()) is not None:
-            room = step.room
+            buffers = step.buffers
             try:
                 self._errors = self._fill(step)
-            except BaseException as raised:  # the step hears of it, when it has been answered
+            except BaseException as raised:  # `finish` raises it
                 self._fault = raised
-                room.masks[:] = _ALL
-            del step  # what a step held must not live until the next one comes
-            room.end()
+                buffers.masks[:] = _ALL
+            del step  # a step's objects must not live until the next step comes
+            buffers.set_ready()
             self._busy.release()
 
     def _fill(self, step: _Step) -> list[tuple[int, SyscallError]]:
-        """Make masks, of the first row in any case, until it has been enough for one step."""
+        """Make masks until the step's time is spent, but always the first row's."""
         errors: list[tuple[int, SyscallError]] = []
-        rows, room = step.rows, step.room
+        rows, buffers = step.rows, step.buffers
         if step.tokens is not None:
             for row, token in zip(rows, np.array(step.tokens, np.uint32)[:, None], strict=True):
                 row.tokens = token
-        # Asking for the thread's time is a system call: the end of a row is the next one's begin.
+        # Asking for the thread's time is a system call: the end of a row is the next row's start.
         now = time.thread_time()
         until = now + MASKS_MS_MAX / 1000
         for index, row in enumerate(rows):
             if index and now > until:
-                errors.append((index, _LATER))
+                errors.append((index, _NOT_READY))
                 continue
-            error = _made(row, room.each[index], self._vocab_size, now, room.addresses[index])
+            error = _fill_row(
+                row, buffers.each[index], self._vocab_size, now, buffers.addresses[index]
+            )
             if error is not None:
                 errors.append((index, error))
             assert row.matcher is not None
-            now = max(now, row.matcher.ended)  # a fault has not told
-        some: list[int] = np.bitwise_or.reduce(room.masks[: len(rows)], axis=1).tolist()
+            now = max(now, row.matcher.ended)  # a matcher that failed has not set it
+        some: list[int] = np.bitwise_or.reduce(buffers.masks[: len(rows)], axis=1).tolist()
         if errors or not all(some):
             wrong = dict(errors)
-            settled = [
-                (index, _settled(room.each[index], wrong.get(index), some[index] != 0))
+            checked = [
+                (index, _checked(buffers.each[index], wrong.get(index), some[index] != 0))
                 for index in range(len(rows))
             ]
-            errors = [(index, error) for index, error in settled if error is not None]
+            errors = [(index, error) for index, error in checked if error is not None]
         return errors
 
 
-def fill(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
-    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO."""
-    error = _made(row, mask, vocab_size, None, mask.ctypes.data)
-    return _settled(mask, error, bool(mask.any()))
+def fill_bitmask(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
+    """Make one row's mask, within its options' `allow`; a fault is the row's EIO."""
+    error = _fill_row(row, mask, vocab_size, None, mask.ctypes.data)
+    return _checked(mask, error, bool(mask.any()))
 
 
-def _made(
+def _fill_row(
     row: Row, mask: UInt32, vocab_size: int, began: float | None, address: int
 ) -> SyscallError | None:
-    """Make a mask, or what is not to be looked at. `began` is now, of the thread's time."""
     assert row.matcher is not None
     try:
         error = row.matcher.fill(row.start, row.tokens, mask, began, address)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # a panic of llguidance's is no Exception
-        _log.exception("a mask could not be made")
-        return SyscallError(Errno.EIO, "its mask could not be made")
+    except BaseException:  # llguidance's panic is no Exception
+        _log.exception("cannot make a bitmask")
+        return SyscallError(Errno.EIO, "the mask could not be made")
     if error is None and row.options.allow is not None:
         allow = np.frombuffer(row.options.allow, np.uint8)
-        if len(allow) == -(-vocab_size // 8):  # else whoever answers says so
+        if len(allow) == -(-vocab_size // 8):  # otherwise sampling reports the wrong size
             mask.view(np.uint8)[: len(allow)] &= allow
     return error
 
 
-def _settled(mask: UInt32, error: SyscallError | None, some: bool) -> SyscallError | None:
-    """Return what is wrong with a mask that allows `some` token; a row with an error may have any.
+def _checked(mask: UInt32, error: SyscallError | None, some: bool) -> SyscallError | None:
+    """Return the error of a mask, given whether it allows `some` token.
 
-    So nobody needs to know of errors who chooses tokens.
+    The mask of a row with an error then allows all tokens, so that sampling need not know errors.
     """
     if error is None and not some:
         error = _NOTHING
@@ -229,7 +227,7 @@ def _settled(mask: UInt32, error: SyscallError | None, some: bool) -> SyscallErr
     return error
 
 
-def allowed(mask: UInt32, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return [vocab_size]: whether a mask allows each token."""
-    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+def tokens_in(mask: bytes | UInt32, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Return [vocab_size], whether a token's bit is set: bit t%8 of byte t//8."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return bits.view(np.bool_)

@@ -3,9 +3,9 @@
     loop:    step N given ── follower given ───────────── (something new: revoke?) ──────────
     device:  step N computes ─────────────────── ended, begin: N's tokens ── follower computes
 
-A follower's rows lack their tokens, which the step before it samples. The device puts them in and
-goes from step to step without a word from the loop. Until it has begun, a follower may be taken
-back, and one of the two is first: there is one chance to take it.
+A follower's rows lack their tokens, which the step before it samples. The device fills them in and
+begins the follower without help from the loop. Until then the loop may revoke the follower. Begin
+and revoke exclude each other: the first of the two wins.
 """
 
 from collections.abc import Container, Sequence
@@ -16,32 +16,34 @@ import numpy.typing as npt
 
 from symphony_kernel.protocol.errno import SyscallError
 
-# Stands for the token of a follower's row.
+# The placeholder for the token of a follower's row.
 BLANK: Final[npt.NDArray[np.uint32]] = np.zeros(1, np.uint32)
 BLANK.flags.writeable = False
 _TOKEN_BYTES: Final = 4  # first in a result
 
 
 class Chain:
-    """Ties a batch to the one given before it: row i goes on behind row `rows[i]` of that.
+    """Ties a batch to the batch before it: row i continues that batch's row `rows[i]`.
 
-    `stops[i]` are tokens behind which row i does not go on; when no row does, it never begins.
-    `lot`: its end may be told of somewhat late, together with those of others.
+    `stops[i]` are tokens after which row i does not continue. If no row continues, the batch never
+    begins. `may_batch_delivery`: the end of the step may be delivered late, together with others.
     """
 
-    __slots__ = ("_chance", "lot", "rows", "stops", "tokens")
+    __slots__ = ("_claim", "may_batch_delivery", "rows", "stops", "tokens")
 
-    def __init__(self, rows: list[int], stops: Sequence[Container[int]], lot: bool = True) -> None:
+    def __init__(
+        self, rows: list[int], stops: Sequence[Container[int]], may_batch_delivery: bool = True
+    ) -> None:
         self.rows = rows
         self.stops = stops
-        self.lot = lot
-        self.tokens: list[int] | None = None  # of the rows, once it has begun
-        self._chance = [None]
+        self.may_batch_delivery = may_batch_delivery
+        self.tokens: list[int] | None = None  # one a row, once the batch has begun
+        self._claim = [None]
 
     def begin(self, results: Sequence[bytes | SyscallError]) -> bool:
-        """Begin, with the results of the batch before; return whether it is to be computed.
+        """Begin with the results of the batch before; return whether to compute this one.
 
-        On the device's side, when that batch has ended. One that failed, or was not computed, has
+        Called by the device when that batch has ended. A batch that failed or was not computed has
         no results.
         """
         tokens = []
@@ -52,24 +54,24 @@ class Chain:
             tokens.append(int.from_bytes(result[:_TOKEN_BYTES], "little"))
         if all(token in stop for token, stop in zip(tokens, self.stops, strict=True)):
             return False
-        if not self._take():
+        if not self._take_claim():
             return False
         self.tokens = tokens
         return True
 
     @property
     def waits(self) -> bool:
-        """Whether it has neither begun nor been taken back."""
-        return bool(self._chance)
+        """Whether the batch has neither begun nor been revoked."""
+        return bool(self._claim)
 
     def revoke(self) -> bool:
-        """Take it back; return whether it had not begun, and never will."""
-        return self._take()
+        """Revoke the batch; return whether it had not begun, so that it never will."""
+        return self._take_claim()
 
-    def _take(self) -> bool:
-        # Two threads may come at once: a list's pop is whole.
+    def _take_claim(self) -> bool:
+        # Two threads may come at once: `list.pop` is atomic.
         try:
-            self._chance.pop()
+            self._claim.pop()
         except IndexError:
             return False
         return True

@@ -1,7 +1,8 @@
-"""What a step comes to, without a task or a thread pool in between.
+"""The device's thread, its queue, and the futures of its results.
 
-An executor's thread takes one work after the other; what came of it goes to the event loop in one
-hop. Whoever waits may await an outcome, or name a callback, which then runs in that very hop.
+The thread runs one job after the other. A job's result reaches the event loop in one hop, without
+a task or a thread pool in between. A caller awaits the future or names a callback, which then runs
+in that same hop.
 """
 
 import asyncio
@@ -20,58 +21,54 @@ T = TypeVar("T")
 
 
 class StepFuture(Generic[T]):
-    """A value to come, or what went wrong; of one event loop. It is finished once.
+    """A result or an error to come, of one event loop. It completes once.
 
     `began` and `ended` are monotonic seconds between which a device computed it; 0.0: unknown.
     """
 
-    __slots__ = ("_then", "began", "done", "ended", "error", "value")
+    __slots__ = ("_callback", "began", "done", "ended", "error", "value")
 
     def __init__(self) -> None:
-        self._then: Callable[[StepFuture[T]], None] | None = None
+        self._callback: Callable[[StepFuture[T]], None] | None = None
         self.done = False
         self.value: T
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
 
     def then(self, callback: Callable[["StepFuture[T]"], None]) -> None:
-        """Name who is called when it is finished: at once if it is already; only one may be."""
-        assert self._then is None
-        self._then = callback
+        """Set the only callback; if the future is done, call it at once."""
+        assert self._callback is None
+        self._callback = callback
         if self.done:
             callback(self)
 
-    def finish(self, value: T) -> None:
-        """It has come to this value."""
-        self.settle(value, None)
-        self.tell()
+    def set_result(self, value: T) -> None:
+        self.complete(value, None)
+        self.notify()
 
-    def fail(self, error: BaseException) -> None:
-        """It has gone wrong."""
+    def set_exception(self, error: BaseException) -> None:
         self.error = error
         self.done = True
-        self.tell()
+        self.notify()
 
-    def settle(self, value: T, error: BaseException | None) -> None:
-        """It has come to this value, unless to an error; `tell` follows."""
+    def complete(self, value: T, error: BaseException | None) -> None:
+        """Store the result or the error; the caller calls `notify` afterwards."""
         self.value, self.error = value, error
         self.done = True
 
-    def tell(self) -> None:
-        """Call who is called when it is finished."""
-        if self._then is not None:
-            self._then(self)
+    def notify(self) -> None:
+        if self._callback is not None:
+            self._callback(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait for the value."""
         if not self.done:
             future = asyncio.get_running_loop().create_future()
 
-            def ended(_: "StepFuture[T]") -> None:
-                if not future.done():  # whoever waited may have been cancelled
+            def wake(_: "StepFuture[T]") -> None:
+                if not future.done():  # the waiting task may have been cancelled
                     future.set_result(None)
 
-            self.then(ended)
+            self.then(wake)
             yield from future
         if self.error is not None:
             raise self.error
@@ -79,84 +76,85 @@ class StepFuture(Generic[T]):
 
 
 class _Job:
-    """What the thread has to do, and who hears of it: an outcome on its loop, or an event."""
+    """A job; `waiter` is a future on `loop`, or a blocked thread's event."""
 
     __slots__ = (
-        "_begun", "began", "begin", "ended", "error", "heard", "loop", "lot", "value", "work",
+        "_begun", "began", "begin", "ended", "error", "loop", "may_batch_delivery", "value",
+        "waiter", "work",
     )  # fmt: skip
 
     def __init__(
         self,
         work: Callable[[], Any],
-        heard: StepFuture[Any] | threading.Event,
+        waiter: StepFuture[Any] | threading.Event,
         loop: asyncio.AbstractEventLoop | None = None,
         begin: Callable[[], bool] | None = None,
-        lot: bool = False,
+        may_batch_delivery: bool = False,
     ) -> None:
-        self.work, self.heard, self.loop, self.begin = work, heard, loop, begin
-        self.lot = lot  # its end may be told of late
+        self.work, self.waiter, self.loop, self.begin = work, waiter, loop, begin
+        self.may_batch_delivery = may_batch_delivery
         self.value: Any = None
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
-        self._begun: bool | None = None  # None: nobody has asked
+        self._begun: bool | None = None  # None: `begin` has not been called
 
-    def begins(self) -> bool:
-        """Begin, if it follows the work before; return whether it does, and goes on from that."""
+    def try_begin(self) -> bool:
+        """Begin behind the job before, once; return whether this job follows it."""
         if self._begun is None:
             try:
                 self._begun = self.begin is not None and self.begin()
-            except BaseException as raised:  # whoever waits for it hears of it
+            except BaseException as raised:  # raised again where the job is awaited
                 self._begun, self.error = False, raised
         return self._begun
 
     def run(self) -> None:
-        """Do it."""
         self.began = time.monotonic()
-        self.begins()
+        self.try_begin()
         if self.error is None:
             try:
                 self.value = self.work()
-            except BaseException as raised:  # whoever waits for it hears of it
+            except BaseException as raised:  # raised again where the job is awaited
                 self.error = raised
         self.ended = time.monotonic()
 
 
-def _tell(works: list[_Job]) -> None:
-    """Let those who wait hear of their works' ends, when all of them can be known."""
-    told = []
-    for work in works:
-        outcome = work.heard
-        assert isinstance(outcome, StepFuture)
-        outcome.began, outcome.ended = work.began, work.ended
-        outcome.settle(work.value, work.error)
-        told.append(outcome)
-    for outcome in told:
-        outcome.tell()
+def _complete_futures(jobs: list[_Job]) -> None:
+    """Complete the futures of jobs, then run their callbacks."""
+    completed = []
+    for job in jobs:
+        future = job.waiter
+        assert isinstance(future, StepFuture)
+        future.began, future.ended = job.began, job.ended
+        future.complete(job.value, job.error)
+        completed.append(future)
+    for future in completed:
+        future.notify()
 
 
 class DeviceThread:
-    """One thread that does one work after the other, all within `context`.
+    """One thread that runs one job after the other, all within `context`.
 
-    A work that follows the one before it begins without a word from the loop; while such follow
-    each other, the loop is woken once for several, at most `hold_seconds` late.
+    A job may follow the job before it: then it begins without help from the loop. While such jobs
+    follow each other, one wake-up of the loop delivers several of their results, at most
+    `hold_seconds` late.
     """
 
     def __init__(
         self,
-        begin: Callable[[], None] = lambda: None,
+        setup: Callable[[], None] = lambda: None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         hold_seconds: float = DELIVERY_MS_DEFAULT / 1000,
     ) -> None:
-        """Start it; it enters `context`, and `begin` runs on it first."""
-        self._works: SimpleQueue[_Job | None] = SimpleQueue()
+        """Start the thread; it enters `context` and runs `setup` first."""
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._hold_seconds = hold_seconds
-        # Has the next work write to an eventfd once it computes; None: it cannot.
+        # Makes the next step write to an eventfd once it computes; None: the device cannot.
         self.ring: Callable[[int], None] | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._loop: asyncio.AbstractEventLoop | None = None  # that hears the bell
-        self._ended: deque[list[_Job]] = deque()  # that the loop is to hear of
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that reads the bell
+        self._ended: deque[list[_Job]] = deque()  # not delivered to the loop yet
         self._thread = threading.Thread(
-            target=self._run, args=(begin, context), name="executor", daemon=True
+            target=self._run, args=(setup, context), name="executor", daemon=True
         )
         self._thread.start()
 
@@ -164,104 +162,99 @@ class DeviceThread:
         self,
         work: Callable[[], T],
         begin: Callable[[], bool] | None = None,
-        lot: bool = True,
+        may_batch_delivery: bool = True,
     ) -> StepFuture[T]:
-        """Queue a work of the running event loop.
+        """Queue a job of the running event loop.
 
-        With `begin` it follows the one before: that is called on the thread, once, when the other
-        has ended and before anybody hears of it; `work` comes in any case. Without `lot` its end is
-        told of at once.
+        With `begin` the job follows the one before. The thread calls `begin` once, when that job
+        has ended and before its result is delivered; `work` runs in any case. Without
+        `may_batch_delivery` the job's result is delivered at once.
         """
-        outcome: StepFuture[T] = StepFuture()
+        future: StepFuture[T] = StepFuture()
         loop = asyncio.get_running_loop()
         if begin is not None and loop is not self._loop:
-            self._attach(loop)
-        self._works.put(_Job(work, outcome, loop, begin, lot and begin is not None))
-        return outcome
+            self._loop = loop
+            loop.add_reader(self._bell, self._on_bell)
+        self._jobs.put(_Job(work, future, loop, begin, may_batch_delivery and begin is not None))
+        return future
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do a work and wait for it, on any other thread."""
+        """Run a job and wait for it, on any other thread."""
         ended = threading.Event()
-        item = _Job(work, ended)
-        self._works.put(item)
+        job = _Job(work, ended)
+        self._jobs.put(job)
         ended.wait()
-        if item.error is not None:
-            raise item.error
-        result: T = item.value
+        if job.error is not None:
+            raise job.error
+        result: T = job.value
         return result
 
     def stop(self) -> None:
-        """End it after what is queued; returns when it has ended."""
-        self._works.put(None)
+        self._jobs.put(None)
         self._thread.join()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._bell)
         os.close(self._bell)
 
-    def _run(self, begin: Callable[[], None], context: Callable[[], Any]) -> None:
+    def _run(self, setup: Callable[[], None], context: Callable[[], Any]) -> None:
         with context():
-            begin()
-            while (work := self._works.get()) is not None:
-                if not self._course(work):
+            setup()
+            while (job := self._jobs.get()) is not None:
+                if not self._run_queued(job):
                     return
-                del work  # what a step held must not live until the next one comes
+                del job  # a step's objects must not live until the next step comes
 
-    def _course(self, work: _Job) -> bool:
-        """Do a work and all that is there behind it; return whether more may come."""
-        ended: list[_Job] = []  # that nobody has heard of
+    def _run_queued(self, job: _Job) -> bool:
+        """Run a job and all that are queued behind it; return False at the thread's end."""
+        ended: list[_Job] = []  # not delivered yet
         while True:
-            work.run()
-            if self._ended and work.loop is not None:  # the step has not rung, or nobody has heard
-                work.loop.call_soon_threadsafe(self._hear)
-            ended.append(work)
+            job.run()
+            if self._ended and job.loop is not None:  # the bell did not ring, or was not heard
+                job.loop.call_soon_threadsafe(self._deliver_ended)
+            ended.append(job)
             try:
-                following = self._works.get_nowait()
+                following = self._jobs.get_nowait()
             except Empty:
-                self._announce(ended)
+                self._deliver(ended)
                 return True
-            if following is None or not following.begins():
-                self._announce(ended)
+            if following is None or not following.try_begin():
+                self._deliver(ended)
                 ended = []
             elif not self._may_hold(ended):
-                self._announce(ended, self.ring)
+                self._deliver(ended, self.ring)
                 ended = []
             if following is None:
                 return False
-            work = following
+            job = following
 
-    def _announce(self, works: list[_Job], ring: Callable[[int], None] | None = None) -> None:
-        """Let those hear who wait for works that have ended: one loop, or one event.
+    def _deliver(self, jobs: list[_Job], ring: Callable[[int], None] | None = None) -> None:
+        """Deliver the results of ended jobs to their loop, or set their event.
 
-        With `ring` the loop is woken up by the next step: this thread would be put aside for the
-        loop's, and the step wait for it.
+        With `ring` the next step wakes the loop. If this thread woke it, the system could run the
+        loop's thread in its place, and the step would wait.
         """
-        first = works[0]
+        first = jobs[0]
         if first.loop is None:
-            assert isinstance(first.heard, threading.Event)
-            first.heard.set()
+            assert isinstance(first.waiter, threading.Event)
+            first.waiter.set()
             return
-        self._ended.append(works)
+        self._ended.append(jobs)
         if ring is not None:
             ring(self._bell)
         else:
-            first.loop.call_soon_threadsafe(self._hear)
+            first.loop.call_soon_threadsafe(self._deliver_ended)
 
-    def _hear(self) -> None:
-        """On the loop: let outcomes be known."""
+    def _deliver_ended(self) -> None:  # on the loop
         while self._ended:
-            _tell(self._ended.popleft())
+            _complete_futures(self._ended.popleft())
 
-    def _hear_bell(self) -> None:
+    def _on_bell(self) -> None:
         os.eventfd_read(self._bell)
-        self._hear()
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the running loop hear the bell."""
-        self._loop = loop
-        loop.add_reader(self._bell, self._hear_bell)
+        self._deliver_ended()
 
     def _may_hold(self, ended: list[_Job]) -> bool:
-        """Whether the first of these would not wait for too long until another step's end."""
+        """Return whether the oldest of these results may wait until the next step's end."""
         first, last = ended[0], ended[-1]
         until = last.ended + (last.ended - last.began)
-        return first.lot and last.lot and until - first.ended <= self._hold_seconds
+        held = first.may_batch_delivery and last.may_batch_delivery
+        return held and until - first.ended <= self._hold_seconds

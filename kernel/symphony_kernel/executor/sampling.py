@@ -1,8 +1,8 @@
-"""From logits to answers: every `get` of `pred`, for all places of a step at once.
+"""From logits to results: every `get` of `pred`, for all places of a step at once.
 
-A place's answer depends on its own logits, options, seed and position alone. Where an order among
-equal logits matters, the lower token id comes first, so that top_k 1 is argmax and no answer hangs
-on the order in which a library happened to look.
+A place's result depends only on its own logits, options, seed and position. Among equal logits the
+lower token id comes first. So top_k 1 is argmax, and no result depends on the order in which a
+library looks.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -22,9 +23,9 @@ UInt64 = npt.NDArray[np.uint64]
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 # top_k, top_p and min_p look at this many of the most likely tokens, then at more, then at all.
 _HEADS = (64, 1_024)
-# Logarithms are of float32, a millionth off: of ten equal tokens nine have 0.9, or a little less.
+# Logarithms are float32, a millionth off: of ten equal tokens nine have 0.9, or a little less.
 _MASS_SLACK = 1e-5
-_ROWS_AT_ONCE = 8  # where rows are ordered: their sorting keys fit into the processor's cache
+_ROWS_AT_ONCE = 8  # where rows are sorted: their keys fit into the processor's cache
 
 
 @dataclass(slots=True)
@@ -33,37 +34,38 @@ class SamplingRequest:
 
     options: PredOptions
     seed: int  # u64
-    positions: Int32  # [p] of the places' tokens
-    mask: UInt32 | None = None  # [ceil(vocab_size / 32)], in the place of the options' `allow`
+    positions: Int32  # [p], of the places' tokens
+    mask: UInt32 | None = None  # [ceil(vocab_size / 32)], instead of the options' `allow`
 
 
-def answer(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-    """Return each ask's bytes, places in order, as `options.Get` lays them out.
+def answer(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
+    """Return each request's bytes, places in order, as `options.Get` lays them out.
 
-    `logits` is [w, vocab_size] float32, the asks' places one after the other; it is overwritten. An
-    ask that cannot be answered has its error in its place and does not disturb the others.
+    `logits` is [w, vocab_size] float32, the requests' places one after the other; it is
+    overwritten. A request that cannot be answered has an error as its result and does not disturb
+    the others.
     """
     vocab_size = logits.shape[1]
-    results: list[bytes | SyscallError] = [b""] * len(asks)
-    begins = np.cumsum([0, *(len(ask.positions) for ask in asks)])
-    sound: list[int] = []
-    for index, ask in enumerate(asks):
-        error = problem_of(ask.options, vocab_size)
+    results: list[bytes | SyscallError] = [b""] * len(requests)
+    begins = np.cumsum([0, *(len(request.positions) for request in requests)])
+    valid: list[int] = []
+    for index, request in enumerate(requests):
+        error = problem_of(request.options, vocab_size)
         if error is None:
-            sound.append(index)
-            _shape_logits(logits[begins[index] : begins[index + 1]], ask.options, ask.mask)
+            valid.append(index)
+            _shape_logits(logits[begins[index] : begins[index + 1]], request.options, request.mask)
         else:
             results[index] = error
     kinds: dict[tuple[Get, int, int], list[int]] = {}
-    for index in sound:
-        options = asks[index].options
+    for index in valid:
+        options = requests[index].options
         kinds.setdefault((options.get, options.top, options.logprobs), []).append(index)
     for (get, _, _), members in kinds.items():
         places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in members])
         chosen = logits
         if len(places) != len(logits):
             chosen = logits.index_select(0, torch.from_numpy(places).to(logits.device))
-        answers = _ANSWERS[get](chosen, [asks[i] for i in members])
+        answers = _ANSWERS[get](chosen, [requests[i] for i in members])
         results_of = zip(members, answers, strict=True)
         for index, result in results_of:
             results[index] = result
@@ -71,11 +73,11 @@ def answer(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes | Sysc
 
 
 def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
-    """Return why these options cannot be answered for this vocabulary, or nothing."""
+    """Return why these options cannot be answered for this vocabulary, or None."""
     if options.allow is not None:
         if len(options.allow) != -(-vocab_size // 8):
             return SyscallError(Errno.EINVAL, f"allow must have {-(-vocab_size // 8)} bytes")
-        last = options.allow[-1] & 0xFF >> -vocab_size % 8  # bits past the vocabulary say nothing
+        last = options.allow[-1] & 0xFF >> -vocab_size % 8  # bits past the vocabulary do not count
         if not last and not options.allow[:-1].lstrip(b"\0"):
             return SyscallError(Errno.EINVAL, "allow allows no token")
     if options.bias_mask is not None and len(options.bias_mask[0]) != -(-vocab_size // 8):
@@ -90,14 +92,8 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
     return None
 
 
-def tokens_in(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return [vocab_size], whether a token's bit is set: bit t%8 of byte t//8."""
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
-
-
 def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> None:
-    """Add the bias and rule out what is not allowed, in place."""
+    """Add the biases and rule out tokens that are not allowed, in place."""
     if options.bias:
         tokens = torch.tensor([token for token, _ in options.bias], device=logits.device)
         values = torch.tensor([value for _, value in options.bias], device=logits.device)
@@ -107,71 +103,73 @@ def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> 
         chosen = torch.from_numpy(np.flatnonzero(tokens_in(where, logits.shape[1])))
         added = torch.full((len(logits), len(chosen)), value, device=logits.device)
         logits.index_add_(1, chosen.to(logits.device), added)
-    bits = options.allow if mask is None else mask.tobytes()
+    bits = options.allow if mask is None else mask
     if bits is not None:
         allowed = torch.from_numpy(tokens_in(bits, logits.shape[1])).to(logits.device)
         logits.masked_fill_(~allowed, float("-inf"))
 
 
-# --- The answers of one kind ---------------------------------------------------------------------
+# --- Results by kind ---------------------------------------------------------------------------
 
 
-def _split(values: npt.NDArray[np.generic], asks: Sequence[SamplingRequest]) -> list[bytes]:
-    """Return the bytes of each ask's places of a [w, ...] array."""
-    ends = np.cumsum([len(ask.positions) for ask in asks])
+def _split(values: npt.NDArray[np.generic], requests: Sequence[SamplingRequest]) -> list[bytes]:
+    """Return the bytes of each request's places in a [w, ...] array."""
+    ends = np.cumsum([len(request.positions) for request in requests])
     return [part.tobytes() for part in np.split(values, ends[:-1])]
 
 
 def _pairs(tokens: Tensor, logs: Tensor) -> npt.NDArray[np.void]:
-    """Return tokens and their log-probabilities as the wire has them."""
+    """Return tokens and log-probabilities in the wire format."""
     pairs = np.empty(tokens.shape, _PAIR)
     pairs["token"] = tokens.cpu().numpy()
     pairs["value"] = logs.gather(-1, tokens.view(len(tokens), -1)).view(tokens.shape).cpu().numpy()
     return pairs
 
 
-def _chosen(tokens: Tensor, logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    """Return chosen tokens, and after each as many of the best ones as are wanted."""
+def _chosen(tokens: Tensor, logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    """Return chosen tokens, each followed by its `logprobs` best ones."""
     tokens = tokens[:, None]
-    count = asks[0].options.logprobs
+    count = requests[0].options.logprobs
     if count:
         tokens = torch.cat((tokens, best_tokens(logits, count)), dim=1)
-    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+    return _split(_pairs(tokens, logits.log_softmax(-1)), requests)
 
 
-def _argmax(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    return _chosen(logits.argmax(-1), logits, asks)
+def _argmax(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    return _chosen(logits.argmax(-1), logits, requests)
 
 
-def _sample(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    samplings = [ask.options.sampling or Sampling() for ask in asks for _ in ask.positions]
-    seeds = np.array([ask.seed for ask in asks for _ in ask.positions], np.uint64)
-    positions = np.concatenate([ask.positions for ask in asks])
-    return _chosen(sample(logits, samplings, seeds, positions), logits, asks)
+def _sample(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    samplings = [
+        request.options.sampling or Sampling() for request in requests for _ in request.positions
+    ]
+    seeds = np.array([request.seed for request in requests for _ in request.positions], np.uint64)
+    positions = np.concatenate([request.positions for request in requests])
+    return _chosen(sample(logits, samplings, seeds, positions), logits, requests)
 
 
-def _top(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    tokens = best_tokens(logits, asks[0].options.top)
-    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+def _top(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    tokens = best_tokens(logits, requests[0].options.top)
+    return _split(_pairs(tokens, logits.log_softmax(-1)), requests)
 
 
-def _of(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
+def _of(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
     logs = logits.log_softmax(-1)
     answers, begin = [], 0
-    for ask in asks:
-        ids = torch.tensor(ask.options.of, dtype=torch.int64, device=logits.device)
-        end = begin + len(ask.positions)
+    for request in requests:
+        ids = torch.tensor(request.options.of, dtype=torch.int64, device=logits.device)
+        end = begin + len(request.positions)
         answers.append(logs[begin:end].index_select(1, ids).cpu().numpy().astype("<f4").tobytes())
         begin = end
     return answers
 
 
-def _logits(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    return _split(logits.cpu().numpy().astype("<f4", copy=False), asks)
+def _logits(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    return _split(logits.cpu().numpy().astype("<f4", copy=False), requests)
 
 
-def _nothing(_: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
-    return [b""] * len(asks)
+def _nothing(_: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
+    return [b""] * len(requests)
 
 
 _ANSWERS: dict[Get, Callable[[Tensor, Sequence[SamplingRequest]], list[bytes]]] = {
@@ -185,7 +183,7 @@ _ANSWERS: dict[Get, Callable[[Tensor, Sequence[SamplingRequest]], list[bytes]]] 
 
 
 def best_tokens(logits: Tensor, count: int) -> Tensor:
-    """Return the [w, count] most likely tokens, best first, the lower id first among equals."""
+    """Return the [w, count] most likely tokens, best first; among equals by id."""
     if count == logits.shape[1]:
         return torch.sort(logits, dim=-1, descending=True, stable=True).indices
     return torch.cat([_best_tokens(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)])
@@ -196,10 +194,10 @@ def _best_tokens(logits: Tensor, count: int) -> Tensor:
 
 
 def best_keys(logits: Tensor, count: int) -> Tensor:
-    """Return [w, count] int64 keys of the most likely tokens, best first, all different."""
+    """Return [w, count] distinct int64 keys of the most likely tokens, best first."""
     bits = (logits + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
-    # Flipping the lower bits of negative numbers makes integers order as the floats do; the token
-    # in the low half makes all keys different.
+    # Flipping the lower bits of negative numbers makes integers sort as the floats do. The token in
+    # the low half makes all keys different.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     keys = (ordered.to(torch.int64) << 32) | ids
@@ -207,7 +205,6 @@ def best_keys(logits: Tensor, count: int) -> Tensor:
 
 
 def tokens_of_keys(keys: Tensor, vocab_size: int) -> Tensor:
-    """Return the tokens of such keys."""
     return vocab_size - 1 - (keys & 0xFFFFFFFF)
 
 
@@ -220,8 +217,8 @@ def sample(
     """Return [w] sampled tokens of [w, vocab_size] logits.
 
     The token is the argmax of logit / temperature plus Gumbel noise, which draws from the softmax.
-    The noise is a hash of the seed, the position and the token id, so that the same place gets the
-    same token whatever else is in the batch, and truncation only removes candidates.
+    The noise is a hash of seed, position and token id. So a place gets the same token in any batch,
+    and truncation only removes candidates.
     """
     temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
     greedy = np.array([s.temperature == 0.0 for s in samplings])
@@ -252,7 +249,6 @@ def noise_keys(seeds: UInt64, positions: Int32) -> UInt64:
 
 
 def _mix64(x: UInt64) -> UInt64:
-    """Return splitmix64's finaliser of each number."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -261,9 +257,9 @@ def _mix64(x: UInt64) -> UInt64:
 
 
 def noise(tokens: Tensor, keys: UInt64) -> Tensor:
-    """Return [w, m] float32 Gumbel noise for [m] or [w, m] int32 token ids and [w] keys.
+    """Return [w, m] float32 Gumbel noise of [m] or [w, m] int32 tokens and [w] keys.
 
-    The hash is 32-bit multiplication and shifts, the same on every device; the logarithms of two
+    The hash is 32-bit multiplication and shifts, the same on every device. The logarithms of two
     devices may differ in the last place.
     """
     halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2))
@@ -271,7 +267,7 @@ def noise(tokens: Tensor, keys: UInt64) -> Tensor:
 
 
 def noise_from(tokens: Tensor, halves: Tensor) -> Tensor:
-    """Return the same of keys that are on the device: [w, 2] int32, the low half first."""
+    """Return `noise` for keys on the device: [w, 2] int32, the low half first."""
     x = tokens * -1640531527 + halves[:, :1]  # 2**32 / golden ratio: spreads neighbouring ids
     x ^= (x >> 16) & 0xFFFF
     x *= -2048144789
@@ -287,16 +283,16 @@ def noise_from(tokens: Tensor, halves: Tensor) -> Tensor:
 
 
 def _draw(scaled: Tensor, _: Sequence[Sampling], keys: UInt64) -> Tensor:
-    """Return a token of each row. Row by row: one row's noise fits into the processor's cache."""
+    """Return a token of each row. Row by row: one row's noise fits into the cache."""
     ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
     drawn = [noise(ids, keys[i : i + 1])[0].add_(row).argmax(-1) for i, row in enumerate(scaled)]
     return torch.stack(drawn)
 
 
 def _draw_truncated(scaled: Tensor, samplings: Sequence[Sampling], keys: UInt64) -> Tensor:
-    """Return a token of each row, among those that top_k, top_p and min_p leave.
+    """Return a token of each row, among those that top_k, top_p and min_p keep.
 
-    Most truncations leave few tokens: a row is ordered only as far as its own reaches.
+    Most truncations keep few tokens: a row is sorted only as far as its own truncation reaches.
     """
     tokens = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     for begin in range(0, len(scaled), _ROWS_AT_ONCE):
@@ -319,7 +315,7 @@ def _draw_truncated(scaled: Tensor, samplings: Sequence[Sampling], keys: UInt64)
 def _draw_from_head(
     scaled: Tensor, logs: Tensor, samplings: Sequence[Sampling], keys: UInt64, head: int
 ) -> tuple[Tensor, Int64]:
-    """Return a token of each row, and the rows whose truncation the `head` best tokens decide."""
+    """Return a token of each row, and the rows that the `head` best tokens decide."""
     ids = best_tokens(scaled, head)
     head_logs = logs.gather(1, ids).double().cpu().numpy()
     kept = [_kept(r, s, scaled.shape[1]) for r, s in zip(head_logs, samplings, strict=True)]
@@ -332,15 +328,15 @@ def _draw_from_head(
 
 
 def mass_wanted(top_p: float) -> float:
-    """Return the mass at which top_p is reached: where equal tokens reach it, all ways agree."""
+    """Return the mass at which top_p is reached, the same in all implementations."""
     return top_p * (1.0 - _MASS_SLACK) if top_p < 1.0 else 1.0
 
 
 def _kept(logs: npt.NDArray[np.float64], sampling: Sampling, vocab_size: int) -> int | None:
     """Return how many of the most likely tokens a truncation keeps, at least one.
 
-    `logs` are the log-probabilities of the first tokens in falling order; None says that more of
-    them are needed. top_p counts within what top_k leaves, min_p against the most likely token.
+    `logs` are the log-probabilities of the first tokens in falling order; None: more are needed.
+    top_p counts within what top_k keeps, min_p against the most likely token.
     """
     whole = len(logs) == vocab_size
     count = min(sampling.top_k or vocab_size, vocab_size)

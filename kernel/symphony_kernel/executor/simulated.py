@@ -1,18 +1,19 @@
-"""The simulated executor: a device and a model without either.
+"""The simulated executor: no device and no model, for tests and measurements.
 
-A cost model under an injected clock says how long a step takes. Its "model" is a hash: each slot of
-the pool keeps what a token, its position and all it could see came to, and a distribution is a
-function of all slots that are visible at its place. So wrong pages, a lost copy or a stale entry
-change the output, and the same entries give the same output in whatever batch and chunks they are
-computed. With every cost zero and `hashed` off it is the zero-time executor of host-overhead
-measurements; its results are then constants of the right size.
+A cost model under an injected clock says how long a step takes. The "model" is a hash: each slot of
+the pool keeps a hash of a token, its position and all that it could see. A distribution is a
+function of all slots visible at its place. So wrong pages, a lost copy or a stale entry change the
+output, and the same entries give the same output in any batch and any chunks. With zero costs and
+without `hashed` it takes no time, for measuring host overhead; its results are then constants of
+the right size.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,15 @@ from symphony_kernel.executor.base import (
     ModelInfo,
     Results,
     Row,
+    prepare_pages,
 )
-from symphony_kernel.executor.bitmask import allowed, fill
+from symphony_kernel.executor.bitmask import fill_bitmask, tokens_in
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 
+_T = TypeVar("_T")
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 
@@ -40,7 +43,7 @@ VOCAB_SIZE_DEFAULT = 4_096
 MAX_CONTEXT_DEFAULT = 32_768
 PAGES_DEFAULT = 8_192
 
-_LOGIT_BITS = 24  # of the hash: exact in a float32
+_LOGIT_BITS = 24  # bits of the hash: exact in a float32
 _LOGITS_SPREAD = 16.0  # logits lie in [0, this)
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 _ZERO_PAIR = bytes(8)
@@ -49,13 +52,12 @@ _ZERO_PAIR = bytes(8)
 class Sleeper(Protocol):
     """The part of a clock that a device needs."""
 
-    async def sleep(self, seconds: float) -> None:
-        """Return after this long."""
+    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """How long a step takes, in microseconds. A row of one new token is a decode row."""
+    """Durations in microseconds. A row of one new token is a decode row."""
 
     fixed_us: float = 0.0
     prefill_token_us: float = 0.0
@@ -64,7 +66,6 @@ class CostModel:
     page_move_us: float = 0.0  # for each page saved or loaded
 
     def seconds(self, batch: Batch) -> float:
-        """Return the duration of one step."""
         decodes = sum(1 for row in batch.rows if len(row.tokens) == 1)
         context = sum(row.start + len(row.tokens) for row in batch.rows)
         microseconds = (
@@ -76,7 +77,7 @@ class CostModel:
         return 1e-6 * microseconds + self.move_seconds(batch)
 
     def move_seconds(self, batch: Batch) -> float:
-        """Return how much of it is for saves and loads."""
+        """Return the part of it that saves and loads take."""
         moved: int = sum(part.shape[1] for part in (batch.saves, batch.loads) if part is not None)
         return 1e-6 * self.page_move_us * moved
 
@@ -84,12 +85,77 @@ class CostModel:
 def simulated_model(
     vocab_size: int = VOCAB_SIZE_DEFAULT, max_context: int = MAX_CONTEXT_DEFAULT
 ) -> ModelInfo:
-    """Return what a simulated model says of itself; its end of sequence is token 0."""
+    """Return a simulated model's description; its end of sequence is token 0."""
     return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32")
 
 
+class SimulatedPages:
+    """Frames and host slots of the simulated executor (see `base.Pages`).
+
+    A slot has two numbers: a hash of its token and position, which stands for K, and a hash of that
+    and of all that the entry can see, which stands for V. Without frames no page is kept.
+    """
+
+    layout = KVLayout(1, 1, 1, "uint64")
+
+    def __init__(self, frames: int) -> None:
+        self._kept = frames > 0
+        self.entries = np.zeros(frames * PAGE_TOKENS, np.uint64)  # 0: never written
+        self.values = np.zeros(frames * PAGE_TOKENS, np.uint64)
+        self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)
+
+    def open_host(self, pages: int) -> None:
+        self._host = np.zeros((pages if self._kept else 0, 2, PAGE_TOKENS), np.uint64)
+
+    def host_page(self, slot: int) -> memoryview:
+        page = self._host[slot] if self._kept else np.zeros((2, PAGE_TOKENS), np.uint64)
+        return page.data.cast("B")
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        self._host[slots] = self._frames(frames)
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        self._set_frames(frames, self._host[slots])
+
+    def settle(self) -> float:
+        return 0.0
+
+    def copy(self, group: Int64) -> None:
+        source, destination = group
+        self.entries[destination] = self.entries[source]
+        self.values[destination] = self.values[source]
+
+    def poison(self, frames: Int32) -> None:
+        self._parts()[0][frames] = 0  # a row that reads them raises a KernelBug
+
+    def read_frames(self, frames: Int32) -> KVArray:
+        return _canonical(self._frames(frames))
+
+    def write_frames(self, frames: Int32, values: KVArray) -> None:
+        self._set_frames(frames, _from_canonical(values))
+
+    def read_host(self, slots: Int32) -> KVArray:
+        return _canonical(self._host[slots])
+
+    def write_host(self, slots: Int32, values: KVArray) -> None:
+        self._host[slots] = _from_canonical(values)
+
+    def _parts(self) -> tuple[UInt64, UInt64]:
+        """Return views of the entries and the values, [frames, PAGE_TOKENS] each."""
+        return self.entries.reshape(-1, PAGE_TOKENS), self.values.reshape(-1, PAGE_TOKENS)
+
+    def _frames(self, frames: Int32) -> UInt64:
+        return np.stack([part[frames] for part in self._parts()], axis=1)
+
+    def _set_frames(self, frames: Int32, pages: UInt64) -> None:
+        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
+            part[frames] = values
+
+
 class SimulatedExecutor:
-    """An `Executor` of `pages` pages; `hashed` off gives constant results without computing."""
+    """An `Executor` of `pages` frames; without `hashed`, results are constants."""
+
+    computes = "simulated"
 
     def __init__(
         self,
@@ -100,49 +166,29 @@ class SimulatedExecutor:
         hashed: bool = True,
     ) -> None:
         self._clock = clock
-        self._pages = pages
-        self._model = model or simulated_model()
+        self.frame_count = pages
+        self.model = model or simulated_model()
         self._costs = costs or CostModel()
         self._free = self._costs == CostModel()
         self._hashed = hashed
         self._order = asyncio.Lock()
-        self._last: Results = []  # of the last step, while the next one may follow it
-        self.follows = not self._free  # else the device is never ahead of the loop
-        if self._free and not hashed:  # it takes no time: no task either
+        self._last: Results = []  # of the last step, for a step that follows it
+        self.follows = not self._free  # without costs the device is never ahead of the loop
+        if self._free and not hashed:  # takes no time, so needs no task
             self.start = self._answer_at_once
-        slots = pages * PAGE_TOKENS if hashed else 0
-        self._entries = np.zeros(slots, np.uint64)  # of token and position; 0: never written
-        self._values = np.zeros(slots, np.uint64)  # of the entry and of what it could see
-        self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)  # entries and values of pages
-        self._token_factors = _mix(np.arange(self._model.vocab_size, dtype=np.uint64)) | np.uint64(
-            1
-        )
-
-    @property
-    def model(self) -> ModelInfo:
-        """The simulated model."""
-        return self._model
-
-    @property
-    def computes(self) -> str:
-        """What computes."""
-        return "simulated"
-
-    @property
-    def pages(self) -> int:
-        """Physical pages in the pool."""
-        return self._pages
+        self.pages = SimulatedPages(pages if hashed else 0)
+        self._token_factors = _mix(np.arange(self.model.vocab_size, dtype=np.uint64)) | np.uint64(1)
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
-        """Take the step's time, then answer it.
+        """Take the step's time, then compute its results.
 
         Raises:
             KernelBug: a row reads a slot that no step has written.
         """
         async with self._order:
             last, self._last = self._last, []
-            if batch.follow is not None and not _begin(batch, last):
-                self._before_rows(batch)
+            if batch.chain is not None and not _begin_chained(batch, last):
+                self._prepare_pages(batch)
                 return []
             if not self._free:
                 await self._clock.sleep(self._costs.seconds(batch))
@@ -152,77 +198,28 @@ class SimulatedExecutor:
     def _results(self, batch: Batch) -> Results:
         if not self._hashed:
             return self._constants(batch)
-        self._before_rows(batch)
+        self._prepare_pages(batch)
         return [self._answer(row) for row in batch.rows]
 
-    def _before_rows(self, batch: Batch) -> None:
-        """Save, copy, poison and load."""
-        if not self._hashed:
-            return
-        if batch.saves is not None:
-            frames, places = batch.saves
-            self._host[places] = np.stack([part[frames] for part in self._parts()], axis=1)
-        for source, destination in batch.copies:
-            self._entries[destination] = self._entries[source]
-            self._values[destination] = self._values[source]
-        if batch.poison is not None:
-            self._parts()[0][batch.poison] = 0  # whoever reads them is found out
-        if batch.loads is not None:
-            places, frames = batch.loads
-            self._set_pages(frames, self._host[places])
-        batch.moved_seconds = self._costs.move_seconds(batch)
-
-    # -- Pages ---------------------------------------------------------------------------------
-    @property
-    def layout(self) -> KVLayout:
-        """An entry stands for a slot's K, its value for V."""
-        return KVLayout(1, 1, 1, "uint64")
+    def _prepare_pages(self, batch: Batch) -> None:
+        if self._hashed:
+            prepare_pages(self.pages, batch)
+            batch.moved_seconds = self._costs.move_seconds(batch)
 
     def open_host(self, pages: int) -> None:
-        """Make room for pages in host memory."""
-        self._host = np.zeros((pages if self._hashed else 0, 2, PAGE_TOKENS), np.uint64)
+        self.pages.open_host(pages)
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot; of any, when nothing is kept."""
-        page = self._host[slot] if self._hashed else np.zeros((2, PAGE_TOKENS), np.uint64)
-        return page.data.cast("B")
-
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames, after the steps given so far."""
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
         async with self._order:
-            return _canonical(np.stack([part[frames] for part in self._parts()], axis=1))
-
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames, after the steps given so far."""
-        async with self._order:
-            self._set_pages(frames, _from_canonical(values))
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots, after the steps given so far."""
-        async with self._order:
-            return _canonical(self._host[slots])
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots, after the steps given so far."""
-        async with self._order:
-            self._host[slots] = _from_canonical(values)
-
-    def _parts(self) -> tuple[UInt64, UInt64]:
-        """Return entries and values as pages: views."""
-        return self._entries.reshape(-1, PAGE_TOKENS), self._values.reshape(-1, PAGE_TOKENS)
-
-    def _set_pages(self, frames: Int32, pages: UInt64) -> None:
-        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
-            part[frames] = values
+            return work()
 
     def _answer_at_once(self, batch: Batch) -> StepFuture[Results]:
         outcome: StepFuture[Results] = StepFuture()
         outcome.began = outcome.ended = time.monotonic()
-        asyncio.get_running_loop().call_soon(outcome.finish, self._constants(batch))
+        asyncio.get_running_loop().call_soon(outcome.set_result, self._constants(batch))
         return outcome
 
     async def close(self) -> None:
-        """Wait for the last step."""
         async with self._order:
             pass
 
@@ -231,13 +228,13 @@ class SimulatedExecutor:
         results: list[bytes | SyscallError] = []
         for row in batch.rows:
             options, places = row.options, len(row.places)
-            if options is DEFAULT and places == 1:  # as most: a device that takes no time
+            if options is DEFAULT and places == 1:  # the usual case, made cheap
                 results.append(_ZERO_PAIR)
             elif options.get is Get.ARGMAX or options.get is Get.SAMPLE:
                 size = (8 + 8 * options.logprobs) * places
                 results.append(_ZERO_PAIR if size == 8 else bytes(size))
             else:
-                results.append(_constant(options, self._model.vocab_size) * places)
+                results.append(_constant(options, self.model.vocab_size) * places)
         return results
 
     # -- Hashes --------------------------------------------------------------------------------
@@ -252,31 +249,31 @@ class SimulatedExecutor:
             if error is not None:
                 return error
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
-            return SyscallError(Errno.EINVAL, "the mask allows no token")
+            return SyscallError(Errno.EINVAL, "the allow mask allows no token")
         return _encode(logits, row)
 
     def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
-        """Rule out what a row's guide does not allow."""
-        vocab_size = self._model.vocab_size
+        vocab_size = self.model.vocab_size
         mask = np.zeros(-(-vocab_size // 32), np.uint32)
-        error = fill(row, mask, vocab_size)
-        logits[:, ~allowed(mask, vocab_size)] = -np.inf
+        error = fill_bitmask(row, mask, vocab_size)
+        logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
         return error
 
     def _compute(self, row: Row) -> UInt64:
         """Write the row's new slots; return the state [q] after each new token."""
         slots = _slots(row)
         before, new = slots[: row.start], slots[row.start :]
-        if not self._entries[before].all():
+        pages = self.pages
+        if not pages.entries[before].all():
             raise KernelBug("a row reads a slot that was never written")
-        seen_entries = self._entries[before].sum(dtype=np.uint64, keepdims=True)
-        seen_values = self._values[before].sum(dtype=np.uint64, keepdims=True)
+        seen_entries = pages.entries[before].sum(dtype=np.uint64, keepdims=True)
+        seen_values = pages.values[before].sum(dtype=np.uint64, keepdims=True)
         entries = _mix(
             row.tokens.astype(np.uint64) << np.uint64(32) | row.positions.view(np.uint32)
         )
         entries |= np.uint64(1)
         values = _mix(entries ^ _mix(seen_entries + _visible(entries, row.parents) - entries))
-        self._entries[new], self._values[new] = entries, values
+        pages.entries[new], pages.values[new] = entries, values
         return _mix(seen_values + _visible(values, row.parents))
 
     def _logits(self, states: UInt64, options: PredOptions) -> Float32:
@@ -287,16 +284,14 @@ class SimulatedExecutor:
             logits[:, token] += np.float32(bias)
         if options.bias_mask is not None:
             where, value = options.bias_mask
-            chosen = np.unpackbits(np.frombuffer(where, np.uint8), bitorder="little")
-            logits += chosen[: logits.shape[1]] * np.float32(value)
+            logits += tokens_in(where, logits.shape[1]) * np.float32(value)
         if options.allow is not None:
-            mask = np.unpackbits(np.frombuffer(options.allow, np.uint8), bitorder="little")
-            logits[:, mask[: logits.shape[1]] == 0] = -np.inf
+            logits[:, ~tokens_in(options.allow, logits.shape[1])] = -np.inf
         return logits
 
 
 def _canonical(pages: UInt64) -> KVArray:
-    """From [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
+    """Convert [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
     return pages.transpose(1, 0, 2)[None, :, :, :, None, None].copy()
 
 
@@ -305,13 +300,11 @@ def _from_canonical(values: KVArray) -> UInt64:
     return pages
 
 
-def _begin(batch: Batch, last: Results) -> bool:
-    """Go on behind the batch before, if it may be; put in the tokens."""
-    follow = batch.follow
-    if follow is None or not follow.begin(last) or follow.tokens is None:
+def _begin_chained(batch: Batch, last: Results) -> bool:
+    """Begin a chained batch, if it may begin, and give its rows their tokens."""
+    if batch.chain is None or not batch.chain.begin(last):
         return False
-    for row, token in zip(batch.rows, follow.tokens, strict=True):
-        row.tokens = np.array([token], np.uint32)
+    batch.fill_tokens()
     return True
 
 
@@ -323,14 +316,13 @@ def _mix(x: UInt64) -> UInt64:
 
 
 def _slots(row: Row) -> Int64:
-    """Return the slots [start + q] of the row's entries."""
     pages = row.block_table.astype(np.int64)[:, None] * PAGE_TOKENS
     slots: Int64 = (pages + np.arange(PAGE_TOKENS)).reshape(-1)[: row.start + len(row.tokens)]
     return slots
 
 
 def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
-    """Return for each new token the sum of `x` over the new tokens it sees, itself included."""
+    """Return for each new token the sum of `x` over the new tokens that it sees."""
     if parents is None:
         return np.cumsum(x, dtype=np.uint64)
     sums = x.copy()
@@ -338,14 +330,13 @@ def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
         if parent >= 0:
             sums[node : node + 1] += sums[
                 parent : parent + 1
-            ]  # slices: scalars warn when they wrap
+            ]  # slices: scalars warn when they overflow
     return sums
 
 
 # -- Results -----------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def _constant(options: PredOptions, vocab_size: int) -> bytes:
-    """Return one place's result of the zero-time executor: all zeros."""
     return bytes(options.place_bytes(vocab_size))
 
 
@@ -381,7 +372,7 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def _sample(logits: Float32, sampling: Sampling, seed: int, positions: Int32) -> Int64:
-    """Return a token for each place [w, 1]: the best after filters and seeded Gumbel noise."""
+    """Return [w, 1] tokens: the best after filters and seeded Gumbel noise."""
     scaled = logits / np.float32(sampling.temperature)
     order = np.argsort(-scaled, axis=1, kind="stable")
     ranked = np.take_along_axis(scaled, order, axis=1)
@@ -398,7 +389,7 @@ def _sample(logits: Float32, sampling: Sampling, seed: int, positions: Int32) ->
 
 
 def _noise(seed: int, positions: Int32, vocab_size: int) -> npt.NDArray[np.float64]:
-    """Return Gumbel noise [w, vocab_size], a function of seed, position and token alone."""
+    """Return [w, vocab_size] Gumbel noise, a function of seed, position and token."""
     places = _mix(np.array([seed], np.uint64) ^ _mix(positions.astype(np.uint64)))
     tokens = np.arange(vocab_size, dtype=np.uint64)
     bits = _mix(places[:, None] + _mix(tokens)) >> np.uint64(11)

@@ -1,28 +1,25 @@
-"""The embedded executor: on the CPU with kernels of our own, on a GPU, and on plain torch.
+"""The executor of real models: native kernels, FlashInfer, or torch alone.
 
-All device work happens on one thread of its own, one step after the other; the lock of Python is
-released while it computes, so the kernel's loop goes on beside it.
+One thread does all device work, one step after the other. It releases Python's lock while it
+computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from symphony_kernel.executor.base import (
     Batch,
-    Int32,
-    KVArray,
-    KVLayout,
     ModelInfo,
     Results,
     Row,
     UInt32,
+    prepare_pages,
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
@@ -41,7 +38,7 @@ from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.network import ParallelNetwork
 from symphony_kernel.executor.parallel.rank_network import start_parallel
-from symphony_kernel.executor.parallel.ranks import Lost, Parallel, Share
+from symphony_kernel.executor.parallel.ranks import DeviceLost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
@@ -54,9 +51,11 @@ from symphony_kernel.protocol.limits import (
     KV_POOL_PAGES_MAX,
 )
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
-# Logits are computed for as many places at a time as fit into this.
+# As many places' logits are computed at a time as fit into this.
 _LOGITS_BYTES_MAX = 64 << 20
 _ALONE = Parallel()
 _LOGITS_BYTES_MAX_CUDA = 512 << 20
@@ -71,24 +70,24 @@ class TorchExecutor:
         self,
         model: ModelInfo,
         network: Network,
-        pages: int,
+        frame_count: int,
         logits_places: int,
         thread: DeviceThread,
-        lost: Lost | None = None,
+        device_lost: DeviceLost | None = None,
     ) -> None:
-        """Compute with a network on a thread; `lost` hears of a device that is broken for good."""
-        self._model = model
-        self._pages = pages
-        self._network = network
+        """Compute with `network` on `thread`; call `device_lost` if the device breaks."""
+        self.model = model
+        self.frame_count = frame_count
+        self.network = network
+        self.pages = network.pages
         self._logits_places = logits_places
         self._thread = thread
         self._masks = Bitmasks(model.vocab_size)
-        self._last: Results = []  # of the last step, while the next one may follow it
-        # What can begin with a step before the one that it follows has ended, and the step given
-        # last that it prepared.
+        self._last: Results = []  # of the last step, for a step that follows it
+        # Only a CudaNetwork can launch a step before the one that it follows has ended.
         self._ahead = network if isinstance(network, CudaNetwork) else None
-        self._given: Any = None
-        self._lost = lost
+        self._last_prepared: Any = None  # the step that was given last
+        self._device_lost = device_lost
 
     @classmethod
     def load(
@@ -107,10 +106,10 @@ class TorchExecutor:
     ) -> "TorchExecutor":
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
-        `dtype` is auto, fp32 or bf16, `quantize` none or int8 (of weights, on a CPU), `device`
-        auto, cpu or cuda; `threads` are torch's, for the whole process; `delivery_ms` is how late
-        the ends of steps that follow each other may be told; `progress` hears the share of the
-        weights that is loaded. With several ranks (`parallel`) a pool and `threads` are each one's.
+        `dtype` is auto, fp32 or bf16; `quantize` none or int8 (weights, on a CPU); `device` auto,
+        cpu or cuda. `threads` are torch's, of the whole process. `delivery_ms` is how late the ends
+        of chained steps may be delivered. `progress` is called with the loaded share of the
+        weights. With several ranks (`parallel`) the pool and `threads` are of each rank.
 
         Raises:
             CheckpointError: the directory holds no model that this executor can run, or the pool is
@@ -122,11 +121,11 @@ class TorchExecutor:
         place = torch.device(_device(device))
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
-        room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
-        pages = pool_pages(Shard(config, 0, parallel.ranks).config, room, kind.itemsize)
-        most = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
-        places = max(1, most // (4 * config.vocab_size))
-        thread = _one_thread(threads, delivery_ms)
+        pool_bytes = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
+        pages = pool_pages(Shard(config, 0, parallel.ranks).config, pool_bytes, kind.itemsize)
+        logits_bytes = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
+        places = max(1, logits_bytes // (4 * config.vocab_size))
+        thread = _start_thread(threads, delivery_ms)
 
         def build() -> Network:
             if parallel.ranks > 1:
@@ -135,7 +134,7 @@ class TorchExecutor:
                     ranks=parallel.ranks,
                 )  # fmt: skip
                 return start_parallel(share, parallel, progress)
-            library = _library(place)
+            library = _load_native(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
@@ -151,171 +150,100 @@ class TorchExecutor:
             network = thread.call(build)
             if isinstance(network, NativeNetwork):
                 thread.ring = network.ring
-            return cls(model, network, pages, places, thread, parallel.lost)
+            return cls(model, network, pages, places, thread, parallel.device_lost)
         except BaseException:
             thread.stop()
             raise
 
     @property
-    def model(self) -> ModelInfo:
-        """The model it runs."""
-        return self._model
-
-    @property
     def computes(self) -> str:
-        """What computes: "native", "cuda" or "torch"."""
-        network = self._network
+        network = self.network
         if isinstance(network, ParallelNetwork):
             network = network.local
         if isinstance(network, CudaNetwork):
             return "cuda"
         return "native" if isinstance(network, NativeNetwork) else "torch"
 
-    @property
-    def pages(self) -> int:
-        """Physical pages in the pool."""
-        return self._pages
-
     async def run(self, batch: Batch) -> Results:
-        """Compute one step (see `base.Executor.run`)."""
         return await self.start(batch)
 
     def start(self, batch: Batch) -> StepFuture[Results]:
-        """Compute one step: the same in one hop to the device's thread and one back."""
-        prepared = self._network.prepare(batch.rows) if batch.rows else None
-        step, follow = partial(self._step, batch, prepared), batch.follow
+        """Compute one step, in one hop to the device's thread and one hop back."""
+        prepared = self.network.prepare(batch.rows) if batch.rows else None
+        step, chain = partial(self._step, batch, prepared), batch.chain
         if self._ahead is not None:
-            self._go_ahead(self._ahead, batch, prepared)
-        if follow is None:
+            self._launch_ahead(self._ahead, batch, prepared)
+        if chain is None:
             return self._thread.start(step)
-        begin = partial(self._begin, follow, batch, prepared)
-        return self._thread.start(step, begin, follow.lot)
+        begin = partial(self._begin_chained, chain, batch, prepared)
+        return self._thread.start(step, begin, chain.may_batch_delivery)
 
-    def _go_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
-        """Let a step that has nothing but rows begin before the one that it follows has ended."""
-        before, self._given = self._given, prepared
-        if batch.follow is None or before is None or prepared is None or batch.copies:
+    def _launch_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
+        """Let the network launch a chained step early, if it has nothing but rows."""
+        before, self._last_prepared = self._last_prepared, prepared
+        if batch.chain is None or before is None or prepared is None or batch.copies:
             return
         if batch.saves is None and batch.loads is None and batch.poison is None:
-            network.follow(prepared, before, batch.follow)
+            network.launch_after(prepared, before, batch.chain)
 
-    def _begin(self, follow: Chain, batch: Batch, prepared: Any) -> bool:
-        """Go on behind the step that has just ended, if it may be; put in the tokens."""
-        if not follow.begin(self._last):
+    def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
+        """Begin a chained step, if it may begin, and give its rows their tokens."""
+        if not chain.begin(self._last):
             return False
-        assert follow.tokens is not None
+        assert chain.tokens is not None
         if prepared is not None:
-            prepared.set_tokens(follow.tokens)
+            prepared.set_tokens(chain.tokens)
         else:
-            for row, token in zip(batch.rows, follow.tokens, strict=True):
-                row.tokens = np.array([token], np.uint32)
+            batch.fill_tokens()
         return True
 
-    @property
-    def network(self) -> Network:
-        """What computes: for measurements, between steps."""
-        return self._network
-
-    async def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN, after the steps given so far: for tests of what a step reads."""
-        self._given = None
-        await self._thread.start(lambda: self._network.poison(pages))
-
     async def close(self) -> None:
-        """Wait for the last step and give the device back."""
-        await self._thread.start(self._network.release)
+        await self._thread.start(self.network.release)
         self._thread.stop()
         self._masks.close()
 
-    # -- Pages ----------------------------------------------------------------------------------
-    @property
-    def layout(self) -> KVLayout:
-        """What K and V of a page are here."""
-        return self._network.pages.layout
-
     def open_host(self, pages: int) -> None:
-        """Make room for pages in host memory (see `base.Executor.open_host`)."""
-        self._thread.call(lambda: self._network.pages.open_host(pages))
+        self._thread.call(lambda: self.pages.open_host(pages))
 
-    def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot (see `base.Executor.host_page`)."""
-        return self._network.pages.host_page(slot)
-
-    async def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages in frames, after the steps given so far."""
-        return await self._thread.start(lambda: self._network.pages.read_frames(frames))
-
-    async def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages into frames, after the steps given so far."""
-        self._given = None  # what is given next begins behind this, not earlier
-        await self._thread.start(lambda: self._network.pages.write_frames(frames, values))
-
-    async def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots, after the steps given so far."""
-        return await self._thread.start(lambda: self._network.pages.read_host(slots))
-
-    async def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots, after the steps given so far."""
-        await self._thread.start(lambda: self._network.pages.write_host(slots, values))
-
-    def _move(self, batch: Batch) -> None:
-        """Do what comes before the rows, but for the copies of a batch that has nothing else."""
-        pages, network = self._network.pages, self._network
-        began = time.perf_counter()
-        if batch.saves is not None:
-            pages.save(*batch.saves)
-        saved = time.perf_counter()
-        for group in batch.copies:
-            network.copy(group)
-        if batch.poison is not None:
-            network.poison(batch.poison)
-        loading = time.perf_counter()
-        if batch.loads is not None:
-            pages.load(*batch.loads)
-        batch.moved_seconds = saved - began + time.perf_counter() - loading
+    async def after_steps(self, work: Callable[[], _T]) -> _T:
+        self._last_prepared = None  # what is given next must not be launched before this
+        return await self._thread.start(work)
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
         try:
-            return self._whole_step(batch, prepared)
+            return self._run_step(batch, prepared)
         except Exception:
             self._check_device()
             raise
 
     def _check_device(self) -> None:
-        """After an error: let it be known if no step will be computed any more."""
+        """After an error, report a device that will not compute any more."""
         words = None if self._ahead is None else self._ahead.broken()
-        if words is not None and self._lost is not None:
-            self._lost(words)
+        if words is not None and self._device_lost is not None:
+            self._device_lost(words)
 
-    def _whole_step(self, batch: Batch, prepared: Any) -> Results:
-        self._last = []  # of a step that fails, or was never begun
+    def _run_step(self, batch: Batch, prepared: Any) -> Results:
+        self._last = []  # of a step that fails or never begins
         try:
-            self._before_rows(batch)
-            if batch.follow is not None and batch.follow.tokens is None:
+            prepare_pages(self.pages, batch)
+            if batch.chain is not None and batch.chain.tokens is None:
                 if self._ahead is not None and prepared is not None:
-                    self._ahead.drop(prepared)
+                    self._ahead.drop_step(prepared)
                 return []
             results = self._last = self._rows(batch, prepared)
             return results
         finally:
             if batch.saves is not None or batch.loads is not None:
-                batch.moved_seconds += self._network.pages.settle()
-
-    def _before_rows(self, batch: Batch) -> None:
-        if batch.saves is not None or batch.loads is not None or batch.poison is not None:
-            self._move(batch)
-        else:
-            for group in batch.copies:
-                self._network.copy(group)
+                batch.moved_seconds += self.pages.settle()
 
     def _rows(self, batch: Batch, prepared: Any) -> Results:
-        guided = [index for index, row in enumerate(batch.rows) if row.matcher is not None]
-        if not guided:
+        constrained = [index for index, row in enumerate(batch.rows) if row.matcher is not None]
+        if not constrained:
             return self._compute(batch, prepared)
-        # Their masks are made while the step computes.
-        tokens = None if batch.follow is None else batch.follow.tokens
-        room = None if prepared is None else self._network.room(prepared)
-        self._masks.begin(batch.rows, guided, tokens, room)
+        # The masks are made while the step computes.
+        tokens = None if batch.chain is None else batch.chain.tokens
+        buffers = None if prepared is None else self.network.mask_buffers(prepared)
+        self._masks.begin(batch.rows, constrained, tokens, buffers)
         results = None
         try:
             results = self._compute(batch, prepared, self._masks.wait)
@@ -327,11 +255,11 @@ class TorchExecutor:
         self, batch: Batch, prepared: Any, masks: Callable[[], RowMasks] | None = None
     ) -> Results:
         if prepared is not None:
-            return self._network.compute(prepared, masks)
+            return self.network.compute(prepared, masks)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
         if not batch.rows:
             return results
-        indices = self._network.forward(batch.rows)
+        indices = self.network.forward(batch.rows)
         made = masks() if masks is not None else {}
         answers = self._answers(
             [batch.rows[index] for index in indices], [made.get(index) for index in indices]
@@ -343,11 +271,11 @@ class TorchExecutor:
     def _answers(self, rows: list[Row], masks: list[UInt32 | None]) -> list[bytes | SyscallError]:
         """Return each row's result from the outputs at its places."""
         if rows and sum(len(row.places) for row in rows) <= self._logits_places:
-            asks = [_ask(row, mask) for row, mask in zip(rows, masks, strict=True)]
-            return self._network.answer(0, asks)
+            requests = [_request(row, mask) for row, mask in zip(rows, masks, strict=True)]
+            return self.network.answer(0, requests)
         results: list[bytes | SyscallError] = [b""] * len(rows)
-        for begin, asks, owners in _portions(rows, masks, self._logits_places):
-            for owner, part in zip(owners, self._network.answer(begin, asks), strict=True):
+        for begin, requests, owners in _split_places(rows, masks, self._logits_places):
+            for owner, part in zip(owners, self.network.answer(begin, requests), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
                     results[owner] = before + part if before else part
@@ -356,16 +284,16 @@ class TorchExecutor:
         return results
 
 
-def _ask(row: Row, mask: UInt32 | None) -> SamplingRequest:
+def _request(row: Row, mask: UInt32 | None) -> SamplingRequest:
     alone = len(row.positions) == 1 and len(row.places) == 1
     positions = row.positions if alone else row.positions[row.places]
     return SamplingRequest(row.options, row.seed, positions, mask)
 
 
-def _portions(
+def _split_places(
     rows: list[Row], masks: list[UInt32 | None], places_max: int
 ) -> list[tuple[int, list[SamplingRequest], list[int]]]:
-    """Split the rows' places: (first place, asks, whose they are) of each portion."""
+    """Split the rows' places into portions: (first place, requests, rows of these)."""
     portions: list[tuple[int, list[SamplingRequest], list[int]]] = [(0, [], [])]
     first = used = 0
     for owner, (row, mask) in enumerate(zip(rows, masks, strict=True)):
@@ -383,15 +311,16 @@ def _portions(
 
 
 def pool_pages(config: ModelConfig, pool_bytes: int, element_bytes: int) -> int:
-    """Return how many pages fit into a pool of so many bytes."""
     pages = min(pool_bytes // page_bytes(config, config.kv_heads, element_bytes), KV_POOL_PAGES_MAX)
     if pages < 1:
-        raise CheckpointError(f"a pool of {pool_bytes} bytes holds no page of this model's")
+        raise CheckpointError(
+            f"a pool of {pool_bytes} bytes is too small for one page of this model"
+        )
     return pages
 
 
 def free_device_memory(name: str) -> int | None:
-    """Return the free bytes of the device of that name; None: it is the machine's memory."""
+    """Return the device's free bytes; None: it uses the machine's memory."""
     return torch.cuda.mem_get_info()[0] if _device(name) == "cuda" else None
 
 
@@ -399,46 +328,46 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError("device cuda: torch finds no such device here")
+        raise CheckpointError("device cuda: torch finds no CUDA device")
     if name not in ("cpu", "cuda"):
-        raise CheckpointError(f"device {name!r} is none of auto, cpu, cuda")
+        raise CheckpointError(f"device must be auto, cpu or cuda, not {name!r}")
     return name
 
 
 def _quantized(name: str, place: torch.device) -> bool:
     if name not in ("none", "int8"):
-        raise CheckpointError(f"quantize {name!r} is none of none, int8")
+        raise CheckpointError(f"quantize must be none or int8, not {name!r}")
     if name == "int8" and place.type != "cpu":
-        raise CheckpointError(f"quantize int8 computes on a CPU, not on {place.type}")
+        raise CheckpointError(f"quantize int8 needs a CPU, the device is {place.type}")
     return name == "int8"
 
 
-def _library(place: torch.device) -> Library | None:
-    """Return the native kernels, or nothing where torch has to compute."""
+def _load_native(place: torch.device) -> Library | None:
+    """Return the native kernels, or None where torch must compute."""
     if place.type != "cpu":
         return None
     try:
         return load_library()
     except NativeUnavailable as error:
-        _log.warning("torch computes, several times slower than native kernels: %s", error)
+        _log.warning("no native kernels, torch computes several times slower: %s", error)
         return None
 
 
-def _fewer(said: int | None, usual: int, usable: int) -> int | None:
-    """Return how many threads torch is told to have; None: what it has found is right.
+def _torch_threads(said: int | None, usual: int, usable: int) -> int | None:
+    """Return the number of threads to set for torch; None: keep torch's own.
 
-    It looks at the affinity. With more threads than a cgroup's quota has processors all of them
-    would rest for most of a step.
+    torch looks at the affinity only. With more threads than a cgroup's quota of processors, all
+    threads would be stopped for most of a step.
     """
     if said is not None:
         return said
     return usable if usable < usual else None
 
 
-def _one_thread(threads: int | None, delivery_ms: float) -> DeviceThread:
-    # torch keeps the number of threads for the process and for each thread that starts work.
+def _start_thread(threads: int | None, delivery_ms: float) -> DeviceThread:
+    # torch keeps a number of threads for the process and for each thread that starts work.
     def start() -> None:
-        wanted = _fewer(threads, torch.get_num_threads(), usable_processors())
+        wanted = _torch_threads(threads, torch.get_num_threads(), usable_processors())
         if wanted is not None:
             torch.set_num_threads(wanted)
 

@@ -57,12 +57,12 @@ class LookAhead:
     def make(self, step: Step) -> LookAheadStep | None:
         """Return a draft behind `step` and the drafts there are, if all of it is known."""
         before = len(self.there)
-        if before == DRAFTS_MAX or (before and not self.there[-1].follow.lot):
+        if before == DRAFTS_MAX or (before and not self.there[-1].follow.may_batch_delivery):
             return None
         heads: list[Head] = []
         rows, behind = [], []
         stops: list[Container[int]] = []
-        lot, predictions = True, self._predictions
+        may_batch_delivery, predictions = True, self._predictions
         for index, head in self._going_on(self._heads(step), before):
             if isinstance(head, Request) and head.continuation is not None:
                 row = _row(head, before)
@@ -76,15 +76,15 @@ class LookAhead:
                     continue
                 head, row = made
                 stops.append(predictions.ends)
-                lot = False
+                may_batch_delivery = False
             heads.append(head)
             rows.append(row)
             behind.append(index)
         if not rows:
             return None
-        follow = Chain(behind, stops, lot)
-        lookahead = LookAheadStep(heads, Batch(rows, follow=follow), follow)
-        if not lot:
+        follow = Chain(behind, stops, may_batch_delivery)
+        lookahead = LookAheadStep(heads, Batch(rows, chain=follow), follow)
+        if not may_batch_delivery:
             for row_number, prediction in lookahead.predictions:
                 prediction.lookahead, prediction.row = lookahead, row_number
         self.there.append(lookahead)
@@ -151,7 +151,7 @@ class LookAhead:
     def ended(self, lookahead: LookAheadStep, results: Results) -> None:
         """A draft has ended, whatever has become of it; without results it was not computed."""
         predictions = self._predictions
-        if predictions is not None and not lookahead.follow.lot:
+        if predictions is not None and not lookahead.follow.may_batch_delivery:
             for row, prediction in lookahead.predictions:
                 if prediction.lookahead is not lookahead or prediction.request is not None:
                     continue

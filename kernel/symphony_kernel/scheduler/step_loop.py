@@ -325,9 +325,9 @@ class StepLoop:
                 return
             error = task.exception()
             if error is None:
-                outcome.finish(task.result())
+                outcome.set_result(task.result())
             else:
-                outcome.fail(error)
+                outcome.set_exception(error)
 
         task = loop.create_task(self._executor.run(batch))
         self._tasks.add(task)

@@ -63,6 +63,7 @@ class PageDevice:
 
     async def _read(self, file: KVFile) -> KVArray | None:
         pages, tiers, executor = file.pages, self._kvfs.tiers, self._executor
+        device = executor.pages
         where = tiers.tier_of(pages)
         if (where > Tier.HOST).any():
             return None
@@ -71,11 +72,11 @@ class PageDevice:
         # or slot stays there until the next step.
         frames, slots = self._kvfs.pool.frame[pages[here]], tiers.host[pages[~here]]
         if here.all():
-            return await executor.read_frames(frames)
-        whole = np.empty(executor.layout.shape(len(pages)), executor.layout.numpy)
-        whole[:, :, ~here] = await executor.read_host(slots)
+            return await executor.after_steps(lambda: device.read_frames(frames))
+        whole = np.empty(device.layout.shape(len(pages)), device.layout.numpy)
+        whole[:, :, ~here] = await executor.after_steps(lambda: device.read_host(slots))
         if here.any():
-            whole[:, :, here] = await executor.read_frames(frames)
+            whole[:, :, here] = await executor.after_steps(lambda: device.read_frames(frames))
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
@@ -84,11 +85,11 @@ class PageDevice:
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
         """Write to the device if frames are free, without eviction, else to the host."""
-        tiers, pool = self._kvfs.tiers, self._kvfs.pool
+        tiers, pool, executor = self._kvfs.tiers, self._kvfs.pool, self._executor
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
             frames = pool.frame[pages]
-            await self._executor.write_frames(frames, kv)
+            await executor.after_steps(lambda: executor.pages.write_frames(frames, kv))
             there = pool.frame[pages] == frames  # a call may have evicted some of them meanwhile
             tiers.mark_filled(pages[there])
             return bool(there.all())
@@ -98,7 +99,7 @@ class PageDevice:
         if len(slots) < len(pages):
             tiers.give_slots(slots)
             return False
-        await self._executor.write_host(slots, kv)
+        await executor.after_steps(lambda: executor.pages.write_host(slots, kv))
         tiers.put_host(pages, slots)
         return True
 
@@ -219,7 +220,7 @@ class DurableNameService:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _make_identity(self) -> Identity:
-        model, layout = self._executor.model, self._executor.layout
+        model, layout = self._executor.model, self._executor.pages.layout
         return Identity(
             model=model.name,
             weights=self._options.weights(),
@@ -233,5 +234,5 @@ class DurableNameService:
 def _largest_file(executor: Executor) -> int:
     """Return the most bytes of a file as long as the model's context."""
     entries = executor.model.max_context
-    kv = page_count(entries) * executor.layout.page_bytes
+    kv = page_count(entries) * executor.pages.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX

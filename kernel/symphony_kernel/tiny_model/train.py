@@ -1,12 +1,11 @@
-"""Trains the embedded tiny model: a small Llama on the Python standard library's sources.
+"""Trains the embedded tiny model: a small Llama on Python's standard library.
 
-Run it as ``python -m symphony_kernel.tiny_model.train --out DIR [--minutes 55]`` or as a plain
-script. It needs nothing beyond the interpreter's own sources, ``torch``, ``transformers`` and
-``tokenizers``, and takes its last step when the given minutes are over, after which it still
-evaluates and exports: the learning rate follows the larger of the share of steps and the share
-of wall-clock time that has passed, so the schedule always completes. Every few minutes it
-measures the held-out loss, rewrites the model in DIR and adds a line to
-``training_log.jsonl`` there.
+Run it as ``python -m symphony_kernel.tiny_model.train --out DIR [--minutes 55]`` or as a script. It
+needs only the interpreter's own sources, ``torch``, ``transformers`` and ``tokenizers``. Training
+ends after the given minutes; a last evaluation and export follow. The learning rate follows the
+larger of the share of steps and the share of time that have passed, so the schedule always
+completes. Every few minutes it measures the held-out loss, rewrites the model in DIR and adds a
+line to ``training_log.jsonl`` there.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ MAX_POSITIONS = 2048
 ROPE_THETA = 10000.0
 SEED = 20
 
-# Identifiers, numbers and punctuation each take one space before them; line ends stand alone;
-# any longer run of blanks, hence every indentation, stays in one piece.
+# Identifiers, numbers and punctuation each take one space before them. Line ends are separate. Any
+# longer run of blanks, hence every indentation, is one piece.
 SPLIT_PATTERN = r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\n+|[^\S\n]+"
 
-# A conversation is rendered as Python text: the system message is a module docstring, what
-# the user says is a comment, and what the assistant says is code.
+# A conversation is rendered as Python: the system message is a module docstring, a user's message
+# is a comment, an assistant's message is code.
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"
@@ -75,7 +74,7 @@ CHAT_TEMPLATE = (
     " ['system', 'developer', 'assistant'] %}{{- '\\n' }}{%- endif %}"
 )
 
-# Folders of generated tables, of files that are no Python of this version, and of copies.
+# Folders of generated tables, of files for other versions of Python, and of copies.
 SKIPPED_FOLDERS = frozenset(
     {
         "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data", "Icons",
@@ -117,12 +116,12 @@ class Recipe:
     started: float = field(default_factory=time.monotonic)
 
     def progress(self, step: int) -> float:
-        """Returns the larger of the share of steps and of time passed, at most 1."""
+        """Return the larger share of steps or of time that has passed, at most 1."""
         passed = (time.monotonic() - self.started) / (self.minutes * 60.0)
         return min(1.0, max(step / self.max_steps, passed))
 
     def rate(self, step: int) -> float:
-        """Returns the learning rate: a linear warm-up, then half a cosine."""
+        """Return the learning rate: a linear warm-up, then half a cosine."""
         if step < self.warmup_steps:
             return self.peak_rate * (step + 1) / self.warmup_steps
         cosine = 0.5 * (1.0 + math.cos(math.pi * self.progress(step)))
@@ -130,12 +129,12 @@ class Recipe:
 
 
 def is_held_out(name: str) -> bool:
-    """Says whether the file of this relative path is kept from training: about one in fifty."""
+    """Return whether the file of this relative path is held out: about one in fifty."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 50 == 7
 
 
 def read_corpus(root: Path) -> list[Source]:
-    """Reads the Python files below ``root`` that parse and are not mostly tables."""
+    """Read the Python files below ``root`` that parse and are not mostly tables."""
     sources = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS)
@@ -155,7 +154,7 @@ def read_corpus(root: Path) -> list[Source]:
 
 
 def usable_text(path: Path) -> str | None:
-    """Returns the file's text with plain line ends, or None where it should not be learned."""
+    """Return the file's text with plain line ends; None: do not train on it."""
     try:
         text = path.read_text(encoding="utf-8").replace("\r\n", "\n").expandtabs(8)
         with warnings.catch_warnings():
@@ -170,7 +169,7 @@ def usable_text(path: Path) -> str | None:
 
 
 def top_level_pieces(text: str) -> list[str]:
-    """Cuts a file before each top-level definition; the pieces join to the text again."""
+    """Cut a file before each top-level definition; the pieces join to the text again."""
     pieces: list[str] = []
     current: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -184,9 +183,9 @@ def top_level_pieces(text: str) -> list[str]:
 
 
 def described_functions(text: str) -> list[str]:
-    """Returns each documented function below a comment that says what it does.
+    """Return each documented function below a comment with its docstring's first line.
 
-    This is the form in which the chat template renders a request and its reply.
+    The chat template renders a request and its reply in this form.
     """
     lines = text.split("\n")
     found = []
@@ -206,7 +205,7 @@ def described_functions(text: str) -> list[str]:
 
 
 def train_tokenizer(sources: list[Source]) -> Tokenizer:
-    """Trains the byte-level BPE vocabulary on the files that are not held out."""
+    """Train the byte-level BPE vocabulary on the files that are not held out."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -234,17 +233,17 @@ def train_tokenizer(sources: list[Source]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[torch.Tensor]:
-    """Returns the token numbers of each text, without the document mark."""
+    """Return the token numbers of each text, without the document mark."""
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [torch.tensor(e.ids, dtype=torch.int32) for e in batch]
 
 
 class Stream:
-    """An endless, reproducible stream of training rows, mixed anew in each round.
+    """An endless, reproducible stream of training rows, mixed again in each round.
 
-    A round holds every library file, a share of the tests and the described functions. A file
-    comes either whole or cut into groups of top-level definitions, each its own document, so
-    that the model also meets beginnings and ends of documents around single definitions.
+    A round holds every library file, a share of the tests and the described functions. A file comes
+    either whole or cut into groups of top-level definitions, each a document, so that the model
+    also sees documents that begin and end at single definitions.
     """
 
     def __init__(self, tokenizer: Tokenizer, sources: list[Source], recipe: Recipe) -> None:
@@ -258,7 +257,7 @@ class Stream:
         self.rounds = 0
 
     def documents(self) -> list[torch.Tensor]:
-        """Returns one round's documents in a random order."""
+        """Return one round's documents in a random order."""
         result = list(self.described)
         for is_test, pieces in self.files:
             if is_test and self.random.random() > self.recipe.test_share:
@@ -275,7 +274,7 @@ class Stream:
         return result
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Yields batches of ``rows`` rows of ``length`` + 1 tokens."""
+        """Yield batches of ``rows`` rows of ``length`` + 1 tokens."""
         rows, length = self.recipe.rows, self.recipe.length
         while True:
             parts = [t for document in self.documents() for t in (self.mark, document)]
@@ -289,14 +288,14 @@ class Stream:
 
 @dataclass
 class HeldOut:
-    """The held-out files as rows of the training shape, and the bytes that they stand for."""
+    """The held-out files as rows of the training shape, and their bytes a token."""
 
     batches: list[torch.Tensor]
     bytes_per_token: float
 
     @classmethod
     def build(cls, tokenizer: Tokenizer, sources: list[Source], recipe: Recipe) -> HeldOut:
-        """Packs whole files, each behind the document mark, into rows; padding is ignored."""
+        """Pack whole files, each behind the document mark, into rows; padding is ignored."""
         mark = torch.tensor([tokenizer.token_to_id(END_OF_TEXT)], dtype=torch.int32)
         encoded = encode(tokenizer, [s.text for s in sources])
         tokens = torch.cat([t for e in encoded for t in (mark, e)]).long()
@@ -311,7 +310,7 @@ class HeldOut:
         return cls([table[i : i + rows] for i in range(0, count, rows)], size / (len(tokens) - 1))
 
     def loss(self, step: Callable[[torch.Tensor], torch.Tensor]) -> float:
-        """Returns the mean loss in nats per token."""
+        """Return the mean loss in nats per token."""
         total, count = 0.0, 0
         for batch in self.batches:
             targets = int((batch[:, 1:] != -100).sum())
@@ -321,12 +320,12 @@ class HeldOut:
         return total / count
 
     def bits_per_byte(self, loss: float) -> float:
-        """Converts nats per token into bits per byte of the text."""
+        """Convert nats per token into bits per byte of the text."""
         return loss / math.log(2.0) / self.bytes_per_token
 
 
 def build_model() -> LlamaForCausalLM:
-    """Returns the untrained model, its parameters in single precision."""
+    """Return the untrained model, its parameters in single precision."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -375,7 +374,7 @@ class Master:
         )
 
     def update(self, rate: float) -> None:
-        """Applies the gradients of the low-precision parameters, then clears them."""
+        """Apply the gradients of the low-precision parameters, then clear them."""
         for low, high in zip(self.low, self.high, strict=True):
             assert low.grad is not None
             high.grad = low.grad.float()
@@ -390,7 +389,7 @@ class Master:
 
 
 def loss_function(model: LlamaForCausalLM, recipe: Recipe) -> Callable[..., torch.Tensor]:
-    """Returns batch -> mean loss, compiled where a compiler is at hand."""
+    """Return batch -> mean loss, compiled if a compiler is available."""
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         inputs = batch[:, :-1].clamp(min=0)
@@ -404,7 +403,7 @@ def loss_function(model: LlamaForCausalLM, recipe: Recipe) -> Callable[..., torc
     compiled: Callable[..., torch.Tensor] = torch.compile(step, dynamic=False)
     try:
         torch.autograd.backward(compiled(torch.zeros(recipe.rows, recipe.length + 1).long()))
-    except Exception as error:  # whatever a missing compiler raises
+    except Exception as error:  # a missing compiler may raise any exception
         LOG.warning("not compiled: %s", type(error).__name__)
         compiled = step
     model.zero_grad(set_to_none=True)
@@ -412,7 +411,7 @@ def loss_function(model: LlamaForCausalLM, recipe: Recipe) -> Callable[..., torc
 
 
 def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Gives the tokenizer its Hugging Face form, with the chat template."""
+    """Return the tokenizer in Hugging Face form, with the chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -425,7 +424,7 @@ def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the Hugging Face folder; each file is replaced in one step."""
+    """Write the Hugging Face folder; each file is replaced in one step."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         folder = Path(scratch)
@@ -443,7 +442,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         settings_path.write_text(json.dumps(settings, indent=2) + "\n")
         config_path = folder / "config.json"
         config: dict[str, Any] = json.loads(config_path.read_text())
-        # Older readers look for these two names.
+        # Older readers need these two names.
         config.update(rope_theta=ROPE_THETA, torch_dtype="bfloat16")
         config_path.write_text(json.dumps(config, indent=2) + "\n")
         for file in sorted(folder.iterdir()):
@@ -452,7 +451,6 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def train(out: Path, recipe: Recipe) -> None:
-    """Trains from the corpus to the exported folder."""
     sources = read_corpus(Path(sysconfig.get_paths()["stdlib"]))
     kept = [s for s in sources if s.held_out]
     tokenizer = train_tokenizer(sources)
@@ -499,7 +497,7 @@ def loop(
     recipe: Recipe,
     report: Callable[[int, list[float]], None],
 ) -> None:
-    """Takes steps until the schedule is over, and reports every few minutes and at the end."""
+    """Take steps until the schedule is over; report every few minutes and at the end."""
     recent: list[float] = []
     next_report = time.monotonic() + recipe.report_seconds
     for step, batch in enumerate(stream.batches()):
@@ -518,7 +516,6 @@ def loop(
 
 
 def main() -> None:
-    """Reads the command line and trains."""
     parser = argparse.ArgumentParser(description="train the embedded tiny model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--minutes", type=float, default=55.0, help="wall-clock limit")

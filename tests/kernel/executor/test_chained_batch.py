@@ -92,7 +92,7 @@ async def following(executor: TorchExecutor, tables: list[np.ndarray]) -> list[R
     outcomes = [executor.start(Batch(rows_at(0, tables, [1] * len(tables))))]
     for start in range(1, STEPS):
         follow = Chain(list(range(len(tables))), [NEVER] * len(tables))
-        outcomes.append(executor.start(Batch(rows_at(start, tables), follow=follow)))
+        outcomes.append(executor.start(Batch(rows_at(start, tables), chain=follow)))
     return [await outcome for outcome in outcomes]
 
 
@@ -112,7 +112,7 @@ def test_steps_ring_for_the_ends_of_those_before(rig: Rig, monkeypatch: pytest.M
         table = rig.table(STEPS)
         outcomes = [rig.executor.start(Batch(rows_at(0, [table], [1])))]
         for start in range(1, STEPS):
-            batch = Batch(rows_at(start, [table]), follow=Chain([0], [NEVER]))
+            batch = Batch(rows_at(start, [table]), chain=Chain([0], [NEVER]))
             outcomes.append(rig.executor.start(batch))
 
         async def hear(number: int) -> Results:
@@ -136,8 +136,8 @@ def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
         start: Callable[[Batch], object] = rig.executor.start
         assert callable(start)
         batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in (1, 2, 3)]
-        follow = batches[2].follow
+        batches += [Batch(rows_at(i, [table]), chain=Chain([0], [NEVER])) for i in (1, 2, 3)]
+        follow = batches[2].chain
         assert follow is not None
         follow.revoke()
         outcomes = [rig.executor.start(batch) for batch in batches]
@@ -149,11 +149,11 @@ def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
 
 
 def test_behind_a_step_that_failed_nothing_is_computed(rig: Rig) -> None:
-    outside = np.array([rig.executor.pages + 5], np.int32)
+    outside = np.array([rig.executor.frame_count + 5], np.int32)
 
     async def main() -> Results:
         failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
-        outcome = rig.executor.start(Batch(rows_at(1, [outside]), follow=Chain([0], [NEVER])))
+        outcome = rig.executor.start(Batch(rows_at(1, [outside]), chain=Chain([0], [NEVER])))
         with pytest.raises((IndexError, RuntimeError)):
             await failing
         return await outcome
@@ -168,7 +168,7 @@ def test_the_simulated_device_goes_on_without_a_pause() -> None:
         executor = SimulatedExecutor(clock, 8, costs=CostModel(fixed_us=1000))
         table = np.arange(4, dtype=np.int32)
         batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in range(1, 5)]
+        batches += [Batch(rows_at(i, [table]), chain=Chain([0], [NEVER])) for i in range(1, 5)]
         return list(await asyncio.gather(*map(executor.run, batches)))
 
     found = clock.run(main())

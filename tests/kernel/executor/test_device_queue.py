@@ -36,9 +36,9 @@ def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop() -> 
 def test_an_outcome_can_be_awaited_before_and_after_its_end() -> None:
     async def main() -> list[int]:
         early: StepFuture[int] = StepFuture()
-        asyncio.get_running_loop().call_soon(early.finish, 1)
+        asyncio.get_running_loop().call_soon(early.set_result, 1)
         late: StepFuture[int] = StepFuture()
-        late.finish(2)
+        late.set_result(2)
         return [await early, await late]
 
     assert asyncio.run(main()) == [1, 2]
@@ -68,7 +68,7 @@ def test_who_waited_may_have_been_cancelled() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await outcome
-        outcome.finish(1)
+        outcome.set_result(1)
 
     asyncio.run(main())
 
@@ -128,7 +128,7 @@ def test_what_is_not_for_a_lot_is_told_of_before_the_next_one_ends() -> None:
 
         for number in range(5):
             follows = (lambda: True) if number else None
-            outcome = thread.start(lambda n=number: later(n), follows, lot=False)  # type: ignore[misc]
+            outcome = thread.start(lambda n=number: later(n), follows, may_batch_delivery=False)  # type: ignore[misc]
             outcome.then(lambda _, n=number: note(n))  # type: ignore[misc]
             outcomes.append(outcome)
         await ended.wait()

@@ -52,7 +52,8 @@ def run(rig: Rig, *given: Any, **moved: Any) -> list[Any]:
 
 
 def read(rig: Rig, frames: Int32) -> KVArray:
-    return asyncio.run(rig.executor.read_frames(frames))
+    pages: KVArray = rig.on_device(rig.executor.pages.read_frames, frames)
+    return pages
 
 
 def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: Rig) -> None:
@@ -92,14 +93,13 @@ def test_what_was_read_can_be_written_elsewhere(rig: Rig) -> None:
     rig.logits([make_row(tokens[:32], table)])
     [expected] = rig.run([make_row(tokens[32:], table, 32)])
     values = read(rig, table)
-    layout = rig.executor.layout
+    layout = rig.executor.pages.layout
     assert (values.shape, values.dtype) == (layout.shape(3), layout.numpy)
-    asyncio.run(rig.executor.write_frames(other, values))
+    rig.on_device(rig.executor.pages.write_frames, other, values)
     assert rig.run([make_row(tokens[32:], other, 32)]) == [expected]
-    asyncio.run(rig.executor.write_host(pages(0, 3, 5), values))
-    np.testing.assert_array_equal(
-        asyncio.run(rig.executor.read_host(pages(5, 0))), values[:, :, [2, 0]]
-    )
+    rig.on_device(rig.executor.pages.write_host, pages(0, 3, 5), values)
+    found = rig.on_device(rig.executor.pages.read_host, pages(5, 0))
+    np.testing.assert_array_equal(found, values[:, :, [2, 0]])
     run(rig, [], loads=moves(pages(3, 5), other[:2]))
     np.testing.assert_array_equal(read(rig, other), values[:, :, [1, 2, 2]])
 
@@ -108,8 +108,9 @@ def test_a_host_slot_s_bytes_are_a_page(rig: Rig) -> None:
     table = rig.table(32)
     rig.logits([make_row(random_tokens(32), table)])
     run(rig, [], saves=moves(table, pages(2, 3)))
-    rig.executor.host_page(5)[:] = rig.executor.host_page(3)
-    assert len(rig.executor.host_page(0)) >= rig.executor.layout.page_bytes
+    device = rig.executor.pages
+    device.host_page(5)[:] = device.host_page(3)
+    assert len(device.host_page(0)) >= device.layout.page_bytes
     run(rig, [], loads=moves(pages(5), table[:1]))
     values = read(rig, table)
     np.testing.assert_array_equal(values[:, :, 0], values[:, :, 1])
@@ -127,7 +128,7 @@ def test_both_networks_mean_the_same_by_a_page(
         table = rig.table(32)
         rig.logits([make_row(random_tokens(32), table)])
         found.append(read(rig, table))
-        layouts.append(rig.executor.layout)
+        layouts.append(rig.executor.pages.layout)
         rig.close()
     assert layouts[0] == layouts[1]
     native, plain = (values.astype(np.float32) for values in found)
@@ -144,13 +145,14 @@ def simulated(costs: CostModel | None = None) -> tuple[VirtualClock, SimulatedEx
 
 def test_the_simulated_device_moves_pages_too() -> None:
     clock, executor = simulated(CostModel(fixed_us=100, page_move_us=7))
+    device = executor.pages
 
     async def main() -> None:
         table = pages(3, 5)
         tokens = np.arange(1, 22, dtype=np.uint32)
         await executor.run(Batch([make_row(tokens[:20], table)]))
         (expected,) = await executor.run(Batch([make_row(tokens[20:], table, 20)]))
-        values = await executor.read_frames(table)
+        values = await executor.after_steps(lambda: device.read_frames(table))
         moved = Batch([], saves=moves(table, pages(0, 3)), poison=table)
         began = clock.now()
         await executor.run(moved)
@@ -162,10 +164,10 @@ def test_the_simulated_device_moves_pages_too() -> None:
         loads = moves(pages(0, 3), back)
         rows = [make_row(tokens[20:], back, 20)]
         assert await executor.run(Batch(rows, loads=loads)) == [expected]
-        np.testing.assert_array_equal(await executor.read_host(pages(0, 3)), values)
-        await executor.write_frames(table, values)
-        await executor.write_host(pages(1), values[:, :, :1])
-        assert bytes(executor.host_page(1)) == bytes(executor.host_page(0))
+        np.testing.assert_array_equal(device.read_host(pages(0, 3)), values)
+        device.write_frames(table, values)
+        device.write_host(pages(1), values[:, :, :1])
+        assert bytes(device.host_page(1)) == bytes(device.host_page(0))
 
     clock.run(main())
 
@@ -173,5 +175,5 @@ def test_the_simulated_device_moves_pages_too() -> None:
 def test_every_executor_is_one(checkpoint: Checkpoint) -> None:
     rig = load(checkpoint)
     executors: list[Executor] = [rig.executor, simulated()[1]]
-    assert [executor.layout.dtype for executor in executors] == ["float32", "uint64"]
+    assert [executor.pages.layout.dtype for executor in executors] == ["float32", "uint64"]
     rig.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.torch_executor import TorchExecutor, _fewer
+from symphony_kernel.executor.torch_executor import TorchExecutor, _torch_threads
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
@@ -170,7 +170,7 @@ def test_places_are_answered_in_portions_without_a_seam(
 
 def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: Rig) -> None:
     table = rig.table(4)
-    outside = np.array([rig.executor.pages + 5], np.int32)
+    outside = np.array([rig.executor.frame_count + 5], np.int32)
     with pytest.raises((IndexError, RuntimeError)):
         rig.run([make_row([1, 2], outside)])
     assert rig.run([make_row([1, 2], table, options=PredOptions())])
@@ -182,11 +182,11 @@ def test_the_pool_has_the_size_that_was_given(checkpoint: Checkpoint) -> None:
     executor = TorchExecutor.load(
         checkpoint.directory, dtype="fp32", pool_bytes=10 * page_bytes + 5
     )
-    assert executor.pages == 10
+    assert executor.frame_count == 10
     assert executor.model.vocab_size == VOCAB
     assert executor.model.dtype == "float32"
     asyncio.run(executor.close())
-    with pytest.raises(CheckpointError, match="holds no page"):
+    with pytest.raises(CheckpointError, match="too small for one page"):
         TorchExecutor.load(checkpoint.directory, dtype="fp32", pool_bytes=page_bytes - 1)
 
 
@@ -198,7 +198,7 @@ def test_the_pool_has_the_size_that_was_given(checkpoint: Checkpoint) -> None:
 def test_torch_has_no_more_threads_than_processors_unless_it_is_said(
     said: int | None, usual: int, usable: int, told: int | None
 ) -> None:
-    assert _fewer(said, usual, usable) == told
+    assert _torch_threads(said, usual, usable) == told
 
 
 def test_devices_that_are_not_there_are_refused(checkpoint: Checkpoint) -> None:

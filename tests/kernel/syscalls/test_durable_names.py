@@ -498,8 +498,9 @@ class Moving:
 
     async def mark(self, file: KVFile, value: int) -> None:
         frames = self.kvfs.pool.frame[file.pages]
-        shape = self.executor.layout.shape(len(frames))
-        await self.executor.write_frames(frames, np.full(shape, value, self.executor.layout.numpy))
+        shape = self.executor.pages.layout.shape(len(frames))
+        values = np.full(shape, value, self.executor.pages.layout.numpy)
+        self.executor.pages.write_frames(frames, values)
 
     async def run_moves(self) -> None:
         for batch in self.kvfs.take_transfers():

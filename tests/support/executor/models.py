@@ -1,8 +1,9 @@
 """Small random checkpoints and a rig that drives an executor the way the kernel does."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,13 @@ class Rig:
     free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        count = min(POOL_PAGES, self.executor.pages)
+        count = min(POOL_PAGES, self.executor.frame_count)
         self.free = [int(page) for page in np.random.default_rng(7).permutation(count)]
-        asyncio.run(self.executor.poison(np.arange(count, dtype=np.int32)))
+        self.on_device(self.executor.pages.poison, np.arange(count, dtype=np.int32))
+
+    def on_device(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Return the result of a call on the device's thread, after the steps given so far."""
+        return asyncio.run(self.executor.after_steps(partial(work, *given)))
 
     def table(self, entries: int) -> Int32:
         """Return a block table of fresh pages for so many entries."""

@@ -143,7 +143,8 @@ def at_a_desk(
             checkpoint.directory, dtype="fp32", device="cpu", threads=1,
             pool_bytes=pages * _PAGE_BYTES,
         )  # fmt: skip
-        await executor.poison(np.arange(executor.pages, dtype=np.int32))
+        frames = np.arange(executor.frame_count, dtype=np.int32)
+        await executor.after_steps(lambda: executor.pages.poison(frames))
         places = TierConfig(pages_a_frame=8)  # what does not fit is kept as tokens alone
         kernel_options = KernelOptions(steps=limits or StepLimits(), places=places)
         kernel = Kernel(executor, describe(ASSETS), RealClock(), kernel_options)

@@ -62,7 +62,7 @@ class Device(CostModel):
 
     def seconds(self, batch: Batch) -> float:
         """Return the duration of one step."""
-        host = self.host_us if batch.follow is None and batch.rows else 0.0
+        host = self.host_us if batch.chain is None and batch.rows else 0.0
         return CostModel.seconds(self, batch) + 1e-6 * host
 
     def told(self) -> int:

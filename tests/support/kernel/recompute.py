@@ -1,7 +1,7 @@
 """Files over a device, and their absent entries computed again as `KVFile.plan` says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ class RealDevice:
 
     def __init__(self, executor: TorchExecutor, frames: int) -> None:
         self.executor = executor
-        self.frames = min(frames, executor.pages)
+        self.frames = min(frames, executor.frame_count)
         self.wipe(np.arange(self.frames, dtype=np.int32))
 
     def run(self, batch: Batch) -> None:
@@ -81,12 +81,16 @@ class RealDevice:
 
     def read(self, slots: Int64) -> npt.NDArray[Any]:
         frames, which = np.unique(slots // PAGE_TOKENS, return_inverse=True)
-        values = asyncio.run(self.executor.read_frames(frames.astype(np.int32)))
+        read_frames = self.executor.pages.read_frames
+        values = self._on_device(lambda: read_frames(frames.astype(np.int32)))
         read: npt.NDArray[Any] = values[:, :, which, slots % PAGE_TOKENS]
         return read
 
     def wipe(self, frames: Int32) -> None:
-        asyncio.run(self.executor.poison(frames))
+        self._on_device(lambda: self.executor.pages.poison(frames))
+
+    def _on_device(self, work: Callable[[], Any]) -> Any:
+        return asyncio.run(self.executor.after_steps(work))
 
 
 @dataclass

@@ -39,9 +39,9 @@ class ManualRunner:
     def do(self) -> None:
         work, outcome = self.works.popleft()
         if self.failing is not None:
-            outcome.fail(self.failing)
+            outcome.set_exception(self.failing)
             return
-        outcome.finish(work())
+        outcome.set_result(work())
 
     def stop(self) -> None:
         while self.works:

@@ -1,1 +1,1 @@
-"""The executor on a GPU: FlashInfer, CUDA graphs, and pages that move beside the steps."""
+"""The executor on a GPU: FlashInfer, CUDA graphs, and moves of pages during steps."""

@@ -1,8 +1,8 @@
-"""Paged attention: what a network asks of it, and how torch does it on any device.
+"""Paged attention: the contract, and the implementation with torch for any device.
 
 A layer's cache is [pages + 1, 2 (K, V), PAGE_TOKENS, kv_heads, head_dim], FlashInfer's "NHD"; the
-last page belongs to nobody. This one reads pages through the very arrays that FlashInfer gets, so
-that the tests of it on a CPU are tests of those.
+last page belongs to no file. TorchAttention reads pages through the same arrays as FlashInfer, so
+that its tests on a CPU test the arrays, too.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from symphony_kernel.executor.cuda.plan import Bool, Paged
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-# Rows with one new token are attended together until they have this many entries, padded ones
-# among them; the others' tokens in parts, with masks of so many elements.
+# Rows with one new token attend together up to this many entries, padding included. The tokens of
+# other rows attend in parts, with masks of at most so many elements.
 _ENTRIES_MAX = 1 << 16
 _MASK_ELEMENTS_MAX = 1 << 24
 
@@ -29,19 +29,19 @@ class Attention(Protocol):
     """Attention of a step's tokens to pages: planned once a step, run once a layer."""
 
     def plan(self, inputs: Inputs) -> None:
-        """Prepare for the layers of a step, which is computed next."""
+        """Prepare for the layers of the step that is computed next."""
 
     def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
-        """Write the attention of [n, heads, head_dim] queries into `out`, of the same shape.
+        """Write the attention of [n, heads, head_dim] queries to `out`, of the same shape.
 
-        `window` is the number of the layer's window among the distinct ones. The step's own K and V
-        are in the cache.
+        `window` is the index of the layer's window among the distinct windows. The step's own K and
+        V are in the cache already.
         """
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The entries that rows see: [..., entries] each, and which of them each query sees."""
+    """The entries that rows see, [..., entries] each, and which of them a query sees."""
 
     pages: Tensor
     offsets: Tensor
@@ -49,21 +49,20 @@ class _Gathered:
 
 
 class TorchAttention:
-    """Attention with torch's `scaled_dot_product_attention`, on any device (see `Attention`).
+    """Attention with torch's `scaled_dot_product_attention`, on any device.
 
-    What a row does not have is read from the last entry of the padding page, which nobody writes:
-    what lies in pages behind a row's end may be anything.
+    Padding reads the last entry of the padding page, which is never written: the contents of pages
+    after a row's end may be anything.
     """
 
     def __init__(self, padding_page: int, device: torch.device) -> None:
         self._padding_page = padding_page
         self._device = device
-        # By window: tokens that are attended together, those of decodes, and the others.
+        # By window: tokens that attend together, those of decodes, and the others.
         self._decodes: list[list[tuple[slice, _Gathered]]] = []
         self._rows: list[list[tuple[slice, _Gathered]]] = []
 
     def plan(self, inputs: Inputs) -> None:
-        """Gather the entries' places."""
         plan = inputs.plan
         self._decodes, self._rows = [], []
         for window in inputs.windows:
@@ -71,7 +70,7 @@ class TorchAttention:
             self._decodes.append(
                 [
                     (rows, self._plan_decodes(reach.decodes, rows, window))
-                    for rows in _alike(reach.decodes.lengths)
+                    for rows in _padding_groups(reach.decodes.lengths)
                 ]
             )
             chunks = _causal_masks(reach.chunks, plan.chunks_indptr, window)
@@ -83,7 +82,6 @@ class TorchAttention:
             self._rows.append(rows)
 
     def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
-        """Write the attention of a step's tokens in one layer."""
         for tokens, gathered in self._decodes[window]:
             out[tokens] = _attend_decodes(queries[tokens], cache, gathered)
         for tokens, gathered in self._rows[window]:
@@ -127,8 +125,8 @@ class TorchAttention:
         )
 
 
-def _alike(lengths: Int32) -> list[slice]:
-    """Return rows, in order, that are padded to a common length."""
+def _padding_groups(lengths: Int32) -> list[slice]:
+    """Return slices of rows, in order, that are padded to a common length."""
     groups = []
     begin = longest = 0
     for row, length in enumerate(lengths.tolist()):
@@ -142,7 +140,7 @@ def _alike(lengths: Int32) -> list[slice]:
 
 
 def _causal_masks(paged: Paged, indptr: Int32, window: int | None) -> list[Bool]:
-    """Return [q, entries] of each row whose tokens see what is before them."""
+    """Return [q, entries] of each row whose tokens see all tokens before them."""
     masks = []
     for length, q in zip(paged.lengths, np.diff(indptr), strict=True):
         mine = np.arange(length - q, length)[:, None]
@@ -155,7 +153,7 @@ def _causal_masks(paged: Paged, indptr: Int32, window: int | None) -> list[Bool]
 
 
 def _tree_masks(paged: Paged, indptr: Int32, mask: Bool) -> list[Bool]:
-    """Return [q, entries] of each tree, out of the flat masks of all."""
+    """Return [q, entries] of each tree, from the flat masks of all trees."""
     shapes = list(zip(np.diff(indptr).tolist(), paged.lengths.tolist(), strict=True))
     ends = np.cumsum([q * length for q, length in shapes])
     parts = np.split(mask, ends[:-1]) if shapes else []
@@ -163,7 +161,7 @@ def _tree_masks(paged: Paged, indptr: Int32, mask: Bool) -> list[Bool]:
 
 
 def _attend_decodes(queries: Tensor, cache: Tensor, gathered: _Gathered) -> Tensor:
-    """Return [rows, heads, head_dim]; heads that share K and V are the queries of one attention."""
+    """Return [rows, heads, head_dim]; heads that share K and V attend together."""
     rows, heads, head_dim = queries.shape
     kv_heads = cache.shape[3]
     both = cache[gathered.pages, :, gathered.offsets]  # [rows, entries, 2, kv_heads, head_dim]

@@ -1,18 +1,18 @@
 """Attention and operators by FlashInfer, on a GPU.
 
-Written against the Python interface and the C++ of flashinfer-python 0.6.13; the arguments that are
-used are the same up to 0.6.18. No GPU has run it (docs/gpu.md). What its source says and its
-documentation does not:
+Written against the Python interface and the C++ of flashinfer-python 0.6.13; the arguments used are
+the same up to 0.6.18. No GPU has run it (docs/gpu.md). Facts from the source that the documentation
+lacks:
 
-* A wrapper's `plan` writes into pinned memory of its own, which the device reads later. It must not
-  be planned again before that: see `_Turn`.
-* The decode wrapper with tensor cores is the prefill kernel, for any number of heads a group; the
-  one without knows groups of 1, 2, 3, 4 and 8 only. So one compiled module does everything.
-* `packed_custom_mask` is read at offsets that count bits where the kernel wants bytes, right for
-  one row only. So trees give `custom_mask`, which `plan` packs on the device; then all its index
-  tensors have to be there, too.
+* A wrapper's `plan` writes into its own pinned memory, which the device reads later. Do not plan
+  again before that: see `_PlannedWrapper`.
+* The decode wrapper with tensor cores is the prefill kernel, for any number of heads a group. The
+  one without supports groups of 1, 2, 3, 4 and 8 only. So one compiled module does everything.
+* `packed_custom_mask` is read at offsets that count bits where the kernel expects bytes, which is
+  right for one row only. So trees pass `custom_mask`, which `plan` packs on the device; then all
+  its index tensors must be on the device, too.
 * `indices` on the host are copied with a wait for the device, so they are moved before.
-* With a custom mask or a causal one, `window_left` is how many entries before itself a token sees.
+* With a custom or a causal mask, `window_left` is how many entries before itself a token sees.
 """
 
 import importlib
@@ -28,15 +28,15 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _log = logging.getLogger(__name__)
 
-HEAD_DIMS = (64, 128, 256)  # that all of its operators used here know
-_WORKSPACE_BYTES_MIN = 128 << 20  # what its documentation recommends
+HEAD_DIMS = (64, 128, 256)  # supported by all of its operators that are used here
+_WORKSPACE_BYTES_MIN = 128 << 20  # the documentation's recommendation
 _LAYOUT = "NHD"
 # Of a tile of queries, in tokens times the heads of a group, as its scheduler picks them.
 _TILES = (16, 64, 128)
 
 
 def find_flashinfer() -> Any | None:
-    """Return the FlashInfer package, or nothing where it is not installed."""
+    """Return the FlashInfer package, or None if it is not installed."""
     try:
         return importlib.import_module("flashinfer")
     except ImportError as error:
@@ -45,21 +45,21 @@ def find_flashinfer() -> Any | None:
 
 
 def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
-    """Return why FlashInfer's operators do not compute this model, or nothing."""
+    """Return why FlashInfer's operators cannot compute this model, or None."""
     if dtype != torch.bfloat16:
         return f"it computes bfloat16, not {dtype}"
     if config.head_dim not in HEAD_DIMS:
-        return f"it knows heads of {', '.join(map(str, HEAD_DIMS))}, not {config.head_dim}"
+        return f"it supports heads of {', '.join(map(str, HEAD_DIMS))}, not {config.head_dim}"
     if config.hidden_size % 8 or config.intermediate_size % 8:
         return "its loads are of 16 bytes: hidden and intermediate sizes must be multiples of 8"
     return None
 
 
 def workspace_bytes(config: ModelConfig, processors: int, rows: int) -> int:
-    """Return the size of the buffer for parts of attention that are put together afterwards.
+    """Return the size of the buffer for partial attention results.
 
-    A row's entries are divided among blocks of queries, two a multiprocessor; in a graph of so many
-    rows, all blocks that there may be have room (PrefillPlan in FlashInfer's scheduler.cuh).
+    A row's entries are divided among blocks of queries, two a multiprocessor. In a graph of `rows`
+    rows the buffer has room for all possible blocks (PrefillPlan in FlashInfer's scheduler.cuh).
     """
     group = config.heads // config.kv_heads
     split = 2 * processors // config.kv_heads
@@ -70,8 +70,8 @@ def workspace_bytes(config: ModelConfig, processors: int, rows: int) -> int:
     return max(_WORKSPACE_BYTES_MIN, ((parts >> 20) + 1) << 20)
 
 
-class _Turn:
-    """When a wrapper may be planned again: its pinned memory has been read by the device."""
+class _PlannedWrapper:
+    """A wrapper that is planned again after the device has read its pinned memory."""
 
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self.wrapper = wrapper
@@ -80,17 +80,17 @@ class _Turn:
             self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def plan(self, **given: Any) -> None:
-        """Plan it for the step that is computed next."""
+        """Plan the wrapper for the step that is computed next."""
         if self._planned is None:
             self.wrapper.plan(**given)
             return
-        self._planned.synchronize()  # before the first time it returns at once
+        self._planned.synchronize()  # returns at once before the first plan
         self.wrapper.plan(**given)
         self._planned.record()
 
 
 def window_left(window: int | None) -> int:
-    """Return FlashInfer's window: the entries before itself that a token sees; -1: all."""
+    """Return FlashInfer's window: entries before itself that a token sees, -1: all."""
     return -1 if window is None else window - 1
 
 
@@ -110,11 +110,10 @@ class FlashInferAttention:
             "non_blocking": True,
         }
         self._head_dim = config.head_dim
-        self._turns: dict[tuple[Kind, int], _Turn] = {}
+        self._wrappers: dict[tuple[Kind, int], _PlannedWrapper] = {}
         self._inputs: Inputs | None = None
 
     def plan(self, inputs: Inputs) -> None:
-        """Plan the wrappers of each kind of rows, for each window."""
         self._inputs = inputs
         plan = inputs.plan
         for number, window in enumerate(inputs.windows):
@@ -126,7 +125,6 @@ class FlashInferAttention:
                 self._plan_trees(inputs, number, inputs.masks[window])
 
     def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
-        """Write the attention of a step's tokens in one layer."""
         assert self._inputs is not None
         plan = self._inputs.plan
         begin = 0
@@ -134,15 +132,17 @@ class FlashInferAttention:
         for kind, count in zip(KINDS, counts, strict=True):
             if count:
                 tokens = slice(begin, begin + count)
-                wrapper = self._turns[kind, window].wrapper
+                wrapper = self._wrappers[kind, window].wrapper
                 wrapper.run(queries[tokens], cache, out=out[tokens])
             begin += count
 
-    def _turn(self, kind: Kind, number: int) -> _Turn:
-        turn = self._turns.get((kind, number))
-        if turn is None:
-            turn = self._turns[kind, number] = _Turn(self._make(kind), self._workspace.device)
-        return turn
+    def _wrapper(self, kind: Kind, number: int) -> _PlannedWrapper:
+        planned = self._wrappers.get((kind, number))
+        if planned is None:
+            planned = self._wrappers[kind, number] = _PlannedWrapper(
+                self._make(kind), self._workspace.device
+            )
+        return planned
 
     def _make(self, kind: Kind) -> Any:
         if kind == "decodes":
@@ -154,7 +154,7 @@ class FlashInferAttention:
         )
 
     def _plan_decodes(self, inputs: Inputs, number: int, left: int) -> None:
-        self._turn("decodes", number).plan(
+        self._wrapper("decodes", number).plan(
             indptr=inputs.host("decodes", number, "indptr"),
             indices=inputs.device("decodes", number, "indices"),
             last_page_len=inputs.host("decodes", number, "last_page_len"),
@@ -164,7 +164,7 @@ class FlashInferAttention:
         )
 
     def _plan_chunks(self, inputs: Inputs, number: int, left: int) -> None:
-        self._turn("chunks", number).plan(
+        self._wrapper("chunks", number).plan(
             qo_indptr=inputs.packed.on_host("chunks_indptr"),
             paged_kv_indptr=inputs.host("chunks", number, "indptr"),
             paged_kv_indices=inputs.device("chunks", number, "indices"),
@@ -176,23 +176,23 @@ class FlashInferAttention:
         )
 
     def _plan_trees(self, inputs: Inputs, number: int, mask: Tensor) -> None:
-        self._turn("trees", number).plan(
+        self._wrapper("trees", number).plan(
             qo_indptr=inputs.moved["trees_indptr"],
             paged_kv_indptr=inputs.device("trees", number, "indptr"),
             paged_kv_indices=inputs.device("trees", number, "indices"),
             paged_kv_last_page_len=inputs.device("trees", number, "last_page_len"),
             head_dim_qk=self._head_dim,
             custom_mask=mask,
-            window_left=-1,  # it is in the mask, where it counts along a path
+            window_left=-1,  # the mask has the window, which counts along a path
             **self._shape,
         )
 
 
 class GraphAttention(FlashInferAttention):
-    """Attention of steps that only decode, `rows` of them, as a CUDA graph wants it.
+    """Attention of decode steps of `rows` rows, as a CUDA graph needs it.
 
-    Its wrappers read the same buffers in every step. `indices` ([windows][n] int32) are as many
-    pages as all rows may have together; graphs that run one after the other share them.
+    Its wrappers read the same buffers in every step. `indices` ([windows][n] int32) have room for
+    the pages of all rows together; graphs, which run one after the other, share them.
     """
 
     def __init__(
@@ -216,22 +216,21 @@ class GraphAttention(FlashInferAttention):
                 paged_kv_last_page_len_buffer=pages.new_zeros(rows),
                 backend="fa2",
             )
-            self._turns["decodes", number] = _Turn(wrapper, pages.device)
+            self._wrappers["decodes", number] = _PlannedWrapper(wrapper, pages.device)
 
 
 class FlashInferOperators:
     """The operators by FlashInfer (see `operators.Operators`)."""
 
     def __init__(self, library: Any, epsilon: float, tokens: int, device: torch.device) -> None:
-        """Serve steps of up to `tokens` tokens; more make room for more."""
+        """Prepare for steps of up to `tokens` tokens; larger steps extend the buffers."""
         self._library = library
         self._epsilon = epsilon
         self._device = device
         self._numbers = self._ones = torch.empty(0, dtype=torch.int32, device=device)
-        self._make_room(tokens)
+        self._extend(tokens)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the RMS norm."""
         out: Tensor = self._library.rmsnorm(x, weight, self._epsilon)
         return out
 
@@ -241,15 +240,14 @@ class FlashInferOperators:
         return x
 
     def norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
-        """Return the RMS norm of each head."""
         out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
         self._library.rmsnorm(heads, weight, self._epsilon, out=out)
         return out
 
     def rotate(self, queries: Tensor, keys: Tensor, tables: Tensor) -> None:
-        """Turn heads in place. The tables are a step's own: token i has row i of them."""
+        """Rotate heads in place. The tables belong to the step: token i has row i."""
         count, _, head_dim = queries.shape
-        self._make_room(count)
+        self._extend(count)
         self._library.apply_rope_with_cos_sin_cache_inplace(
             self._numbers[:count],
             queries.view(count, -1),
@@ -264,7 +262,7 @@ class FlashInferOperators:
     ) -> None:
         """Write K and V into pages: to FlashInfer each token is a sequence of one page."""
         count = len(keys)
-        self._make_room(count)
+        self._extend(count)
         self._library.append_paged_kv_cache(
             keys,
             values,
@@ -278,11 +276,10 @@ class FlashInferOperators:
         )
 
     def gate(self, both: Tensor) -> Tensor:
-        """Return silu(gate) * up."""
         out: Tensor = self._library.silu_and_mul(both)
         return out
 
-    def _make_room(self, tokens: int) -> None:
+    def _extend(self, tokens: int) -> None:
         if tokens < len(self._ones):
             return
         room = 1 << tokens.bit_length()

@@ -1,9 +1,9 @@
-"""CUDA graphs for steps that only decode: one a size of a ladder, rows in between are padded.
+"""CUDA graphs for decode steps: one for each size of a ladder; steps are padded.
 
-A graph is the whole network from the tokens to the outputs of the last norm, as it was captured: it
-reads its tokens from buffers of its own, and attention's plan from those of its wrappers. Padded
-rows are token 0 in the padding page, whose results nobody reads. Without capturing, the same steps
-are computed in the same padded way, which is how the tests of it run on a CPU.
+A graph is the whole captured network, from the tokens to the outputs of the last norm. It reads
+tokens from its own buffers, and attention's plan from its wrappers' buffers. Padding rows are token
+0 in the padding page; their results are not read. Without capturing, the same steps are computed
+with the same padding, which lets the tests run on a CPU.
 """
 
 import logging
@@ -23,13 +23,13 @@ from symphony_kernel.executor.cuda.plan import StepPlan, empty_plan, padded
 _log = logging.getLogger(__name__)
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Of a step's rows together, in each window: 4 MiB of numbers. Steps with more are no graphs'.
+# Of a step's rows together, in each window: 4 MiB of numbers. Larger steps use no graph.
 INDICES_MAX = 1 << 20
-_WARM_RUNS = 2  # before a capture: libraries make their workspaces and kernels at first use
+_WARM_RUNS = 2  # before a capture: libraries make workspaces and kernels at first use
 
 
 class DecodeGraph:
-    """Steps of `rows` rows, padded ones among them."""
+    """Decode steps of `rows` rows, padding included."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class DecodeGraph:
         self._hidden = pool.new_empty(0)
 
     def run(self, inputs: Inputs) -> Tensor:
-        """Compute a step of just so many rows; return [rows, hidden], good until the next one."""
+        """Compute a step of `rows` rows; return [rows, hidden], valid until the next step."""
         self._attention.plan(inputs)
         self._fixed.copy_(inputs.moved.buffer[: len(self._fixed)])
         if self._graph is None:
@@ -62,10 +62,10 @@ class DecodeGraph:
         return self._hidden
 
     def capture(self, inputs: Inputs, memory: Any, aside: torch.cuda.Stream) -> None:
-        """Capture the computation, with the plan of some step, in a pool of memory of graphs.
+        """Capture the computation, with any step's plan, in the graphs' memory pool.
 
-        It runs `aside` before: on one stream for all graphs, since cuBLAS keeps a workspace (32 MiB
-        on Hopper) for each that it has seen.
+        Before that it runs on `aside`, one stream for all graphs, since cuBLAS keeps a workspace
+        (32 MiB on Hopper) for each stream that it has seen.
         """
         self._attention.plan(inputs)
         self._fixed.copy_(inputs.moved.buffer[: len(self._fixed)])
@@ -75,7 +75,7 @@ class DecodeGraph:
                 self._compute()
         torch.cuda.current_stream(self._decoder.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Another thread pins memory meanwhile, which is none of the graph's business.
+        # Another thread may pin memory meanwhile, which does not concern the graph.
         with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
             self._hidden = self._compute()
         self._graph = graph
@@ -85,19 +85,18 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """The graphs of a ladder of sizes, and which of them a step takes."""
+    """The graphs of a ladder of sizes, and the choice of a step's graph."""
 
     def __init__(
         self, sizes: Sequence[int], make: Callable[[int], DecodeGraph], indices_max: int
     ) -> None:
-        """Make the graphs of ascending sizes, which are not captured yet."""
-        # The largest first: the smaller ones find room in what it has left.
+        """Make the graphs of ascending sizes, not captured yet."""
+        # The largest first: the smaller ones find room in the memory that it leaves.
         self._graphs = {size: make(size) for size in sorted(sizes, reverse=True)}
         self._indices_max = indices_max
-        self.bytes = 0  # of device memory that capturing took
+        self.bytes = 0  # device memory that capturing took
 
     def size_for(self, plan: StepPlan) -> int | None:
-        """Return the size of the graph that computes a step, or nothing."""
         if not plan.only_decodes:
             return None
         size = min((size for size in self._graphs if size >= plan.decodes), default=None)
@@ -111,7 +110,6 @@ class DecodeGraphs:
         return self._graphs[inputs.plan.decodes].run(inputs)
 
     def capture(self, decoder: CudaDecoder, padding_page: int) -> None:
-        """Capture all of them."""
         before = torch.cuda.memory_reserved(decoder.device)
         memory = torch.cuda.graph_pool_handle()
         nothing = empty_plan(decoder.windows)

@@ -1,4 +1,4 @@
-"""One step's index arrays: on the host, where attention is planned, and on the device."""
+"""One step's index arrays: on the host for planning attention, and on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ Part = Literal["indptr", "indices", "last_page_len"]
 KINDS: tuple[Kind, ...] = ("decodes", "chunks", "trees")
 
 
-# What a layer reads of the tokens: first, so that the rows of a step that only decodes say where.
+# What a layer reads of the tokens comes first: so a decode step's number of rows determines its
+# place.
 TOKEN_ARRAYS = ("tokens", "positions", "pages", "offsets")
 
 
@@ -48,26 +49,25 @@ class Inputs:
     windows: tuple[int | None, ...]
     packed: StagedArrays
     moved: MovedArrays
-    masks: dict[int | None, Tensor]  # of trees by window, flat, on the device
+    masks: dict[int | None, Tensor]  # of trees, by window, flat, on the device
 
     @property
     def tokens(self) -> Tensor:
-        """Token ids, [n] int32 on the device."""
         return self.moved["tokens"]
 
     def host(self, kind: Kind, number: int, part: Part) -> Tensor:
-        """Return what rows of a kind read through window `number`, on the host."""
+        """Return the part that rows of a kind read through window `number`, on the host."""
         return self.packed.on_host(f"{kind} {number} {part}")
 
     def device(self, kind: Kind, number: int, part: Part) -> Tensor:
-        """Return the same on the device."""
+        """Return the same part on the device."""
         return self.moved[f"{kind} {number} {part}"]
 
 
 def inputs_on(
     device: torch.device, plan: StepPlan, windows: tuple[int | None, ...], packed: StagedArrays
 ) -> Inputs:
-    """Move a step's arrays to a device, without waiting for that."""
+    """Move a step's arrays to a device, without waiting for it."""
     masks = {}
     if len(plan.trees_indptr) > 1:
         masks = {window: to_device(plan.reaches[window].mask, device) for window in windows}

@@ -1,8 +1,8 @@
-"""The network on a GPU: a decoder-only transformer of the Llama family over FlashInfer's pages.
+"""The network on a GPU: a decoder-only transformer of the Llama family.
 
-The same mathematics as `executor.reference.decoder`, laid out for a GPU: queries, keys and values
-are one product and gate and up another, and a sum and the norm behind it are one operator. What
-computes attention and the operators is given: torch anywhere, FlashInfer beside CUDA.
+The mathematics of `executor.reference.decoder`, over FlashInfer's pages and laid out for a GPU:
+queries, keys and values are one product, gate and up another, and a sum and the following norm are
+one operator. Attention and operators are parameters: torch anywhere, FlashInfer with CUDA.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from symphony_kernel.executor.models.weights import (
 
 @dataclass(slots=True)
 class _Layer:
-    window: int  # the number of its window among the distinct ones
+    window: int  # the index of its window among the distinct windows
     norms: Norms
     qkv: Matrix
     output: Matrix
@@ -43,9 +43,9 @@ class Tokens:
 
     tokens: Tensor
     positions: Tensor
-    pages: Tensor  # where K and V of each go
+    pages: Tensor  # where K and V of each token go
     offsets: Tensor  # the entry in the page
-    wanted: Tensor | None  # [w] whose outputs are wanted; None: all
+    wanted: Tensor | None  # [w] tokens with results; None: all
 
 
 class CudaDecoder:
@@ -64,8 +64,7 @@ class CudaDecoder:
         reduce: Callable[[Tensor], None] | None = None,
         gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Take the weights. `reduce` and `gather` are those of a share: see
-        `executor.reference.decoder`."""
+        """Take the weights; for `reduce` and `gather` see `executor.reference.decoder`."""
         self._reduce = reduce
         self._gather = gather
         self.config = config
@@ -83,7 +82,7 @@ class CudaDecoder:
     ) -> Tensor:
         """Compute a step that attention was planned for: write K and V of its tokens.
 
-        Returns [w, hidden] of the wanted ones.
+        Returns [w, hidden] of the wanted tokens.
         """
         residual = embedding(tokens.tokens, self._embedding)
         tables = self._rotations(tokens.positions)

@@ -1,7 +1,7 @@
-"""A network on a GPU: FlashInfer and CUDA graphs where they are, plain torch where they are not.
+"""A network on a GPU: FlashInfer and CUDA graphs if available, else plain torch.
 
 On a CPU it computes the same steps from the same arrays, with torch's operators and without
-capturing: for the tests of it, which need no GPU.
+capturing. So its tests need no GPU.
 """
 
 import logging
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.base import Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
@@ -33,7 +33,6 @@ from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
-from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.errno import SyscallError
@@ -41,8 +40,8 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
 
 _log = logging.getLogger(__name__)
 
-_TOKENS_AT_FIRST = 8_192  # of a step, that FlashInfer's operators have numbers for from the start
-# How long the device's thread sleeps between looks for what follows a step that is under way.
+_TOKENS_AT_FIRST = 8_192  # FlashInfer's operators have indices for so many tokens from the start
+# How long the device's thread sleeps between checks for a step that follows the running one.
 _LOOK_SECONDS = 20e-6
 
 
@@ -50,9 +49,9 @@ class CudaNetwork:
     """A decoder and its page pool on one device (see `network.Network`).
 
     The pool is [layers, pages + 1, 2, PAGE_TOKENS, kv_heads, head_dim] in the model's dtype; the
-    last page is no file's. `logits_places` is for how many places the logits may be there at once,
-    `graph_rows` are the sizes of the graphs (None: the ladder, beside FlashInfer), `library` is
-    FlashInfer (None: what is found beside a GPU).
+    last page belongs to no file. Logits exist for at most `logits_places` places at once.
+    `graph_rows` are the sizes of the graphs (None: the ladder, with FlashInfer), `library` is
+    FlashInfer (None: the installed one, on a GPU).
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class CudaNetwork:
         self._attention, self._operators = self._kernels()
         self.graphs = self._make_graphs(graph_rows)
         self._hidden = self._pool.new_empty(0)
-        self.launched_ahead = 0  # steps launched before the ones that they follow had ended
+        self.launched_ahead = 0  # steps launched before the steps that they follow had ended
 
-    # -- What computes ---------------------------------------------------------------------------
+    # -- Kernels --------------------------------------------------------------------------------
     def _find_library(self) -> Any | None:
-        """Return FlashInfer, if it is there and computes this model."""
+        """Return FlashInfer if it is installed and computes this model."""
         if self._device.type != "cuda":
             return None
         reason = unsupported(self.config, self._decoder.dtype)
@@ -103,7 +102,7 @@ class CudaNetwork:
         if self._pinned:
             processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         size = workspace_bytes(config, processors, STEP_ROWS_MAX)
-        # Shared by all wrappers: their steps run one after the other. Zeros, as FlashInfer asks.
+        # All wrappers share it: their steps run one after the other. FlashInfer requires zeros.
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._device)
         return (
             FlashInferAttention(library, config, decoder.dtype, self._workspace),
@@ -123,13 +122,13 @@ class CudaNetwork:
     def _make_graph(self, attention: Callable[[int], Attention], rows: int) -> DecodeGraph:
         operators = self._operators
         if self.library is not None:
-            # Its own: a graph goes on reading the numbers that it was captured with.
+            # Its own operators: a graph keeps reading the indices that it was captured with.
             epsilon = self.config.norm_epsilon
             operators = FlashInferOperators(self.library, epsilon, rows, self._device)
         return DecodeGraph(rows, self._decoder, attention(rows), operators, self._pool)
 
     def _graph_attention(self, indices: int) -> Callable[[int], Attention]:
-        """Return what makes the attention of a graph of so many rows."""
+        """Return a function that makes the attention of a graph of a given number of rows."""
         library = self.library
         if library is None:
             return lambda _rows: TorchAttention(self._padding_page, self._device)
@@ -140,40 +139,28 @@ class CudaNetwork:
             library, self.config, self._decoder.dtype, self._workspace, rows, shared
         )
 
-    # -- The pool --------------------------------------------------------------------------------
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        source, destination = to_device(np.ascontiguousarray(group, np.int64), self._device)
-        values = self._pool[:, source // PAGE_TOKENS, :, source % PAGE_TOKENS]
-        self._pool[:, destination // PAGE_TOKENS, :, destination % PAGE_TOKENS] = values
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._pool[:, to_device(pages.astype(np.int64), self._device)] = float("nan")
-
     def release(self) -> None:
-        """Give the pool back."""
         self.pages.close()
         self._pool = self._hidden = self._pool.new_empty(0)
         self.graphs = DecodeGraphs((), partial(self._make_graph, self._graph_attention(0)), 0)
 
     def broken(self) -> str | None:
-        """Return why the device is of no use any more, or nothing; to be asked after an error.
+        """Return why the device is unusable, or None; call it after an error.
 
-        Where one kernel reads or writes what it may not, CUDA fails in every call from then on,
-        until the process ends. A lack of memory, and what the host got wrong, passes.
+        After an illegal access by a kernel, all CUDA calls fail until the process ends. A lack of
+        memory and errors of the host pass.
         """
         if not self._pinned:
             return None
         try:
             torch.cuda.synchronize(self._device)
         except RuntimeError as error:
-            return f"the GPU fails in all that it is told: {error}"
+            return f"the GPU fails in every call: {error}"
         return None
 
     # -- Steps -----------------------------------------------------------------------------------
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
-        """Return the step's arrays, unless it has more places than it may have logits."""
+        """Return the step's arrays, or None if it has too many places."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
         plan = plan_step(rows, self._windows)
@@ -184,58 +171,55 @@ class CudaNetwork:
         packed = pack(plan, self._windows, others, self._pinned)
         return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
 
-    def follow(self, step: PreparedStep, before: PreparedStep, follow: Chain) -> None:
-        """Let a step that follows another one be launched early.
+    def launch_after(self, step: PreparedStep, before: PreparedStep, chain: Chain) -> None:
+        """Let `step`, which follows `before`, be launched early.
 
-        On the thread that gives steps, right after `prepare`. Nothing but the rows may come with
-        the step: no copies, no moves.
+        Called on the thread that queues steps, right after `prepare`. The step must consist of rows
+        only: no copies, no moves.
         """
-        if step.takes_from(before, follow):
+        if step.take_tokens_from(before, chain):
             before.following = step
 
-    def room(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
-        """There is none: they are moved to the device."""
+    def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
         return None
 
     def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
-        """Compute a step, and begin with what follows it, if that is known."""
+        """Compute a step, and launch the step that follows it, if that is known."""
         if step.launched is None:
             self._launch(step)
         self._wait(step)
         results = step.results({} if masks is None else masks())
         before = step.before
         if before is not None:
-            before.forget()
+            before.clear()
         if step.following is None:
-            step.forget()
+            step.clear()
         return results
 
-    def drop(self, step: PreparedStep) -> None:
-        """Let go of a step that is not computed after all, and of what it follows."""
+    def drop_step(self, step: PreparedStep) -> None:
+        """Release a step that will not be computed, and the step that it follows."""
         if step.before is not None:
-            step.before.forget()
-        step.forget()
+            step.before.clear()
+        step.clear()
 
     def forward(self, rows: Sequence[Row]) -> list[int]:
-        """Compute the rows' entries."""
         plan = plan_step(rows, self._windows)
         packed = pack(plan, self._windows, {}, self._pinned)
         self._hidden = self._outputs(inputs_on(self._device, plan, self._windows, packed))
         return plan.owners
 
-    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Answer from the logits of places of the last `forward`."""
-        count = sum(len(ask.positions) for ask in asks)
-        return answer(self._decoder.logits(self._hidden[first : first + count]), asks)
+    def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
+        count = sum(len(request.positions) for request in requests)
+        return answer(self._decoder.logits(self._hidden[first : first + count]), requests)
 
     def _launch(self, step: PreparedStep, early: bool = False) -> None:
-        """Give a step to the device; early: with the tokens that the one before chooses."""
+        """Launch a step; early: with the tokens that the step before chooses."""
         inputs = inputs_on(self._device, step.plan, self._windows, step.packed)
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
         logits = chosen = record = None
-        if step.choices.asks:
+        if step.choices.requests:
             logits = self._decoder.logits(hidden)
         if logits is not None and len(step.choices.chosen):
             chosen = choose(logits, step.choices, inputs.moved)
@@ -250,31 +234,31 @@ class CudaNetwork:
         step.launched = Launched(inputs, logits, chosen, record, done)
 
     def _launch_following(self, step: PreparedStep) -> bool:
-        """Launch what follows a step that is under way, if that is known; return whether."""
+        """Launch the step that follows a running step; return whether that is known."""
         following = step.following
         if following is None:
             return False
         if following.launched is None and following.waits:
             try:
                 self._launch(following, early=True)
-            except Exception as error:  # no fault of this step's; the other is launched in its turn
-                _log.warning("a step is not launched ahead: %r", error)
+            # not an error of this step; the following step is launched in its turn
+            except Exception as error:
+                _log.warning("cannot launch a step ahead of its turn: %r", error)
             else:
                 self.launched_ahead += 1
         return True
 
     def _wait(self, step: PreparedStep) -> None:
-        """Wait for a step's end; of a chain, look for the next one until it is there."""
+        """Wait for a step's end; in a chain, check for the next step meanwhile."""
         assert step.launched is not None
         done = step.launched.done
         while not self._launch_following(step):
-            if step.before is None or done is None or _is_over(done):
+            if step.before is None or done is None or _has_ended(done):
                 break
             time.sleep(_LOOK_SECONDS)
         step.launched.wait()
 
     def _outputs(self, inputs: Inputs) -> Tensor:
-        """Return [w, hidden] of a step's wanted tokens."""
         moved = inputs.moved
         self._attention.plan(inputs)
         tokens = Tokens(
@@ -290,5 +274,5 @@ class CudaNetwork:
         return hidden.index_select(0, inputs.moved["wanted"])
 
 
-def _is_over(done: torch.cuda.Event) -> bool:
+def _has_ended(done: torch.cuda.Event) -> bool:
     return bool(done.query())  # type: ignore[no-untyped-call]

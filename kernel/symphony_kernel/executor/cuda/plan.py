@@ -1,17 +1,17 @@
-"""The plan of a step for paged attention: from rows with block tables to flat index arrays.
+"""The plan of a step for paged attention: from block tables to flat index arrays.
 
 FlashInfer reads pages through three arrays (its documentation calls the layout a page table):
 
-    indices        the pages of all rows, one row behind the other
-    indptr         where each row's begin: row r has indices[indptr[r] : indptr[r + 1]]
-    last_page_len  entries in each row's last page, 1 to PAGE_TOKENS
+   indices        the pages of all rows, one row behind the other
+   indptr         where each row's pages begin: row r has indices[indptr[r] : indptr[r + 1]]
+   last_page_len  entries in each row's last page, 1 to PAGE_TOKENS
 
-A row's queries are the last of its entries, so a causal mask is aligned to the right. Rows are put
-into three kinds, in this order: those with one new token (`decodes`), those with several
-(`chunks`), and those whose new tokens form a tree (`trees`), which need a mask of their own. Pages
-that no token of a row sees through a sliding window are left out of it.
+A row's queries are its last entries, so a causal mask is aligned to the right. Rows are of three
+kinds, in this order: those with one new token (`decodes`), those with several (`chunks`), and those
+whose new tokens form a tree (`trees`), which need masks. Pages that no token of a row sees through
+a sliding window are left out.
 
-All of this is NumPy on the host: nothing here knows of a device.
+All of this is NumPy on the host and independent of a device.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Paged:
-    """The pages that rows read, as FlashInfer wants them; `rows` of them."""
+    """The pages that rows read, in FlashInfer's format."""
 
     indptr: Int32  # [rows + 1]
     indices: Int32  # [indptr[-1]]
@@ -38,7 +38,6 @@ class Paged:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
         return len(self.last_page_len)
 
     @property
@@ -56,7 +55,7 @@ class Reach:
     decodes: Paged
     chunks: Paged
     trees: Paged
-    # Of the trees' rows, one behind the other: [q, entries] each, flat. The window is in it.
+    # Of the trees' rows, one behind the other: [q, entries] each, flat, window included.
     mask: Bool
 
 
@@ -66,14 +65,14 @@ class StepPlan:
 
     tokens: Int32  # [n]
     positions: Int32  # [n]
-    pages: Int32  # [n] where K and V of a token go: the page,
-    offsets: Int32  # [n] and the entry in it
-    decodes: int  # rows with one new token, which come first
+    pages: Int32  # [n] the page for K and V of each token
+    offsets: Int32  # [n] the entry in that page
+    decodes: int  # number of rows with one new token, which come first
     chunks_indptr: Int32  # [rows + 1] where the tokens of each such row begin, from 0
     trees_indptr: Int32  # likewise
     reaches: dict[int | None, Reach]  # by window
-    wanted: Int32  # [w] tokens whose distribution is wanted, in the order of the rows
-    owners: list[int] = field(default_factory=list)  # the rows that want any, in order
+    wanted: Int32  # [w] tokens with results, in the order of the rows
+    owners: list[int] = field(default_factory=list)  # the rows with places, in order
 
     @property
     def only_decodes(self) -> bool:
@@ -82,7 +81,7 @@ class StepPlan:
 
 
 def plan_step(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPlan:
-    """Return the plan of a step of at least one row; `windows` are the model's distinct ones."""
+    """Return the plan of a step of at least one row; `windows` are distinct."""
     if all(len(row.tokens) == 1 for row in rows):
         return _plan_decodes(rows, windows)
     kinds = [_kind(row) for row in rows]
@@ -118,7 +117,7 @@ def plan_step(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPlan:
 
 
 def _plan_decodes(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPlan:
-    """Return the same of rows with one new token each: most steps, and in their own order."""
+    """Return the plan of rows with one new token each, in their order: most steps."""
     owners = [index for index, row in enumerate(rows) if len(row.places)]
     counts = np.array([len(rows[index].places) for index in owners], np.int64)
     wanted = np.repeat(np.array(owners, np.int32), counts)
@@ -142,7 +141,7 @@ def _plan_decodes(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPla
 
 
 def empty_plan(windows: Sequence[int | None]) -> StepPlan:
-    """Return the plan of no rows, to be `padded`."""
+    """Return the plan of no rows, as input of `padded`."""
     none, one = np.empty(0, np.int32), np.zeros(1, np.int32)
     nothing = Paged(one, none, none)
     reach = Reach(nothing, nothing, nothing, np.empty(0, np.bool_))
@@ -160,9 +159,9 @@ def empty_plan(windows: Sequence[int | None]) -> StepPlan:
 
 
 def padded(plan: StepPlan, rows: int, padding_page: int) -> StepPlan:
-    """Return the plan of a step that only decodes, with so many rows.
+    """Return the plan of a decode step, extended to `rows` rows.
 
-    The rows that come to it read and write the first entry of the padding page.
+    Added rows read and write the first entry of the padding page.
     """
     missing = rows - plan.decodes
     assert plan.only_decodes
@@ -229,9 +228,9 @@ def _destinations(rows: Sequence[Row], counts: Sequence[int]) -> tuple[Int32, In
 
 
 def _first_page(row: Row, window: int | None) -> int:
-    """Return the first page of a row's that any of its new tokens sees.
+    """Return a row's first page that any of its new tokens sees.
 
-    In a tree the window counts a token's path, of which the first new token stands at `start`.
+    In a tree the window counts a token's path, whose first new token is at `start`.
     """
     return 0 if window is None else max(0, row.start - window + 1) // PAGE_TOKENS
 
@@ -258,7 +257,7 @@ def _trees_mask(rows: Sequence[Row], window: int | None) -> Bool:
 
 
 def visible_in_tree(row: Row, window: int | None) -> Bool:
-    """Return [q, entries]: which entries each new token of a tree sees, from its first page on."""
+    """Return [q, entries]: which entries a tree's new tokens see, from its first page."""
     assert row.parents is not None
     low = _first_page(row, window) * PAGE_TOKENS
     q, past = len(row.tokens), row.start - low

@@ -1,9 +1,9 @@
-"""Answers on the device: the tokens of a step's places, chosen where their logits are.
+"""Sampling on the device: the tokens of a step's places, chosen from the logits.
 
-Greedy and sampled tokens, truncated or not, come of a few operators for all places at once, and of
-the same noise as `sampling`'s, a function of seed, position and token id. One small copy takes them
-to the host. What is rarer (biases, masks, other answers) is left to `sampling.answer`; and so is
-the rare place whose truncation reaches further than the tokens that were ordered here.
+Greedy and sampled tokens, with and without truncation, take a few operators for all places at once.
+The noise is that of `sampling`, a function of seed, position and token id. One small copy brings
+the tokens to the host. `sampling.answer` computes the rest: biases, masks, other results, and the
+rare place whose truncation reaches beyond the tokens that are sorted here.
 """
 
 from collections.abc import Sequence
@@ -25,42 +25,43 @@ from symphony_kernel.executor.sampling import (
 )
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-HEAD = 1_024  # of the most likely tokens that a truncation looks at
-_ROWS_AT_ONCE = 64  # whose noise is in memory at a time
-_ORDERED_AT_ONCE = 256  # rows whose tokens are in memory in order: that takes some ten times logits
+HEAD = 1_024  # as many of the most likely tokens as a truncation looks at
+_ROWS_AT_ONCE = 64  # rows whose noise is in memory at a time
+# rows whose sorted tokens are in memory at a time: some ten times the logits
+_ORDERED_AT_ONCE = 256
 
 _GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(slots=True)
 class SamplingChoices:
-    """What is asked about a step's places, [w] of them, in order."""
+    """The requests at a step's [w] places, in order."""
 
-    asks: list[SamplingRequest]  # of the rows that want any
+    requests: list[SamplingRequest]  # of the rows with places
     chosen: Int32  # places whose token is chosen here
-    left: list[int]  # asks that are left to `sampling.answer`
-    drawn: Int32  # places that are not greedy, of the chosen ones' numbers
-    truncated: Int32  # of the drawn ones' numbers, those with top_k, top_p or min_p
-    places: list[slice]  # of each ask
+    left: list[int]  # requests left to `sampling.answer`
+    drawn: Int32  # indices into `chosen` of places that are not greedy
+    truncated: Int32  # indices into `drawn` of places with top_k, top_p or min_p
+    places: list[slice]  # of each request
 
     @property
     def whole(self) -> bool:
-        """Whether each place's token is chosen on the device."""
+        """Whether the device chooses the token of each place."""
         return not self.left
 
 
 def choices_of(
     rows: Sequence[Row], owners: Sequence[int]
 ) -> tuple[SamplingChoices, dict[str, Int32]]:
-    """Return what a step's rows ask for, and the arrays that the device needs for it."""
-    asks, left, places = [], [], []
+    """Return the requests of a step's rows, and the arrays that the device needs."""
+    requests, left, places = [], [], []
     chosen: list[int] = []
     samplings: list[Sampling] = []
-    known: dict[int, Sampling | None] = {}  # rows share their options, mostly
+    known: dict[int, Sampling | None] = {}  # most rows share their options
     end = 0
     for number, owner in enumerate(owners):
         row = rows[owner]
-        asks.append(SamplingRequest(row.options, row.seed, row.positions[row.places]))
+        requests.append(SamplingRequest(row.options, row.seed, row.positions[row.places]))
         first, end = end, end + len(row.places)
         places.append(slice(first, end))
         key = id(row.options)
@@ -74,18 +75,18 @@ def choices_of(
             samplings.extend([sampling] * (end - first))
     hot = [number for number, given in enumerate(samplings) if given.temperature != 0.0]
     cut = [place for place, number in enumerate(hot) if _is_truncated(samplings[number])]
-    choices = SamplingChoices(asks, _int32(chosen), left, _int32(hot), _int32(cut), places)
+    choices = SamplingChoices(requests, _int32(chosen), left, _int32(hot), _int32(cut), places)
     return choices, _arrays(choices, [samplings[number] for number in hot])
 
 
 def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, Int32]:
-    """Return the numbers of places, and of the drawn ones all that they are drawn with."""
+    """Return the indices of places, and the parameters of the drawn ones."""
     arrays = {"chosen": choices.chosen, "drawn": choices.drawn, "truncated": choices.truncated}
     if not samplings:
         return arrays
-    counts = [len(ask.positions) for ask in choices.asks]
-    seeds = np.repeat(np.array([ask.seed for ask in choices.asks], np.uint64), counts)
-    positions = np.concatenate([ask.positions for ask in choices.asks])
+    counts = [len(request.positions) for request in choices.requests]
+    seeds = np.repeat(np.array([request.seed for request in choices.requests], np.uint64), counts)
+    positions = np.concatenate([request.positions for request in choices.requests])
     drawn = choices.chosen[choices.drawn]
     arrays["keys"] = noise_keys(seeds[drawn], positions[drawn]).view(np.int32)
     arrays["temperatures"] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
@@ -93,7 +94,7 @@ def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, In
     if cut:
         arrays["top_k"] = _int32([s.top_k for s in cut])
         arrays["top_p"] = np.array([mass_wanted(s.top_p) for s in cut], np.float64).view(np.int32)
-        # As `sampling` has it: the logarithm that a token's may be below the best one's.
+        # As in `sampling`: how far below the best token's logarithm a token's may be.
         with np.errstate(divide="ignore"):
             arrays["min_p"] = np.log(np.array([s.min_p for s in cut], np.float64)).view(np.int32)
     return arrays
@@ -104,7 +105,7 @@ def _int32(values: Sequence[int]) -> Int32:
 
 
 def _sampling_of(options: PredOptions) -> Sampling | None:
-    """Return how a token is chosen here; None: it is left to `sampling.answer`."""
+    """Return the sampling of a token, None: `sampling.answer` computes the result."""
     if options.get not in (Get.ARGMAX, Get.SAMPLE) or options.logprobs:
         return None
     if options.bias or options.bias_mask is not None or options.allow is not None:
@@ -117,9 +118,9 @@ def _is_truncated(sampling: Sampling) -> bool:
 
 
 class SampledTokens:
-    """Tokens chosen on the device, and what of them goes to the host.
+    """Tokens chosen on the device, and their record for the host.
 
-    `tokens` is [w] int64 by place; what was not chosen is zero. `record` is [c, 3] int32 of the
+    `tokens` is [w] int64 by place, zero where no token was chosen. `record` is [c, 3] int32 of the
     chosen ones: token, the bits of its log-probability, and whether the truncation was decided.
     """
 
@@ -131,7 +132,7 @@ class SampledTokens:
 
 
 def choose(logits: Tensor, choices: SamplingChoices, moved: MovedArrays) -> SampledTokens:
-    """Choose the tokens of [w, vocab_size] float32 logits, which stay as they are."""
+    """Choose the tokens of [w, vocab_size] float32 logits, which stay unchanged."""
     mine = logits
     if len(choices.chosen) != len(logits):
         mine = logits.index_select(0, moved["chosen"])
@@ -150,7 +151,7 @@ def choose(logits: Tensor, choices: SamplingChoices, moved: MovedArrays) -> Samp
 def _draw(
     logits: Tensor, choices: SamplingChoices, moved: MovedArrays, tokens: Tensor, decided: Tensor
 ) -> None:
-    """Put drawn tokens in their places."""
+    """Write drawn tokens to their places."""
     drawn = moved["drawn"].long()
     scaled = logits if len(drawn) == len(logits) else logits.index_select(0, drawn)
     scaled = scaled / moved["temperatures"].view(torch.float32)[:, None]
@@ -173,7 +174,7 @@ def _draw(
 def _draw_truncated(
     scaled: Tensor, keys: Tensor, limits: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the tokens of rows among those that are left to them, and whether that was decided."""
+    """Return the tokens drawn within the truncation, and whether it was decided."""
     head = min(HEAD, scaled.shape[1])
     ids = tokens_of_keys(best_keys(scaled, head), scaled.shape[1])
     logs = scaled.log_softmax(-1).gather(1, ids).double()
@@ -185,16 +186,16 @@ def _draw_truncated(
 
 
 def _kept(logs: Tensor, vocab_size: int, limits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return how many of the most likely tokens are left, and where that is sure ([m] each).
+    """Return how many of the most likely tokens are kept, and where that is certain.
 
-    `sampling._kept` for all rows at once: `logs` [m, head] float64 fall; `limits` are top_k, top_p
-    and the logarithms of min_p.
+    Both are [m]. `sampling._kept` for all rows at once: `logs` [m, head] float64 are falling;
+    `limits` are top_k, top_p and the logarithms of min_p.
     """
     head = logs.shape[1]
     top_k, top_p, floors = limits
     whole = head == vocab_size
     count = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
-    unknown = (head < count) & (not whole)  # whether there are more than were ordered
+    unknown = (head < count) & (not whole)  # whether there are more tokens than were sorted
     by_p, by_min = top_p < 1.0, floors > float("-inf")
     undecided = unknown & ~by_p & ~by_min
     chances = logs.exp()

@@ -1,4 +1,4 @@
-"""Small arrays on their way to a device: packed into one buffer, moved with one copy."""
+"""Small arrays on their way to a device, packed into one buffer and one copy."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ _ALIGNED = 4  # each array begins at a multiple of 16 bytes
 
 
 class StagedArrays:
-    """Arrays of 32-bit integers in one buffer on the host, pinned beside a GPU.
+    """Arrays of 32-bit integers in one host buffer, pinned with a GPU.
 
-    torch keeps pinned memory that a copy still reads when it is let go of.
+    When a pinned buffer is freed, torch keeps its memory until pending copies have read it.
     """
 
     __slots__ = ("_places", "host", "values")
@@ -41,7 +41,7 @@ class StagedArrays:
         self.values[begin : begin + len(values)] = np.array(values, np.uint32).view(np.int32)
 
     def move(self, device: torch.device) -> "MovedArrays":
-        """Copy all of it to a device, without waiting for that."""
+        """Copy all arrays to a device, without waiting for it."""
         return MovedArrays(self._places, self.host.to(device, non_blocking=True))
 
 
@@ -62,7 +62,7 @@ class MovedArrays:
 
 
 def to_device(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array on a device, without waiting for what that is at."""
+    """Return an array on a device, without waiting for its work."""
     tensor = torch.from_numpy(values)
     if device.type != "cuda":
         return tensor

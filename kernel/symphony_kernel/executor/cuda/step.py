@@ -1,13 +1,13 @@
-"""A step of a network on a GPU: prepared on one thread, launched and collected on another.
+"""A step of a network on a GPU: prepared on one thread, launched on another.
 
-    the loop's thread   prepare N+1 ──────────── prepare N+2 ────────────
-    the device's        launch N+1 ── collect N ── launch N+2 ── collect N+1
-    the GPU             N computes ───────┴── N+1 computes ──────┴── ...
+   the loop's thread   prepare N+1 ──────────── prepare N+2 ────────────
+   the device's        launch N+1 ── collect N ── launch N+2 ── collect N+1
+   the GPU             N computes ───────┴── N+1 computes ──────┴── ...
 
-A step that follows another one is launched before that has ended, with tokens that never leave the
-GPU. That changes nothing until it begins (`follow.Chain`): what it writes are entries behind the
-ends of its rows' files, which nobody reads. If it is taken back, or does not begin, what it has
-computed is let go of.
+A step that follows another is launched before that has ended, with tokens that never leave the GPU.
+That has no effect until the step begins (`chained_batch.Chain`): it writes entries after the ends
+of its rows' files, which are not read. If the step is revoked or does not begin, its results are
+dropped.
 """
 
 from collections.abc import Mapping
@@ -27,35 +27,43 @@ from symphony_kernel.executor.cuda.staging import StagedArrays, to_device
 from symphony_kernel.executor.sampling import SamplingRequest, answer
 
 _RECORD_BYTES = 8  # of a place: token and log-probability
-_DECIDED = 2  # the column of a record that says whether it counts
+_DECIDED = 2  # the column of a record that says whether it is valid
 
 
 @dataclass(slots=True)
 class Launched:
-    """What a step has under way."""
+    """What a launched step has on the device."""
 
     inputs: Inputs
-    logits: Tensor | None  # [w, vocab_size], where answers are left to make of them
+    logits: Tensor | None  # [w, vocab_size], if results are left to compute from them
     chosen: SampledTokens | None
     record: Tensor | None  # of `chosen`, on its way to the host
-    done: "torch.cuda.Event | None"  # None: it has been done already, on a CPU
+    done: "torch.cuda.Event | None"  # None: done already, on a CPU
 
     def wait(self) -> None:
-        """Wait for its end."""
         if self.done is not None:
             self.done.synchronize()
 
 
 class PreparedStep:
-    """A step that can be launched: its arrays on the host, and what comes of it.
+    """A step that can be launched: its arrays on the host, and its results.
 
-    `plan` may be padded for a graph. `following` is set on the loop's thread while the device's is
-    at it; everything else is the device's after `prepare`.
+    `plan` may be padded for a graph. The loop's thread sets `following` while the device's thread
+    uses the step; everything else belongs to the device's thread after `prepare`.
     """
 
     __slots__ = (
-        "before", "choices", "count", "follow", "following", "graph", "launched", "packed",
-        "plan", "sources", "sure",
+        "before",
+        "chain",
+        "choices",
+        "count",
+        "following",
+        "graph",
+        "launched",
+        "packed",
+        "plan",
+        "sources",
+        "tokens_final",
     )  # fmt: skip
 
     def __init__(
@@ -69,43 +77,42 @@ class PreparedStep:
         self.count = count  # of the batch's rows
         self.plan, self.packed, self.choices, self.graph = plan, packed, choices, graph
         self.launched: Launched | None = None
-        self.sure = True  # the tokens that were chosen on the device are the step's tokens
-        self.before: PreparedStep | None = None  # whose tokens it takes,
+        self.tokens_final = True  # the tokens chosen on the device are the step's final tokens
+        self.before: PreparedStep | None = None  # the step whose tokens it takes,
         self.sources: Int32 = np.empty(0, np.int32)  # at these places
-        self.follow: Chain | None = None
+        self.chain: Chain | None = None
         self.following: PreparedStep | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it may still begin."""
-        return self.follow is None or self.follow.waits
+        return self.chain is None or self.chain.waits
 
     def set_tokens(self, tokens: list[int]) -> None:
-        """Give each row of a step that only decodes its token; it begins."""
+        """Set each row's token, in a decode step that begins."""
         assert self.plan.only_decodes
         if self.launched is not None:
             assert self.before is not None
-            if self.before.sure:
-                return  # it has them
+            if self.before.tokens_final:
+                return  # launched with these tokens
             self.launched.wait()
             self.launched = None
         self.packed.put("tokens", tokens)
 
-    def takes_from(self, before: "PreparedStep", follow: Chain) -> bool:
-        """Whether the tokens can come from a step without the host: then they will."""
+    def take_tokens_from(self, before: "PreparedStep", chain: Chain) -> bool:
+        """Take the tokens from a step on the device, if possible; return whether it is."""
         if not (self.plan.only_decodes and self.choices.whole and before.choices.whole):
             return False
         places = before.choices.places
         first = dict(zip(before.plan.owners, places, strict=True))
-        mine = [first.get(row) for row in follow.rows]
+        mine = [first.get(row) for row in chain.rows]
         if any(place is None for place in mine):
             return False
         self.sources = np.array([place.start for place in mine if place is not None], np.int32)
-        self.before, self.follow = before, follow
+        self.before, self.chain = before, chain
         return True
 
     def copy_tokens(self, inputs: Inputs) -> None:
-        """Take the tokens that the step before chooses, on the device."""
+        """Copy the tokens that the step before chooses, on the device."""
         assert self.before is not None
         assert self.before.launched is not None
         chosen = self.before.launched.chosen
@@ -115,13 +122,13 @@ class PreparedStep:
             tokens = tokens.index_select(0, to_device(self.sources, tokens.device))
         inputs.tokens[:count].copy_(tokens)
 
-    def forget(self) -> None:
-        """Let go of what it had under way, and of its neighbours."""
+    def clear(self) -> None:
+        """Release the device work, and the references to neighbouring steps."""
         self.launched = self.before = self.following = None
 
     # -- Results ---------------------------------------------------------------------------------
     def results(self, masks: Mapping[int, UInt32]) -> Results:
-        """Return each row's result, after it was done."""
+        """Return each row's result, after the step has ended."""
         results: Results = [b""] * self.count
         launched, owners = self.launched, self.plan.owners
         assert launched is not None
@@ -150,10 +157,10 @@ class PreparedStep:
             begin = end
 
     def _undecided(self, record: npt.NDArray[np.int32]) -> list[int]:
-        """Return the asks that have places whose truncation reaches further."""
+        """Return the requests with places whose truncation reaches further."""
         open_places = np.flatnonzero(record[:, _DECIDED] == 0)
-        self.sure = not len(open_places)
-        if self.sure:
+        self.tokens_final = not len(open_places)
+        if self.tokens_final:
             return []
         starts = [place.start for place in self.choices.places]
         places = self.choices.chosen[open_places]
@@ -161,16 +168,16 @@ class PreparedStep:
         return [int(number) for number in np.unique(found)]
 
     def _answers(self, numbers: list[int], masks: Mapping[int, UInt32]) -> Results:
-        """Answer asks from the logits, as `sampling` does."""
+        """Compute results from the logits, with `sampling.answer`."""
         assert self.launched is not None
         logits = self.launched.logits
         assert logits is not None
         choices = self.choices
-        asks = [
+        requests = [
             SamplingRequest(
-                choices.asks[number].options,
-                choices.asks[number].seed,
-                choices.asks[number].positions,
+                choices.requests[number].options,
+                choices.requests[number].seed,
+                choices.requests[number].positions,
                 masks.get(self.plan.owners[number]),
             )
             for number in numbers
@@ -178,4 +185,4 @@ class PreparedStep:
         places = np.concatenate(
             [np.arange(choices.places[n].start, choices.places[n].stop) for n in numbers]
         )
-        return answer(logits.index_select(0, to_device(places, logits.device)), asks)
+        return answer(logits.index_select(0, to_device(places, logits.device)), requests)

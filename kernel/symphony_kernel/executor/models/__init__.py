@@ -1,8 +1,8 @@
 """Models in Hugging Face layout: what their files say, and their weights.
 
-file_reader, checking        reads of bounded size; a folder is checked before it is loaded
+file_reader, checking        bounded reads of files; the check of a directory before loading
 config, shapes               config.json, and the tensors that follow from it
-tensor_headers, loader       safetensors files, one or sharded
-weights, quantization, rope  what networks are made of
+tensor_headers, loader       safetensors files, single or sharded
+weights, quantization, rope  the parts of networks
 assets                       tokenizer, chat template, special tokens
 """

@@ -1,6 +1,6 @@
-"""What a model's directory says besides its weights: names, ids, the tokenizer, the chat template.
+"""A model without its weights: names, ids, the tokenizer, the chat template.
 
-The executor takes its `ModelInfo` from here, and the kernel hands the rest to the workers, which
+The executor takes its `ModelInfo` from here. The kernel sends the rest to the workers, which
 tokenize in their own processes.
 """
 
@@ -21,8 +21,8 @@ from symphony_kernel.executor.models.file_reader import (
     text_of,
 )
 
-# Up to this size of weights "auto" computes in float32: it costs nothing worth saving there, and
-# greedy output is then exactly the same in every batch.
+# Up to this size of weights "auto" computes in float32: bfloat16 would save nothing worth having,
+# and greedy output is then exactly the same in every batch.
 AUTO_FLOAT32_BYTES_MAX = 64 << 20
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -32,8 +32,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 class ModelAssets:
     """A model without its weights.
 
-    `special` has `bos_token` and `eos_token`, as the chat template wants them: text, "" where the
-    model has none.
+    `special` has `bos_token` and `eos_token` for the chat template: text, "" if the model has none.
     """
 
     model: ModelInfo
@@ -45,11 +44,12 @@ class ModelAssets:
 def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> ModelAssets:
     """Read everything but the weights of a checkpoint in Hugging Face layout.
 
-    `dtype` is auto, fp32 or bf16: what the executor will compute in. "auto" is the checkpoint's own
-    (float16 becomes bfloat16), but float32 for small ones. `name` overrides the directory's.
+    `dtype` is what the executor will compute in: auto, fp32 or bf16. "auto" is the checkpoint's
+    dtype (float16 becomes bfloat16), but float32 for small models. `name` overrides the
+    directory's.
 
     Raises:
-        CheckpointError: a file is missing or broken, or the model is none that can be served.
+        CheckpointError: a file is missing or broken, or the model is not supported.
     """
     config = load_config(directory)
     tokenizer, parsed = _tokenizer(directory, config)
@@ -77,11 +77,10 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
 
 
 def resolve_dtype(dtype: str, config: ModelConfig, directory: Path) -> str:
-    """Return "float32" or "bfloat16" for auto, fp32 or bf16."""
     if dtype in _DTYPES:
         return _DTYPES[dtype]
     if dtype != "auto":
-        raise CheckpointError(f"dtype {dtype!r} is none of auto, fp32, bf16")
+        raise CheckpointError(f"dtype must be auto, fp32 or bf16, not {dtype!r}")
     files = (path for path in directory.glob("*.safetensors") if path.is_file())
     weights = sum(path.stat().st_size for path in files)
     if config.dtype == "float32" or weights <= AUTO_FLOAT32_BYTES_MAX:
@@ -107,7 +106,7 @@ def _in_vocabulary(key: str, ids: tuple[int, ...], config: ModelConfig) -> tuple
 
 
 def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, Any]]:
-    """Return tokenizer.json as it is, and parsed.
+    """Return tokenizer.json, raw and parsed.
 
     Added tokens may lie outside the vocabulary, as some models' do.
     """
@@ -116,7 +115,9 @@ def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, A
     parsed = parse_json(path, data)
     model = parsed.get("model")
     if not isinstance(model, dict):
-        raise CheckpointError(f"{path} is no tokenizer of the tokenizers library: it has no model")
+        raise CheckpointError(
+            f"{path} is not a tokenizer of the tokenizers library: it has no model"
+        )
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         numbers = (number for number in vocabulary.values() if isinstance(number, int))
@@ -135,7 +136,7 @@ def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, A
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
-    """Return the template from the first place that has one; transformers has used all three."""
+    """Return the first template of the three places that transformers has used."""
     plain = directory / "chat_template.jinja"
     found = read_optional(plain)
     if found is not None:
@@ -154,7 +155,7 @@ def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
 def _special(
     directory: Path, settings: dict[str, Any], tokenizer: dict[str, Any], model: ModelInfo
 ) -> dict[str, str]:
-    """Return the texts of bos and eos: as the tokenizer's settings say, else by their ids."""
+    """Return the texts of bos and eos, from the tokenizer's settings or by their ids."""
     older = read_optional_json(directory / "special_tokens_map.json")
     ids = {"bos_token": model.bos, "eos_token": model.eos[0] if model.eos else None}
     return {
@@ -164,7 +165,7 @@ def _special(
 
 
 def _text_of(token: object) -> str:
-    """Return the text of a special token, which is written as text or as {"content": text}."""
+    """Return a special token's text, which is written as text or as {"content": text}."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,8 +1,9 @@
-"""Checks a model's directory before anything is loaded, without torch: in words, soon, and bounded.
+"""Checks a model's directory before it is loaded: without torch, and bounded.
 
-What it reads was written by strangers: a tokenizer or a chat template may take any memory, or never
-end. So a child process does it, which may have CHECK_BYTES_MAX of memory, and so many seconds of
-a processor for what has no other bound. Its lines: what it is at, and at last what is wrong.
+Strangers wrote the files: a tokenizer or a chat template may need any amount of memory, or never
+end. So a child process checks them. It may use CHECK_BYTES_MAX of memory, and limited processor
+seconds for steps without another bound. It prints what it checks, line by line; the last line is
+the error.
 """
 
 import gc
@@ -22,7 +23,7 @@ from symphony_kernel.platform.rlimits import lower_limit
 from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
 
 CHECK_BYTES_MAX = 896 << 20
-# Of a processor's time. A tokenizer of 262,144 tokens takes a second or two.
+# Of processor time. A tokenizer of 262,144 tokens takes a second or two.
 TOKENIZER_SECONDS_MAX = 20
 TEMPLATE_SECONDS_MAX = 1  # for one word
 _REFUSED = 3  # an exit code: the last line is the reason
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_model(directory: Path, dtype: str) -> None:
-    """Check all that a model's directory says, and the sizes of its tensors.
+    """Check all files of a model's directory but the tensors' values.
 
     Raises:
         CheckpointError: the model cannot be used.
@@ -48,14 +49,16 @@ def check_model(directory: Path, dtype: str) -> None:
         raise CheckpointError(last)
     if done.returncode == -signal.SIGPROF:
         raise CheckpointError(
-            f"{last} takes more of a processor's time than is supported "
+            f"{last} takes more processor time than is supported "
             f"({TEMPLATE_SECONDS_MAX} s for a chat template, {TOKENIZER_SECONDS_MAX} s for others)"
         )
     if done.returncode:
-        _log.info("the check of the model: %s", done.stderr.decode("utf-8", "replace")[-2000:])
+        _log.info(
+            "the check of the model failed: %s", done.stderr.decode("utf-8", "replace")[-2000:]
+        )
         raise CheckpointError(
             f"{last} cannot be checked: it takes more than {CHECK_BYTES_MAX >> 20} MiB of memory, "
-            "or breaks the library that reads it"
+            "or crashes the library that reads it"
         )
 
 
@@ -77,8 +80,8 @@ def _check_tokenizer(path: Path, assets: ModelAssets) -> None:
     _limit_time(TOKENIZER_SECONDS_MAX)
     try:
         tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
-    except Exception as error:  # it raises no other kind
-        raise CheckpointError(f"{path} is none to the tokenizers library: {error}") from error
+    except Exception as error:  # the library raises no other kind
+        raise CheckpointError(f"the tokenizers library cannot read {path}: {error}") from error
     most = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if most < 0:
         raise CheckpointError(f"{path} has no tokens")
@@ -87,13 +90,14 @@ def _check_tokenizer(path: Path, assets: ModelAssets) -> None:
 
 
 def _check_template(directory: Path, source: str, special: dict[str, str]) -> None:
-    """Compile a chat template and fill it once. What it refuses of the text is its own affair."""
+    """Compile a chat template and fill it once. It may refuse the text."""
     from symphony_kernel.protocol.chat_templates import chat_environment
 
     _limit_time(TEMPLATE_SECONDS_MAX)
     try:
         template = chat_environment().from_string(source)
-    except Exception as error:  # a wrong one breaks in the parser, in the generator, in Python
+    # a wrong template fails in the parser, in the generator or in Python
+    except Exception as error:
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise CheckpointError(
             f"{directory}: the chat template cannot be compiled: {error}{line}"
@@ -114,12 +118,12 @@ def _check_template(directory: Path, source: str, special: dict[str, str]) -> No
 
 
 def _limit_time(seconds: float) -> None:
-    """Let this process have so much of a processor from here on; then SIGPROF ends it."""
+    """Limit this process's processor time from here on; then SIGPROF ends it."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _say(words: str) -> None:
-    """Write a line that is one, also where a name has a line break."""
+    """Write one line, also if a name has a line break."""
     sys.stdout.write(" ".join(words.split()).encode("utf-8", "replace").decode() + "\n")
     sys.stdout.flush()
 
@@ -128,7 +132,7 @@ def main() -> int:
     """Check a directory: `python -m ... DIRECTORY DTYPE`."""
     lower_limit(resource.RLIMIT_DATA, CHECK_BYTES_MAX)
     lower_limit(resource.RLIMIT_CORE, 0)
-    gc.disable()  # it would go through millions of lists, again and again
+    gc.disable()  # it would traverse millions of lists again and again
     try:
         _check(Path(sys.argv[1]), sys.argv[2])
     except CheckpointError as error:
@@ -140,4 +144,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # what a large file has become need not be taken apart
+    os._exit(code)  # freeing the objects of a large file would take long

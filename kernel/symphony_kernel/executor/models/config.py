@@ -1,7 +1,7 @@
 """A checkpoint's config.json, typed and checked.
 
-Whatever changes the mathematics and is not understood here is refused in words: a model that ran
-with a guess would answer with plausible nonsense.
+A setting that changes the mathematics and is not supported is an error: a model with a wrong
+setting would answer with plausible nonsense.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")
 
-# Mistral's default in transformers, for a config.json that leaves the key out; null means none.
+# Mistral's default in transformers, if config.json lacks the key; null means none.
 _MISTRAL_WINDOW_DEFAULT = 4096
 _QWEN3_HEAD_DIM_DEFAULT = 128
 _ROPE_THETA_DEFAULT = 10_000.0
 
-# More than any model has: what is allocated, or counted through, before weights are read.
+# More than any model has: bounds what is allocated or counted before weights are read.
 _MOST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 17,
@@ -29,8 +29,8 @@ _MOST = {
     "num_key_value_heads": 1 << 10,
     "head_dim": 1 << 10,
 }
-_MOST_TOKENS = 1 << 40  # of any other integer: contexts and windows
-_NUMBERS = (1e-20, 1e12)  # the smallest and largest: with these nothing overflows
+_MOST_TOKENS = 1 << 40  # bound of all other integers: contexts and windows
+_NUMBERS = (1e-20, 1e12)  # the smallest and largest: within these nothing overflows
 
 _ROPE_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
@@ -53,8 +53,8 @@ class Rope:
     """Rotary embedding: `kind` is default, linear, dynamic, llama3 or yarn.
 
     Dynamic scaling changes all frequencies once a sequence outgrows the original context, which
-    would make the cached keys wrong; it is served within the original context only, where it is
-    the same as default.
+    would make cached keys wrong. So it is served within the original context only, where it equals
+    default.
     """
 
     kind: str = "default"
@@ -90,23 +90,23 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    # Of each layer: how many entries back a token sees, itself included; None sees all.
+    # Of each layer: how many entries back a token sees, itself included; None: all.
     windows: tuple[int | None, ...]
     rope: Rope
-    dtype: str  # of the checkpoint: float32, float16, bfloat16
+    dtype: str  # the checkpoint's: float32, float16, bfloat16
     bos: int | None
     eos: tuple[int, ...]
 
 
 class Fields:
-    """A JSON object whose fields are read by type; a wrong one is a `CheckpointError`."""
+    """A JSON object with typed access; a wrong type is a `CheckpointError`."""
 
     def __init__(self, values: dict[str, Any], source: str) -> None:
         self.values = values
         self.source = source
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer; without a default the key must be there."""
+        """Return a positive integer; without a default the key is required."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -122,7 +122,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number above zero; without a default the key must be there."""
+        """Return a positive number; without a default the key is required."""
         value: Any = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -135,7 +135,6 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -144,7 +143,7 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Return token ids given as one integer, a list of them, or not at all."""
+        """Return token ids, from one integer, a list of them, or a missing key."""
         value = self.values.get(key)
         found = () if value is None else tuple(value) if isinstance(value, list) else (value,)
         if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in found):
@@ -152,7 +151,7 @@ class Fields:
         return found
 
     def refuse(self, key: str, harmless: tuple[object, ...]) -> None:
-        """Raise when the key has a value that is none of the harmless ones (or absent)."""
+        """Raise `CheckpointError` unless the key is absent or has a harmless value."""
         value = self.values.get(key)
         if value is not None and value not in harmless:
             raise CheckpointError(f"{self.source}: {key} {shown(value)} is not supported")
@@ -162,7 +161,7 @@ def load_config(directory: Path) -> ModelConfig:
     """Return the checked config.json of a checkpoint.
 
     Raises:
-        CheckpointError: the file is missing or broken, or says something that is not supported.
+        CheckpointError: the file is missing or broken, or has an unsupported setting.
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory")
@@ -171,7 +170,6 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def parse_config(fields: Fields) -> ModelConfig:
-    """Return the typed configuration that config.json's fields describe."""
     kind = _architecture(fields)
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -207,7 +205,9 @@ def _architecture(fields: Fields) -> str:
     kind = fields.values.get("model_type")
     if not isinstance(kind, str) or kind not in _WINDOWS:
         known = ", ".join(_WINDOWS)
-        raise CheckpointError(f"{fields.source}: model_type {shown(kind)} is none of {known}")
+        raise CheckpointError(
+            f"{fields.source}: model_type must be one of {known}, not {shown(kind)}"
+        )
     return kind
 
 
@@ -287,7 +287,7 @@ _WINDOWS: dict[str, Callable[[Fields], tuple[int | None, ...]]] = {
 
 
 def _rope(fields: Fields) -> tuple[Rope, int]:
-    """Return the rotary embedding and the context that it is good for."""
+    """Return the rotary embedding and the context that it supports."""
     context = fields.integer("max_position_embeddings")
     given = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if not isinstance(given, dict):
@@ -295,7 +295,7 @@ def _rope(fields: Fields) -> tuple[Rope, int]:
     scaling = Fields({k: v for k, v in given.items() if v is not None}, f"{fields.source} (rope)")
     kind = str(given.get("rope_type") or given.get("type") or "default")
     _check_rope_keys(scaling, kind)
-    # Outside the rope parameters, as Phi writes it, the original context takes precedence.
+    # An original context outside the rope parameters, as in Phi, takes precedence.
     original = fields.integer(
         "original_max_position_embeddings",
         scaling.integer("original_max_position_embeddings", context),
@@ -309,11 +309,11 @@ def _rope(fields: Fields) -> tuple[Rope, int]:
 def _check_rope_keys(scaling: Fields, kind: str) -> None:
     if kind not in _ROPE_KEYS:
         known = ", ".join(_ROPE_KEYS)
-        raise CheckpointError(f"{scaling.source}: type {shown(kind)} is none of {known}")
+        raise CheckpointError(f"{scaling.source}: type must be one of {known}, not {shown(kind)}")
     scaling.refuse("partial_rotary_factor", (1, 1.0))
     common = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     unknown = set(scaling.values) - _ROPE_KEYS[kind] - common
-    # Qwen's own configurations carry the original context with type default too.
+    # Qwen's own configurations have the original context with type default, too.
     unknown.discard("original_max_position_embeddings")
     if unknown:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reads the files of a model's directory: none blocks, and none is read past a bound."""
+"""Reads the files of a model's directory, without blocking and up to a size."""
 
 import json
 import os
@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-SETTINGS_BYTES_MAX = 4 << 20  # config.json and its like: most have a few KB
-TOKENIZER_BYTES_MAX = 64 << 20  # of 262,144 tokens with their merges: 33 MB
-INDEX_BYTES_MAX = 32 << 20  # names of tensors, also in the head of a safetensors file
+SETTINGS_BYTES_MAX = 4 << 20  # config.json and similar: most have a few KB
+TOKENIZER_BYTES_MAX = 64 << 20  # 262,144 tokens with their merges take 33 MB
+INDEX_BYTES_MAX = 32 << 20  # names of tensors, also in a safetensors header
 _WORDS_MAX = 500  # characters of a message
 
 _repr = reprlib.Repr()
@@ -17,7 +17,7 @@ _repr.maxstring = _repr.maxother = 80
 
 
 class CheckpointError(Exception):
-    """A model's directory cannot be used, for the reason in the message: one line, not too long."""
+    """A model's directory cannot be used; the message is one short line."""
 
     def __init__(self, words: str) -> None:
         words = " ".join(words.split())
@@ -25,16 +25,16 @@ class CheckpointError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return a value that a file gave, for a message: how it is written, but short."""
+    """Return a file's value for a message: as it is written, but short."""
     return _repr.repr(value)
 
 
 def open_plain(path: Path) -> int:
-    """Return a descriptor of an ordinary file, of nothing that would block or never end.
+    """Return a descriptor of a regular file; other kinds could block or never end.
 
     Raises:
-        FileNotFoundError: there is nothing of that name, not even a link.
-        CheckpointError: it is something else, or cannot be opened.
+        FileNotFoundError: the name does not exist, not even as a link.
+        CheckpointError: it is no regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -46,12 +46,12 @@ def open_plain(path: Path) -> int:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is no ordinary file")
+        raise CheckpointError(f"{path} is not a regular file")
     return descriptor
 
 
 def read_optional(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes | None:
-    """Return what is in a file, None where there is none; CheckpointError."""
+    """Return a file's content, None if there is no file; CheckpointError."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read_optional(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes | No
 
 
 def read_file(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes:
-    """Return what is in a file; a missing one is a `CheckpointError`, too."""
+    """Return a file's content; a missing file is a `CheckpointError`, too."""
     found = read_optional(path, bytes_max)
     if found is None:
         raise CheckpointError(f"{path} is missing")
@@ -75,7 +75,6 @@ def read_file(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes:
 
 
 def text_of(path: Path, data: bytes) -> str:
-    """Return a file's text; CheckpointError."""
     try:
         return data.decode("utf-8")
     except ValueError as error:
@@ -83,7 +82,7 @@ def text_of(path: Path, data: bytes) -> str:
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    """Return the JSON object that is in a file; CheckpointError."""
+    """Return the JSON object in a file's content; CheckpointError."""
     try:
         value = json.loads(text_of(path, data))
     except ValueError as error:
@@ -98,11 +97,11 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> dict[str, Any]:
-    """Return the JSON object in a file; a missing or broken file is a `CheckpointError`."""
+    """Return the JSON object in a file; CheckpointError, also if it is missing."""
     return parse_json(path, read_file(path, bytes_max))
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, an empty one where there is no file; CheckpointError."""
+    """Return the JSON object in a file, {} if there is no file; CheckpointError."""
     found = read_optional(path)
     return {} if found is None else parse_json(path, found)

@@ -1,9 +1,10 @@
-"""Whether a model fits into memory: its weights as they will be held, and the page pool.
+"""Whether a model's weights and page pool fit into memory.
 
-Looked at before a weight is read. Only what is certainly needed counts, against all that could be
-had: what would fit is never refused. Left out are norms, buffers of steps and libraries; on a CPU
-also the embedding, whose rows may stay in the file, and a pool of the usual size, which takes
-memory as it is used. Matrices that torch leaves in the file count: each step reads all of them.
+Checked before a weight is read. It compares what is certainly needed with all memory that could be
+available, so that a model that fits is never refused. Norms, buffers of steps and libraries are
+left out. On a CPU, so are the embedding, whose rows may stay in the file, and a pool of the default
+size, which takes memory as it is used. Matrices that torch leaves in the file count: each step
+reads all of them.
 """
 
 import logging
@@ -21,7 +22,7 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What is asked for: a model in a `dtype` of torch's name, over `ranks`, each with a pool."""
+    """A model in a `dtype` of torch's name, over `ranks`, each with a pool."""
 
     directory: Path
     config: ModelConfig
@@ -67,7 +68,7 @@ class MemoryNeeds:
     def _check(
         self, weights: int, pools: int, whose: str, available: int | None, *, usual_pool: bool
     ) -> None:
-        """Check weights and pools; `usual_pool`: one of the usual size is taken at once, too."""
+        """Check weights and pools; `usual_pool`: a default pool counts at once, too."""
         if available is None:
             return
         held = f"as {self.dtype}" + (", in int8" if self.quantize == "int8" else "")

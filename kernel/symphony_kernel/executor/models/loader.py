@@ -1,8 +1,8 @@
-"""A checkpoint's tensors: safetensors files, one or sharded by an index.
+"""A checkpoint's tensors: safetensors files, single or sharded with an index.
 
-Each tensor is read when the network asks for it and handed over in the wanted dtype, so that at no
-time more than one of them exists twice. Tensors that nobody asked for are an error: a network that
-ignored them would not be the model.
+Each tensor is read when the network takes it, and converted to its dtype, so that at most one
+tensor exists twice. Tensors that are not taken are an error: a network that ignored them would not
+be the model.
 """
 
 from collections.abc import Callable
@@ -21,19 +21,19 @@ Progress = Callable[[float], None]
 
 
 class Tensors(Protocol):
-    """A model's tensors by name, each to be taken once: a checkpoint's, or a share of them."""
+    """The tensors of a checkpoint or a share of it, by name; each taken once."""
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the network's dtype and on its device; its shape must be as said."""
+        """Return a tensor in the network's dtype and on its device; check its shape."""
 
     def drop(self, name: str) -> None:
-        """Say that a tensor may be there and is not needed."""
+        """Mark a tensor as optional and unused."""
 
 
 class Weights:
-    """The tensors of a checkpoint by name, each to be taken once.
+    """The tensors of a checkpoint by name, each taken once.
 
-    Use it as a context manager; leaving it without an error checks that every tensor was taken.
+    A context manager: leaving it without an error checks that all tensors were taken.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class Weights:
             raise CheckpointError(f"{path} is no safetensors file: {error}") from error
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a tensor of that name is left to take."""
         return name in self._where
 
     @staticmethod
@@ -74,9 +73,9 @@ class Weights:
     def take(
         self, name: str, *shape: int, part: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Return a tensor in the network's dtype and on its device; its shape must be as said.
+        """Return a tensor in the network's dtype and on its device; check its shape.
 
-        `part` takes what is wanted of it: the rest gets neither there nor, mostly, into memory.
+        `part` cuts out what the network needs: the rest is not converted and mostly not read.
         """
         path = self._where.pop(name, None)
         if path is None:
@@ -92,7 +91,6 @@ class Weights:
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def drop(self, name: str) -> None:
-        """Say that a tensor may be there and is not needed."""
         self._where.pop(name, None)
 
     def __enter__(self) -> Self:

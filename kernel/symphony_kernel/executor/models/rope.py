@@ -1,7 +1,7 @@
-"""Rotary position embedding: the frequencies of each scaling variant, and their application.
+"""Rotary position embedding: each variant's frequencies, and the rotation.
 
-Frequencies are computed in float32 in the order of operations that transformers uses, so that
-long positions do not drift apart from it.
+Frequencies are computed in float32 and in transformers' order of operations, so that the two do not
+drift apart at long positions.
 """
 
 import math
@@ -13,7 +13,7 @@ from symphony_kernel.executor.models.config import Rope
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Return [head_dim / 2] float32 inverse frequencies, and the factor on cosine and sine."""
+    """Return [head_dim / 2] float32 inverse frequencies, and the scale of cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -27,7 +27,7 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Divide long wavelengths by the factor, keep short ones, and go smoothly in between."""
+    """Divide long wavelengths by the factor, keep short ones, blend in between."""
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_scaled = rope.original_context / rope.low_freq_factor
     wavelength = 2 * math.pi / plain
@@ -41,7 +41,7 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, head_dim: int, powers: Tensor) -> Tensor:
-    """Interpolate slow dimensions, keep fast ones, with a linear ramp in between."""
+    """Interpolate slow dimensions, keep fast ones, blend linearly in between."""
 
     def dimension(rotations: float) -> float:
         turns = rope.original_context / (rotations * 2 * math.pi)
@@ -78,7 +78,7 @@ class RotaryEmbedding:
     def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         inverse, self._scale = frequencies(rope, head_dim)
         self._inverse = torch.cat((inverse, inverse)).to(device)
-        # rotate_half negates the second half as it moves it to the front: done once, in the sine.
+        # rotate_half negates the second half as it moves it to the front: the sine has that sign.
         half = head_dim // 2
         self._sign = torch.cat((-torch.ones(half), torch.ones(half))).to(device)
         self._dtype = dtype
@@ -92,6 +92,6 @@ class RotaryEmbedding:
         return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
 
     def rotate(self, heads: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """Return [n, h, head_dim] heads turned by the tables of their positions."""
+        """Return [n, h, head_dim] heads rotated by the tables of their positions."""
         cosine, sine = tables
         return torch.addcmul(heads * cosine, heads.roll(self._half, -1), sine)

@@ -1,4 +1,4 @@
-"""The names and shapes of a network's tensors, which follow from its configuration."""
+"""The names and shapes of a network's tensors, which follow from its config."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -7,7 +7,7 @@ from symphony_kernel.executor.models.config import ModelConfig
 
 
 class Product(StrEnum):
-    """The products of a layer, by what checkpoints call them."""
+    """The products of a layer, by their names in checkpoints."""
 
     QUERY = "self_attn.q_proj"
     KEY = "self_attn.k_proj"
@@ -19,7 +19,7 @@ class Product(StrEnum):
 
 
 def product_shapes(config: ModelConfig) -> dict[Product, tuple[int, int, bool]]:
-    """Return of each product of a layer its outputs, its inputs, whether something is added."""
+    """Return each product's outputs, inputs, and whether it has a bias."""
     hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
     wide, narrow = config.heads * dim, config.kv_heads * dim
     return {
@@ -36,7 +36,7 @@ def product_shapes(config: ModelConfig) -> dict[Product, tuple[int, int, bool]]:
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the names and shapes of all tensors that a model must have.
 
-    Those that say most of its sizes come first: the embedding, and the last layer.
+    The embedding and the last layer come first: they say most about the model's sizes.
     """
     hidden, vocabulary = config.hidden_size, config.vocab_size
     yield "model.embed_tokens.weight", (vocabulary, hidden)

@@ -1,7 +1,7 @@
-"""What the heads of a checkpoint's safetensors files say, checked without reading a tensor.
+"""The headers of safetensors files, checked without reading a tensor.
 
-The format: eight bytes with the length of the head, the head (JSON: of each tensor its dtype, shape
-and place), and the tensors, without gaps.
+The format: eight bytes with the header's length, the header (JSON: dtype, shape and offsets of each
+tensor), and the tensors, without gaps.
 """
 
 import math
@@ -34,7 +34,7 @@ _DTYPES_REFUSED = {
 
 
 class Header(NamedTuple):
-    """Of one tensor: the file that it is in, how its numbers are written, its shape."""
+    """One tensor's file, dtype and shape."""
 
     path: Path
     dtype: str
@@ -42,11 +42,11 @@ class Header(NamedTuple):
 
 
 def check_tensors(directory: Path, config: ModelConfig) -> None:
-    """Compare a configuration with the tensors that there are, before anything is allocated for it.
+    """Compare a configuration with the tensors, before memory is allocated for them.
 
     Raises:
-        CheckpointError: a file is broken, a tensor is missing, has another shape, numbers that are
-            not supported, or is none of the model.
+        CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape or
+            of an unsupported dtype.
     """
     headers = read_headers(directory)
     for name, shape in tensor_shapes(config):
@@ -69,7 +69,7 @@ def check_tensors(directory: Path, config: ModelConfig) -> None:
 
 
 def refuse_others(directory: Path, left: list[str]) -> None:
-    """Raise a `CheckpointError` where tensors are left that no part of the model has taken."""
+    """Raise `CheckpointError` if tensors are left that no part of the model has taken."""
     if left:
         names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise CheckpointError(f"{directory} has {len(left)} unexpected tensors: {names}")
@@ -118,7 +118,7 @@ def _read_header(path: Path) -> dict[str, Header]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 2 <= length <= min(size - _LENGTH_BYTES, INDEX_BYTES_MAX):
             raise CheckpointError(
-                f"{path} is no safetensors file: it has {size} bytes, and says that its head has "
+                f"{path} is not a safetensors file: it has {size} bytes, and its header claims "
                 f"{length} (at most {INDEX_BYTES_MAX} are supported)"
             )
         entries = parse_json(path, file.read(length))
@@ -134,8 +134,8 @@ def _read_header(path: Path) -> dict[str, Header]:
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[Header, int, int]:
-    """Return a tensor of a head and where it lies; CheckpointError."""
-    where = f"{path} is no safetensors file: {shown(name)}"
+    """Return a header's tensor and where it lies; CheckpointError."""
+    where = f"{path} is not a safetensors file: {shown(name)}"
     if not isinstance(entry, dict):
         raise CheckpointError(f"{where} is {shown(entry)}")
     dtype: Any = entry.get("dtype")
@@ -157,7 +157,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[Header, int, int]:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of a few whole numbers that a file may have."""
+    """Return whether `value` is a list of a few whole numbers that a file may have."""
     return (
         isinstance(value, list)
         and len(value) <= 8
@@ -166,16 +166,17 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
-    """Check that tensors lie one behind the other, and fill the file."""
+    """Check that the tensors follow each other without gaps and fill the file."""
     at = 0
     for begin, end, name in places:
         if begin != at:
             raise CheckpointError(
-                f"{path} is no safetensors file: {shown(name)} begins at {begin}, and what lies "
+                f"{path} is not a safetensors file: {shown(name)} begins at {begin}, and what lies "
                 f"before it ends at {at}"
             )
         at = end
     if at != size:
         raise CheckpointError(
-            f"{path} is no safetensors file: its tensors have {size} bytes, and its head says {at}"
+            f"{path} is not a safetensors file: its tensors have {size} bytes, "
+            f"and its header claims {at}"
         )

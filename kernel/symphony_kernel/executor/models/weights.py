@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint a network takes, and how they lie in its products.
+"""The tensors that a network takes from a checkpoint, joined to its products.
 
-One reading of the names and shapes for all networks of the Llama family, whatever they compute on:
-they differ in which products they make one, and in how a product is laid out.
+All networks of the Llama family use the same names and shapes, on every device. They differ in
+which products they join, and in a product's layout.
 """
 
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from symphony_kernel.executor.models.shapes import product_shapes
 
 
 class Matrix(NamedTuple):
-    """A product's matrix [outputs, inputs], and what is added [outputs]."""
+    """A product's matrix [outputs, inputs], and its bias [outputs]."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class Norms(NamedTuple):
-    """A layer's norms: of what comes in, of each query and key, of what the middle takes."""
+    """A layer's norms: of its input, of each query and key, of the MLP's input."""
 
     input: Tensor  # [hidden]
     query: Tensor | None  # [head_dim]
@@ -32,7 +32,7 @@ class Norms(NamedTuple):
 
 
 class LayerWeights:
-    """The tensors of one layer, each to be taken once; CheckpointError."""
+    """The tensors of one layer, each taken once; CheckpointError."""
 
     def __init__(self, config: ModelConfig, weights: Tensors, index: int) -> None:
         self._config, self._weights = config, weights
@@ -40,7 +40,6 @@ class LayerWeights:
         self._shapes = product_shapes(config)
 
     def norms(self) -> Norms:
-        """Take the norms."""
         config = self._config
         of_heads = config.head_dim if config.qk_norm else 0
         return Norms(
@@ -51,7 +50,7 @@ class LayerWeights:
         )
 
     def matrix(self, *products: Product) -> Matrix:
-        """Take a product; of several, which have the same inputs, one below the other."""
+        """Take a product; stack several products, which have the same inputs, by outputs."""
         take, weights, biases = self._weights.take, [], []
         for product in products:
             outputs, inputs, biased = self._shapes[product]
@@ -67,14 +66,13 @@ class LayerWeights:
 
 
 def take_embedding(config: ModelConfig, weights: Tensors) -> Tensor:
-    """Take the embedding, [vocab_size, hidden]."""
     return weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
 
 
 def take_head(config: ModelConfig, weights: Tensors, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Take the last norm, [hidden], and the head, [vocab_size, hidden].
 
-    The head is the embedding itself where the model has one for both.
+    A tied head is the embedding itself.
     """
     norm = weights.take("model.norm.weight", config.hidden_size)
     if config.tied:

@@ -1,7 +1,8 @@
-"""`python -m symphony_kernel.executor.native`: compile the native kernels ahead of their first use.
+"""Compile the native kernels before their first use.
 
-Ends with 0 also where they cannot be compiled, after saying why: the executor then runs on torch.
-With `--check` nothing is compiled: a line says what a server would find; 1: torch computes.
+`python -m symphony_kernel.executor.native` exits with 0 also where they cannot be compiled, after
+saying why: the executor then runs on torch. With `--check` nothing is compiled: one line says what
+a server would find, and the exit code is 1 if torch would compute.
 """
 
 import sys
@@ -10,7 +11,6 @@ from symphony_kernel.executor.native.build import NativeUnavailable, built_libra
 
 
 def main(check: bool) -> int:
-    """Compile what is not compiled yet, or only look."""
     if check:
         return _check()
     try:

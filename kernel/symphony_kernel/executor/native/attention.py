@@ -1,6 +1,5 @@
-"""The page pool in its native layout, and attention on it by itself (see attention.h)."""
+"""The page pool in its native layout, and a step's rows (see attention.h)."""
 
-from collections.abc import Sequence
 from copy import copy
 from ctypes import (
     POINTER,
@@ -21,7 +20,6 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.executor.native.library import Library
 
 Array = npt.NDArray[np.generic]
-Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 
@@ -58,25 +56,9 @@ class StepRows(Structure):
     )
 
 
-class AttentionLayer(Structure):
-    """`AttentionLayer` of attention.h."""
-
-    _fields_ = (
-        ("layer", c_int32),
-        ("qkv", c_void_p),
-        ("qkv_stride", c_int64),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """What attention knows of a model. `windows` has an entry for each layer, None: all."""
+    """What attention needs to know of a model; `windows` has one a layer, None: all."""
 
     heads: int
     kv_heads: int
@@ -102,7 +84,7 @@ class FlatRows:
     trees: UInt8 | None = None  # [rows]
 
     def structure(self) -> StepRows:
-        """Return what C reads; it refers to these arrays and does not keep them alive."""
+        """Return the structure for C; it does not keep these arrays alive."""
         return StepRows(
             len(self.starts),
             len(self.positions),
@@ -117,9 +99,9 @@ class FlatRows:
 
 
 class PagePool:
-    """K and V of every layer, in the layout that the native kernels read.
+    """K and V of all layers, in the layout that the native kernels read.
 
-    Not safe for two threads at once, nor beside a step.
+    Not safe for two threads at once, nor during a step.
     """
 
     def __init__(self, library: Library, shape: PoolShape) -> None:
@@ -154,9 +136,9 @@ class PagePool:
             raise MemoryError(f"no {self.bytes} bytes for the page pool")
 
     def of_one_page(self, address: int) -> "PagePool":
-        """Return a pool of one page at `address`, as a page of this one but for its place.
+        """Return a pool that is one page of this pool's format, at `address`.
 
-        It owns nothing: it is not to be closed, and lives no longer than what is at `address`.
+        It owns nothing: do not close it, nor use it longer than the memory at `address`.
         """
         pool = copy(self)
         pool.structure = AttentionShape.from_buffer_copy(self.structure)
@@ -165,25 +147,23 @@ class PagePool:
         return pool
 
     def close(self) -> None:
-        """Give the memory back."""
         if self.address:
             self._free(self.address, self.bytes)
             self.address = 0
 
     def copy(self, group: Int64) -> None:
-        """Copy slots of all layers: [2, c] sources and destinations, all reads first."""
+        """Copy slots in all layers: [2, c] sources and destinations, all reads first."""
         pairs = np.ascontiguousarray(group, np.int64)
         source, destination = pairs.ctypes.data, pairs.ctypes.data + pairs.strides[0]
         if self._copy(byref(self.structure), self.address, source, destination, pairs.shape[1]):
             raise MemoryError(f"no memory to copy {pairs.shape[1]} slots")
 
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        pages = np.ascontiguousarray(pages, np.int32)
-        self._poison(byref(self.structure), self.address, pages.ctypes.data, len(pages))
+    def poison(self, frames: Int32) -> None:
+        frames = np.ascontiguousarray(frames, np.int32)
+        self._poison(byref(self.structure), self.address, frames.ctypes.data, len(frames))
 
     def read(self, layer: int, slots: Int64) -> Array:
-        """Return [n, 2, kv_heads, head_dim] of a layer's slots, bfloat16 as its uint16 bits."""
+        """Return [n, 2, kv_heads, head_dim] of a layer's slots, bfloat16 as uint16 bits."""
         slots = np.ascontiguousarray(slots, np.int64)
         plain = np.empty(self._plain_shape(len(slots)), self._plain_type)
         self._read(
@@ -193,7 +173,7 @@ class PagePool:
         return plain
 
     def write(self, layer: int, slots: Int64, plain: Array) -> None:
-        """Write what `read` returned, or the like, into a layer's slots."""
+        """Write values of `read`'s format into a layer's slots."""
         slots = np.ascontiguousarray(slots, np.int64)
         assert plain.shape == self._plain_shape(len(slots))
         assert plain.dtype == self._plain_type
@@ -209,72 +189,3 @@ class PagePool:
     @property
     def _plain_type(self) -> "np.dtype[np.generic]":
         return np.dtype(np.uint16 if self.shape.element_bytes == 2 else np.float32)
-
-
-@dataclass(slots=True)
-class LayerWork:
-    """One layer's share of a step: what attention reads and writes."""
-
-    layer: int
-    qkv: Float32  # [tokens, (heads + 2 * kv_heads) * head_dim]
-    out: Array  # [tokens, heads * head_dim], bfloat16 as uint16 bits; where it is wide, float32
-    cosines: Float32  # [positions, head_dim / 2]
-    sines: Float32
-    q_norm: Float32 | None = None  # [head_dim]
-    k_norm: Float32 | None = None
-
-
-class LoneAttention:
-    """Attention without the rest of the network, with a team of threads of its own."""
-
-    def __init__(self, library: Library, pool: PagePool) -> None:
-        wide = pool.shape.element_bytes == 4 or pool.shape.wide or not library.computes_bf16
-        self._out_type = np.dtype(np.float32 if wide else np.uint16)
-        create = library.function(
-            "symphony_attention_create", POINTER(AttentionShape), c_void_p, result=c_void_p
-        )
-        self._destroy = library.function("symphony_attention_destroy", c_void_p)
-        self._plan = library.function(
-            "symphony_attention_plan", c_void_p, POINTER(StepRows), result=c_int32
-        )
-        self._compute = library.function(
-            "symphony_attention_compute", c_void_p, POINTER(AttentionLayer), c_int32
-        )
-        self._handle = create(byref(pool.structure), pool.address)
-        if not self._handle:
-            raise MemoryError("no memory or no threads for attention")
-        self._rows: FlatRows | None = None
-
-    def close(self) -> None:
-        """End its threads."""
-        if self._handle:
-            self._destroy(self._handle)
-            self._handle = 0
-
-    def plan(self, rows: FlatRows) -> None:
-        """Prepare a step."""
-        self._rows = rows  # C refers to its arrays
-        if self._plan(self._handle, byref(rows.structure())):
-            raise MemoryError("no memory to plan a step")
-
-    def compute(self, works: Sequence[LayerWork]) -> None:
-        """Enter and attend, layer after layer."""
-        layers = (AttentionLayer * len(works))(*(self._layer(work) for work in works))
-        self._compute(self._handle, layers, len(works))
-
-    def _layer(self, work: LayerWork) -> AttentionLayer:
-        def address(array: Float32 | None) -> int | None:
-            return None if array is None else int(array.ctypes.data)
-
-        assert work.out.dtype == self._out_type
-        return AttentionLayer(
-            work.layer,
-            work.qkv.ctypes.data,
-            work.qkv.shape[1],
-            work.out.ctypes.data,
-            work.out.shape[1],
-            address(work.q_norm),
-            address(work.k_norm),
-            address(work.cosines),
-            address(work.sines),
-        )

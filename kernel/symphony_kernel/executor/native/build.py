@@ -1,8 +1,8 @@
-"""Compiles the native kernels with the system's C++ compiler, once for each machine.
+"""Compiles the native kernels with the system's C++ compiler, once a machine.
 
-The library lies in a directory of the user's (`SYMPHONY_CACHE_DIR`, else the XDG cache directory)
-under a name that follows from all that made it: sources, flags, compiler and processor. Beside it
-lies its digest, so that a file that was cut short is built again and not loaded.
+The library lies in a directory of the user (`SYMPHONY_CACHE_DIR`, else the XDG cache directory).
+Its name follows from sources, flags, compiler and processor. Its digest lies next to it, so that a
+truncated file is built again and not loaded.
 """
 
 import logging
@@ -30,27 +30,27 @@ _log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "source"
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    # Whether a product and a sum are fused is said where it is meant, so that a number has the same
-    # bits in each instance of a template.
+    # The code says where a product and a sum are fused, so that a number has the same bits in each
+    # instance of a template.
     "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
-    "-Wno-maybe-uninitialized",  # of which gcc 12 suspects its own intrinsics
+    "-Wno-maybe-uninitialized",  # gcc 12 suspects its own intrinsics
 )  # fmt: skip
 _COMPILE_SECONDS_MAX = 300
-_COMPILER_BYTES = 512 << 20  # of memory, for the largest source: gcc 12 took 300 MiB
+_COMPILER_BYTES = 512 << 20  # for the largest source: gcc 12 took 300 MiB
 _MACHINES = ("x86_64", "amd64")
 _FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 
 
 class NativeUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
-    """There are no native kernels on this machine, for the reason in the message."""
+    """This machine has no native kernels, for the reason in the message."""
 
 
 def built_library(say: Callable[[str], None] = _log.info) -> Path:
-    """Return the path of the compiled library, compiling it when it is not there.
+    """Return the path of the compiled library; compile it if it is missing.
 
     Raises:
-        NativeUnavailable: no such processor, no compiler, or it fails on our sources;
-            SYMPHONY_NATIVE=0 asks for none.
+        NativeUnavailable: the processor is not supported, there is no compiler, it fails on our
+            sources, or SYMPHONY_NATIVE=0 disables the kernels.
     """
     target, there = library_path()
     if there:
@@ -66,7 +66,7 @@ def built_library(say: Callable[[str], None] = _log.info) -> Path:
 
 
 def library_path() -> tuple[Path, bool]:
-    """Return where this machine's library belongs, and whether it is there; NativeUnavailable."""
+    """Return this machine's library path, and whether it exists; NativeUnavailable."""
     if os.environ.get("SYMPHONY_NATIVE") == "0":
         raise NativeUnavailable("SYMPHONY_NATIVE=0 is set")
     processor = _processor()
@@ -75,7 +75,7 @@ def library_path() -> tuple[Path, bool]:
 
 
 def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -> Path:
-    """Compile all sources into a library in `scratch` and return its path; NativeUnavailable."""
+    """Compile a library in `scratch` and return its path; NativeUnavailable."""
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
 
@@ -97,7 +97,7 @@ def _run(*command: str) -> None:
 
 
 def _processor() -> str:
-    """Return what the processor calls itself and can do."""
+    """Return the processor's name and features."""
     if platform.system() != "Linux" or platform.machine().lower() not in _MACHINES:
         raise NativeUnavailable(f"no native kernels for {platform.system()} {platform.machine()}")
     told: dict[str, str] = {}
@@ -131,7 +131,7 @@ def _key(compiler: str, processor: str) -> str:
 
 
 def _directory() -> Path:
-    """Return the directory of compiled libraries, which is the user's alone."""
+    """Return the directory of compiled libraries, which only the user can write."""
     try:
         return cache_directory()
     except NoCacheError as error:

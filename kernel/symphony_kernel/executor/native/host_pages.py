@@ -1,4 +1,4 @@
-"""Pages in host memory, in the native pool's layout: a page's layers lie one behind the other."""
+"""Host pages in the native pool's layout: one page's layers follow each other."""
 
 from ctypes import POINTER, byref, c_int64, c_ubyte, c_uint64, c_void_p
 
@@ -11,14 +11,15 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
 class NativePages:
-    """A pool's pages and those in host memory beside it (see `network.Pages`).
+    """The pages of a native pool (see `base.Pages`).
 
-    Not safe for two threads at once, nor beside a step, but for `host_page`.
+    Except `host_page`, not safe for two threads at once, nor during a step.
     """
 
     def __init__(self, library: Library, pool: PagePool) -> None:
         shape = pool.shape
         self._pool = pool
+        self.copy, self.poison = pool.copy, pool.poison
         dtype = "bfloat16" if shape.element_bytes == 2 else "float32"
         self.layout = KVLayout(len(shape.windows), shape.kv_heads, shape.head_dim, dtype)
         given, numbers = POINTER(AttentionShape), c_void_p
@@ -31,15 +32,14 @@ class NativePages:
         self._host = self._host_bytes = self._slots = 0
 
     def close(self) -> None:
-        """Give the host's memory back."""
         if self._host:
             self._free(self._host, self._host_bytes)
             self._host = 0
 
     def open_host(self, pages: int) -> None:
-        """Make room for so many pages; memory is taken as they are touched."""
+        """Reserve host memory; the system allocates it as it is touched."""
         if self._host:
-            assert pages == self._slots, "the host's memory is there"
+            assert pages == self._slots, "host memory has another size already"
             return
         self._slots, self._host_bytes = pages, pages * self._page_bytes
         self._host = self._allocate(self._host_bytes)
@@ -47,38 +47,30 @@ class NativePages:
             raise MemoryError(f"no {self._host_bytes} bytes for pages in host memory")
 
     def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot."""
         assert 0 <= slot < self._slots
         at = self._host + slot * self._page_bytes
         return memoryview((c_ubyte * self._page_bytes).from_address(at)).cast("B")
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots ([n] each)."""
         self._move(self._save, frames, slots)
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        """Copy pages from host slots to frames ([n] each)."""
         self._move(self._load, frames, slots)
 
     def settle(self) -> float:
-        """Nothing is under way."""
         return 0.0
 
     def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages (see `KVLayout`)."""
         return _read(self._pool, self.layout, frames)
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages (see `KVLayout`)."""
         _write(self._pool, self.layout, frames, values)
 
     def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots (see `KVLayout`)."""
         pages = [_read(self._alone(slot), self.layout, _FIRST) for slot in slots.tolist()]
         return np.concatenate(pages, axis=2) if pages else _read(self._pool, self.layout, slots)
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots (see `KVLayout`)."""
         for index, slot in enumerate(slots.tolist()):
             _write(self._alone(slot), self.layout, _FIRST, values[:, :, index : index + 1])
 

@@ -24,7 +24,6 @@ class Library:
         self._handle = ctypes.CDLL(str(path))
 
     def function(self, name: str, *arguments: type, result: type | None = None) -> "Function":
-        """Return an exported function with its C types."""
         found = self._handle[name]
         found.argtypes = arguments
         found.restype = result
@@ -32,14 +31,14 @@ class Library:
 
     @property
     def computes_bf16(self) -> bool:
-        """Whether they multiply bfloat16: the processor does, and the compiler knew of it."""
+        """Whether the library multiplies bfloat16 on this processor."""
         return bool(self.function("symphony_computes_bf16", result=c_int32)())
 
     @property
     def widens(self) -> bool:
-        """Whether bfloat16 is multiplied as float32: where that is faster, measured once.
+        """Whether bfloat16 is multiplied as float32: measured once, the faster way.
 
-        SYMPHONY_PRODUCTS=bf16 and SYMPHONY_PRODUCTS=fp32 say it instead.
+        SYMPHONY_PRODUCTS=bf16 or SYMPHONY_PRODUCTS=fp32 overrides the measurement.
         """
         asked = os.environ.get("SYMPHONY_PRODUCTS", "")
         if asked == "fp32":
@@ -62,10 +61,10 @@ Function = Callable[..., Any]
 
 
 def load_library(say: Callable[[str], None] = _log.info) -> Library:
-    """Return the kernels for this machine, compiled now if need be.
+    """Return the kernels for this machine, compiled now if necessary.
 
     Raises:
-        NativeUnavailable: there are none, for the reason in the message.
+        NativeUnavailable: the machine has none, for the reason in the message.
     """
     path = built_library(say)
     try:

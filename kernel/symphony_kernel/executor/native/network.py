@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.base import Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
@@ -83,16 +83,16 @@ class _DecoderShape(Structure):
     )
 
 
-# What is asked about a step, in C's words: a sampler, places, how many, and where it says that what
-# they allow is there.
-_Asked: TypeAlias = tuple[int | None, int | None, int, int | None]
-_NOTHING_ASKED: _Asked = (None, None, 0, None)
+# What to answer about a step, for C: a sampler, places, their number, and the address that says
+# that the masks are ready.
+_ResultArguments: TypeAlias = tuple[int | None, int | None, int, int | None]
+_NO_RESULTS: _ResultArguments = (None, None, 0, None)
 
 
 class NativeNetwork:
     """A decoder and its page pool in the kernels' own layouts (see `network.Network`).
 
-    `logits_places` is for how many places the logits are computed within the step itself.
+    A step computes the logits of at most `logits_places` places within itself.
     """
 
     def __init__(
@@ -146,44 +146,35 @@ class NativeNetwork:
             raise
         self._logits = torch.empty(0, config.vocab_size)
         self._logits_at = 0  # their address
-        self._prepared: list[PreparedStep] = []  # those that are free
+        self._prepared: list[PreparedStep] = []  # the free ones
         self._portions = PreparedStep(self._sampler)  # of `forward`
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
 
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        self._pool.copy(group)
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._pool.poison(pages)
-
     def ring(self, bell: int) -> None:
-        """Have the next step write to an eventfd, as soon as it is under way (see team.h)."""
+        """Make the next step write to an eventfd, as soon as it computes (see team.h)."""
         self._ring(self._decoder, bell)
 
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
-        """Return the step in C's arrays, unless it has more places than it may have logits."""
+        """Return the step in C's arrays, or None if it has too many places."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
         step = self._prepared.pop() if self._prepared else PreparedStep(self._sampler)
         step.fill(rows)
         return step
 
-    def room(self, step: PreparedStep) -> BitmaskBuffers:
-        """Return where the masks of a step's rows belong."""
-        return step.room
+    def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers:
+        return step.mask_buffers
 
     def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
-        """Compute a step and answer it, in one call; afterwards it is free for another one.
+        """Compute a step and its results in one call; afterwards the step is free again.
 
-        In two where the masks are not there when the logits are.
+        It takes two calls if the masks are not ready when the logits are.
         """
         places = step.places
-        there = None if masks is None else step.room.there_at
-        asked = self._sampler.address, places.address, places.count, there
-        if not self._run(step, step.wanted_count, asked):
+        ready = None if masks is None else step.mask_buffers.ready_at
+        wanted = self._sampler.address, places.address, places.count, ready
+        if not self._run(step, step.wanted_count, wanted):
             assert masks is not None
             masks()
             self._sampler.answer_places(self._logits_at, places)
@@ -195,40 +186,38 @@ class NativeNetwork:
         """Compute the rows' entries, and the logits of as many places as fit."""
         self._portions.fill(rows)
         self._computed = min(self._portions.wanted_count, self._logits_places)
-        self._run(self._portions, self._computed, _NOTHING_ASKED)
+        self._run(self._portions, self._computed, _NO_RESULTS)
         return [index for index, row in enumerate(rows) if len(row.places)]
 
-    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Answer from the logits of places of the last step."""
-        count = sum(len(ask.positions) for ask in asks)
+    def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
+        count = sum(len(request.positions) for request in requests)
         if first + count > self._computed or first:
-            self._computed = 0  # written over
+            self._computed = 0  # overwritten
             self._more_logits(self._decoder, first, count, self._logits_at)
-        return self._sampler.answer_at(self._logits_at, asks)
+        return self._sampler.answer_at(self._logits_at, requests)
 
-    def _run(self, step: PreparedStep, count: int, asked: _Asked) -> bool:
-        """Compute a step, the logits of its first `count` places, and answers from them.
+    def _run(self, step: PreparedStep, count: int, wanted: _ResultArguments) -> bool:
+        """Compute a step, the logits of its first `count` places, and results from them.
 
-        Returns whether these are there: not where what the places allow was not there in time.
+        Returns whether the results are there: not if the masks were not ready in time.
         """
         if count > len(self._logits):
             self._logits = torch.empty(count, self.config.vocab_size)
             self._logits_at = self._logits.data_ptr()
-        given = step.rows, step.tokens, self._logits_at, count, *asked
+        given = step.rows, step.tokens, self._logits_at, count, *wanted
         fault = self._step(self._decoder, *given)
         if fault == _Fault.POSITION:
-            self._reach(int(step.positions.max()) + 1)
+            self._extend_rotation(int(step.positions.max()) + 1)
             fault = self._step(self._decoder, *given)
         if fault == _Fault.UNANSWERED:
             return False
         if fault == _Fault.MEMORY:
             raise MemoryError("no memory for a step")
         if fault:
-            raise IndexError(f"a step names a {_Fault(fault).name.lower()} that there is not")
+            raise IndexError(f"a step names a {_Fault(fault).name.lower()} out of range")
         return True
 
     def release(self) -> None:
-        """Give weights and pool back."""
         self._sampler.close()
         if self._decoder:
             self._destroy(self._decoder)
@@ -237,14 +226,14 @@ class NativeNetwork:
         self._pool.close()
 
     def profile(self, on: bool) -> dict[str, float]:
-        """Return the seconds of each phase since it was switched on, and switch it on or off."""
+        """Switch profiling on or off; return each phase's seconds since the last switch."""
         found = dict(zip(PHASES, self._profile.tolist(), strict=True))
         self._profile[:] = 0.0
         self._set_profile(self._decoder, self._profile.ctypes.data if on else None)
         return found
 
-    def _reach(self, positions: int) -> None:
-        """Have the rotations of so many positions."""
+    def _extend_rotation(self, positions: int) -> None:
+        """Extend the rotation tables to at least `positions` positions."""
         if positions <= len(self._cosines):
             return
         count = max(_POSITIONS_MIN, 1 << (positions - 1).bit_length())
@@ -280,7 +269,7 @@ class _Filler:
         self._weights = weights
 
     def fill(self) -> Tensor:
-        """Take all tensors and return the embedding, which the decoder goes on reading."""
+        """Take all tensors; return the embedding, which the decoder keeps reading."""
         config, weights = self._config, self._weights
         embedding = take_embedding(config, weights).contiguous()
         self._set_embedding(self._decoder, embedding.data_ptr())

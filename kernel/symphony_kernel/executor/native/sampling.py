@@ -1,7 +1,7 @@
-"""Answers to the places of a step by the native kernels (see sampling.h).
+"""Results at the places of a step, by the native kernels (see sampling.h).
 
-The same semantics and the same noise as `executor.sampling`, which is the oracle: the tokens are
-the same, unless two scores lie so close that the last bit of a logarithm decides.
+Semantics and noise are those of `executor.sampling`, the oracle. The tokens are the same, unless
+two scores lie so close that the last bit of a logarithm decides.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of, tokens_in
+from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -41,24 +42,21 @@ _PLACE = np.dtype(
 _PLAIN = Sampling()
 
 
-class AskedSampling(Protocol):
-    """What is asked at some places: an `SamplingRequest`, or a row that asks about its only token."""
+class PlaceRequest(Protocol):
+    """A `SamplingRequest`, or a row that wants a result at its only token."""
 
     @property
-    def options(self) -> PredOptions:
-        """What of the distribution."""
+    def options(self) -> PredOptions: ...
 
     @property
-    def seed(self) -> int:
-        """Of the noise, u64."""
+    def seed(self) -> int: ...
 
     @property
-    def positions(self) -> Int32:
-        """[p] of the places' tokens."""
+    def positions(self) -> Int32: ...
 
 
 class NativeSampler:
-    """Answers on the threads of a decoder, or alone. All calls come from one thread."""
+    """Samples on the threads of a decoder, or alone. All calls come from one thread."""
 
     def __init__(
         self, library: Library, vocab_size: int, threads: int = 1, decoder: int | None = None
@@ -78,67 +76,76 @@ class NativeSampler:
         self._places = ResultPlaces(self)
 
     def close(self) -> None:
-        """Give the memory back, before its decoder goes."""
+        """Free the memory; call it before the decoder is destroyed."""
         if self.address:
             self._destroy(self.address)
             self.address = 0
 
-    def answer(self, logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Return each ask's bytes or error (see `executor.sampling.answer`)."""
-        return self.answer_at(logits.data_ptr(), asks)
+    def answer(
+        self, logits: Tensor, requests: Sequence[SamplingRequest]
+    ) -> list[bytes | SyscallError]:
+        """Return each request's bytes or error (see `executor.sampling.answer`)."""
+        return self.answer_at(logits.data_ptr(), requests)
 
-    def answer_at(self, logits: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Answer from the logits at an address."""
+    def answer_at(
+        self, logits: int, requests: Sequence[SamplingRequest]
+    ) -> list[bytes | SyscallError]:
+        """Do the same with the logits at an address."""
         places = self._places
-        masks = [0 if ask.mask is None else int(ask.mask.ctypes.data) for ask in asks]
-        places.ask(asks, masks if any(masks) else None)
+        masks = [
+            0 if request.mask is None else int(request.mask.ctypes.data) for request in requests
+        ]
+        places.set_requests(requests, masks if any(masks) else None)
         self.answer_places(logits, places)
         return places.answers()
 
     def answer_places(self, logits: int, places: "ResultPlaces") -> None:
-        """Answer what is asked at these places."""
+        """Write the results at these places, from the logits at an address."""
         if self._answer(self.address, self._decoder, places.address, places.count, logits):
             raise MemoryError("no memory to sample")
 
 
 class ResultPlaces:
-    """What is asked at a step's places, as C reads it, and room for the answers.
+    """The wanted results of a step's places, as C reads them, and their buffers.
 
-    Kept from step to step: programs share options and keep them, so that most steps ask as the last
-    one did, but for positions.
+    Kept from step to step. Programs share and keep their options, so that in most steps only the
+    positions change.
     """
 
     def __init__(self, sampler: NativeSampler) -> None:
         self._vocab_size = sampler.vocab_size
         self.count = 0
         self.address = 0  # of [count] `_PLACE`
-        self._asked: list[tuple[int, int]] = []  # identity of options, and places
+        self._last_requests: list[tuple[int, int]] = []  # identity of options, and number of places
         self._masks: list[int] | None = None
-        self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
+        self._wanted: list[_Wanted] = []  # one a request; they keep the options alive
         self._draws = False
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._ends: list[int] = []  # of each ask's answers in `_out`
+        self._ends: list[int] = []  # each request's end in `_out`
 
-    def ask(self, asks: Sequence[AskedSampling], masks: list[int] | None = None) -> None:
-        """Ask this now.
+    def set_requests(
+        self, requests: Sequence[PlaceRequest], masks: list[int] | None = None
+    ) -> None:
+        """Set the requests of the next step.
 
-        `masks` says of each ask where it will say, before it is answered, what each of its places
-        allows, in the place of the options' `allow`; 0: nowhere. [ceil(vocab_size / 32)] words.
+        `masks` has an address for each request, [ceil(vocab_size / 32)] words. Before the results
+        are computed, the mask of its places is written there and replaces the options' `allow`. 0:
+        none.
         """
-        asked = [(id(ask.options), len(ask.positions)) for ask in asks]
-        if asked != self._asked or masks != self._masks:
-            self._write(asks, masks)
-            self._asked, self._masks = asked, masks
+        counted = [(id(request.options), len(request.positions)) for request in requests]
+        if counted != self._last_requests or masks != self._masks:
+            self._write(requests, masks)
+            self._last_requests, self._masks = counted, masks
         if self._draws:
-            counts = [count for _, count in asked]
+            counts = [count for _, count in counted]
             self._places["seed"] = np.repeat(
-                np.array([ask.seed for ask in asks], np.uint64), counts
+                np.array([request.seed for request in requests], np.uint64), counts
             )
-            self._places["position"] = np.concatenate([ask.positions for ask in asks])
+            self._places["position"] = np.concatenate([request.positions for request in requests])
 
     def answers(self) -> list[bytes | SyscallError]:
-        """Return each ask's bytes or error, when C has written them."""
+        """Return each request's bytes or error, after C has written them."""
         data = self._out.tobytes()
         results: list[bytes | SyscallError] = []
         begin = 0
@@ -147,15 +154,15 @@ class ResultPlaces:
             begin = end
         return results
 
-    def _write(self, asks: Sequence[AskedSampling], masks: list[int] | None) -> None:
+    def _write(self, requests: Sequence[PlaceRequest], masks: list[int] | None) -> None:
         known = {id(each.options): each for each in self._wanted}
         wanted: list[_Wanted] = []
-        for ask in asks:
-            mine = known.get(id(ask.options))
+        for request in requests:
+            mine = known.get(id(request.options))
             if mine is None:
-                mine = known[id(ask.options)] = _wanted(ask.options, self._vocab_size)
+                mine = known[id(request.options)] = _wanted(request.options, self._vocab_size)
             wanted.append(mine)
-        counts = [len(ask.positions) for ask in asks]
+        counts = [len(request.positions) for request in requests]
         templates = b"".join(
             [each.template * count for each, count in zip(wanted, counts, strict=True)]
         )
@@ -176,17 +183,16 @@ class ResultPlaces:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What some options want of each place. It keeps them: no others can have their identity."""
+    """What some options want at each place; keeps them, so that ids stay unique."""
 
     options: PredOptions
-    template: bytes  # a `_PLACE` but for the noise and where its answer goes
-    size: int  # bytes of an answer
-    problem: SyscallError | None  # why there is none
+    template: bytes  # a `_PLACE` without noise and output address
+    size: int  # bytes of a result
+    problem: SyscallError | None  # why there is no result
     kept: list[npt.NDArray[np.generic]]  # what the template points to
 
     @property
     def draws(self) -> bool:
-        """Whether chance has a part."""
         return self.options.get is Get.SAMPLE
 
 
@@ -230,7 +236,7 @@ def _template(
 def _biases(
     options: PredOptions, vocab_size: int
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Return the tokens whose logits grow, [n], and by how much; a token may be there twice."""
+    """Return the tokens with a bias, [n], and their biases; a token may occur twice."""
     tokens = np.array([token for token, _ in options.bias], np.uint32)
     values = np.array([value for _, value in options.bias], np.float32)
     if options.bias_mask is None:

@@ -1,7 +1,7 @@
-"""A step as C reads it: flat arrays, and what is asked about it.
+"""A step as C reads it: flat arrays, and the results that it wants.
 
-Most steps decode: each row has one new token and asks about it. Such a step writes into arrays that
-are kept, and what it asks is written anew only where that changes. Others make theirs.
+Most steps decode: each row has one new token and wants a result at it. Such a step reuses arrays,
+and writes its requests only where they change. Other steps make new arrays.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class StepTokens(Structure):
 
 @dataclass(slots=True)
 class Step:
-    """A step's rows, flat: what attention reads, the tokens, and the places that are wanted."""
+    """A step's rows, flat: what attention reads, the tokens, and the places."""
 
     rows: FlatRows
     tokens: UInt32  # [tokens]
-    wanted: Int32  # [w] of them
-    wanting: list[int]  # the rows that want any
+    wanted: Int32  # [w] indices of tokens with results
+    wanting: list[int]  # the rows with places
 
 
 def flat_step(rows: Sequence[Row]) -> Step:
@@ -78,27 +78,29 @@ def _trees(
 
 
 class PreparedStep:
-    """One step, ready for C. It is filled on one thread and computed on another, one at a time.
+    """One step, ready for C; filled on one thread and computed on another, in turn.
 
     `rows` and `tokens` are the addresses of its `StepRows` and `StepTokens`.
     """
 
     def __init__(self, sampler: NativeSampler) -> None:
         self.places = ResultPlaces(sampler)
-        self.room = BitmaskBuffers(sampler.vocab_size)  # where the masks of its guided rows belong
-        self.count = 0  # of rows
+        self.mask_buffers = BitmaskBuffers(sampler.vocab_size)  # of its constrained rows
+        self.count = 0  # number of rows
         self._rows, self._tokens = StepRows(), StepTokens()
         self.rows, self.tokens = addressof(self._rows), addressof(self._tokens)
-        self._flat: Step | None = None  # the arrays of a step that does not only decode
-        self._wanting: list[int] | None = None  # rows with answers, None: all
-        self._decoding = False  # whether the structures say where the arrays below are
-        self._make_room(_ROWS_MIN)
-        self._make_room_for_tables(_TABLES_MIN)
+        self._flat: Step | None = None  # the arrays, unless the step only decodes
+        self._wanting: list[int] | None = None  # rows with results, None: all
+        self._decoding = False  # whether the structures point to the arrays below
+        self._allocate_rows(_ROWS_MIN)
+        self._allocate_tables(_TABLES_MIN)
 
     def fill(self, rows: Sequence[Row]) -> None:
         """Become a step of at least one row."""
         self.count = len(rows)
-        masks = self._masks([index for index, row in enumerate(rows) if row.matcher is not None])
+        masks = self._mask_addresses(
+            [index for index, row in enumerate(rows) if row.matcher is not None]
+        )
         for row in rows:
             if len(row.tokens) != 1 or len(row.places) != 1 or row.parents is not None:
                 self._fill(rows, masks)
@@ -106,22 +108,19 @@ class PreparedStep:
         self._fill_decodes(rows, masks)
 
     def set_tokens(self, tokens: list[int]) -> None:
-        """Give each row of a step that only decodes its token."""
+        """Set each row's token, in a step that only decodes."""
         assert self._decoding
         self._new_tokens[: self.count] = tokens
 
     @property
     def wanted_count(self) -> int:
-        """Tokens that are asked about."""
         return int(self._tokens.wanted_count)
 
     @property
     def positions(self) -> Int32:
-        """The positions of all its tokens."""
         return self._positions[: self.count] if self._flat is None else self._flat.rows.positions
 
     def results(self) -> list[bytes | SyscallError]:
-        """Return each row's answer, after it was computed."""
         answers = self.places.answers()
         if self._wanting is None:
             return answers
@@ -131,24 +130,24 @@ class PreparedStep:
         return results
 
     # -- Steps that decode -----------------------------------------------------------------------
-    def _masks(self, guided: list[int]) -> list[int] | None:
-        """Return where the rows' masks will lie, 0 for a row without; None: there are none."""
-        if not guided:
+    def _mask_addresses(self, constrained: list[int]) -> list[int] | None:
+        """Return the address of each row's mask (0: none); None: no row has a mask."""
+        if not constrained:
             return None
-        self.room.reserve(len(guided))
+        self.mask_buffers.reserve(len(constrained))
         masks = [0] * self.count
-        for row, address in zip(guided, self.room.addresses, strict=False):
+        for row, address in zip(constrained, self.mask_buffers.addresses, strict=False):
             masks[row] = address
         return masks
 
     def _fill_decodes(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         count = len(rows)
         if count > len(self._new_tokens):
-            self._make_room(count)
+            self._allocate_rows(count)
         lengths = [len(row.block_table) for row in rows]
         entries = sum(lengths)
         if entries > len(self._tables):
-            self._make_room_for_tables(entries)
+            self._allocate_tables(entries)
         if count == 1:
             row = rows[0]
             self._new_tokens[0], self._positions[0] = row.tokens[0], row.positions[0]
@@ -164,17 +163,17 @@ class PreparedStep:
         if not self._decoding:
             self._point_to_decodes()
         self._rows.rows = self._rows.tokens = self._tokens.wanted_count = count
-        self.places.ask(rows, masks)
+        self.places.set_requests(rows, masks)
 
-    def _make_room(self, rows: int) -> None:
-        room = 1 << (rows - 1).bit_length()
-        self._starts, self._positions = np.zeros(room, np.int32), np.zeros(room, np.int32)
-        self._new_tokens = np.zeros(room, np.uint32)
-        self._table_offsets = np.zeros(room + 1, np.int32)
-        self._numbers = np.arange(room + 1, dtype=np.int32)  # each row one token, all wanted
+    def _allocate_rows(self, rows: int) -> None:
+        size = 1 << (rows - 1).bit_length()
+        self._starts, self._positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._new_tokens = np.zeros(size, np.uint32)
+        self._table_offsets = np.zeros(size + 1, np.int32)
+        self._numbers = np.arange(size + 1, dtype=np.int32)  # each row has one token, all wanted
         self._decoding = False
 
-    def _make_room_for_tables(self, entries: int) -> None:
+    def _allocate_tables(self, entries: int) -> None:
         self._tables = np.zeros(1 << (entries - 1).bit_length(), np.int32)
         self._decoding = False
 
@@ -188,7 +187,7 @@ class PreparedStep:
         tokens.tokens = self._new_tokens.ctypes.data
         self._flat, self._wanting, self._decoding = None, None, True
 
-    # -- All others ------------------------------------------------------------------------------
+    # -- All other steps -------------------------------------------------------------------------
     def _fill(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         step = self._flat = flat_step(rows)
         self._decoding, self._wanting = False, step.wanting
@@ -198,7 +197,7 @@ class PreparedStep:
         tokens = self._tokens
         tokens.tokens, tokens.wanted = step.tokens.ctypes.data, step.wanted.ctypes.data
         tokens.wanted_count = len(step.wanted)
-        self.places.ask(
+        self.places.set_requests(
             [
                 SamplingRequest(row.options, row.seed, row.positions[row.places])
                 for row in map(rows.__getitem__, step.wanting)

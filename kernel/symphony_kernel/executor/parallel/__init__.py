@@ -1,1 +1,1 @@
-"""One model over several devices: each rank has a share of the heads and of the middle layers."""
+"""One model over several devices: each rank has a share of heads and MLP columns."""

@@ -1,4 +1,4 @@
-"""A rank's process: `python -m symphony_kernel.executor.parallel`, started by rank 0 (`ranks`)."""
+"""A rank's process: `python -m symphony_kernel.executor.parallel`, see `ranks`."""
 
 import json
 import logging
@@ -16,8 +16,8 @@ from symphony_kernel.executor.parallel.ranks import Share, refuse
 
 
 def main() -> int:
-    """Be a rank until rank 0 is gone; 1 when something fails here, 2 when it cannot begin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is rank 0's to handle
+    """Run a rank until rank 0 ends; return 1 if it fails, 2 if it cannot start."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles a terminal's Ctrl-C
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
@@ -26,15 +26,15 @@ def main() -> int:
         stream=sys.stderr, level=logging.INFO, format=f"kernel: rank {share.rank}: %(message)s"
     )
     calls: SimpleQueue[list[Any]] = SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, calls), daemon=True).start()
-    # What libraries print must not get among the replies.
+    threading.Thread(target=_read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
+    # What libraries print must not get between the replies.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as replies:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         return _run(share, calls, replies)
 
 
-def _read(stream: BinaryIO, calls: "SimpleQueue[list[Any]]") -> None:
-    """Queue what rank 0 tells; end with it, even if the rank is waiting for the others."""
+def _read_calls(stream: BinaryIO, calls: "SimpleQueue[list[Any]]") -> None:
+    """Queue rank 0's calls; exit at their end, even if the rank waits for the others."""
     while (call := receive(stream)) is not None:
         calls.put(call)
     os._exit(0)
@@ -44,7 +44,7 @@ def _run(share: Share, calls: "SimpleQueue[list[Any]]", replies: BinaryIO) -> in
     import torch
 
     from symphony_kernel.executor.parallel.group import Group
-    from symphony_kernel.executor.parallel.network import follow
+    from symphony_kernel.executor.parallel.network import execute_call
     from symphony_kernel.executor.parallel.rank_network import device_of, load_share
 
     def reply(data: bytes) -> None:
@@ -67,9 +67,9 @@ def _run(share: Share, calls: "SimpleQueue[list[Any]]", replies: BinaryIO) -> in
                 group.join(Path(share.meeting), share.rank, device_of(share))
                 continue
             try:
-                answer = follow(network, call)
+                answer = execute_call(network, call)
             except MemoryError as error:
-                if call[0] != "open_host":  # else rank 0 waits in a sum
+                if call[0] != "open_host":  # otherwise rank 0 waits in a reduction
                     raise
                 answer = refuse(error)
             if answer is not None:

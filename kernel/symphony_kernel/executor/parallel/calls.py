@@ -1,8 +1,9 @@
-"""What rank 0 tells the others, as bytes: a call of a network or of its pages, with its arguments.
+"""The calls that rank 0 sends to the others, as bytes.
 
-A call is a length (u32, little-endian) and a msgpack array, [name, arguments...]. Arrays are their
-bytes, of a type that follows from the call. The rows of a step are joined, array by array, so that
-a step of many rows is few objects; what is asked at their places is rank 0's business alone.
+A call of a network or of its pages is a length (u32, little-endian) and a msgpack array, [name,
+arguments...]. Arrays are sent as their bytes; their type follows from the call. The rows of a step
+are joined, array by array, so that a step of many rows is few objects. Requests at their places
+stay with rank 0.
 """
 
 import struct
@@ -16,12 +17,12 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Int32, Row
 
 _LENGTH: Final = struct.Struct("<I")
-# Of each row: start, new tokens, pages, places, and 1 if it has parents.
+# Of each row: new tokens, pages, places, 1 if it has parents, start.
 _COUNTS: Final = 5
 
 
 def pack(*call: Any) -> bytes:
-    """Return the bytes of a call, or of a reply to one; arrays in it as theirs."""
+    """Return the bytes of a call or of a reply, with arrays as their bytes."""
     body: bytes = msgpack.packb(
         [part.tobytes() if isinstance(part, np.ndarray) else part for part in call]
     )
@@ -49,12 +50,12 @@ def _exactly(stream: IO[bytes], count: int) -> bytes | None:
 
 
 def array(data: bytes, dtype: npt.DTypeLike = np.int32, shape: tuple[int, ...] = (-1,)) -> Any:
-    """Return an array that came as its bytes; it may be written."""
+    """Return a writable array from its bytes."""
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def pack_rows(rows: Sequence[Row]) -> tuple[npt.NDArray[Any], ...]:
-    """Return a step's rows as arrays: counts, tokens, positions, tables, places, parents."""
+    """Return a step's counts, tokens, positions, tables, places and parents as arrays."""
     counts = np.array(
         [
             (len(r.tokens), len(r.block_table), len(r.places), r.parents is not None, r.start)
@@ -78,15 +79,18 @@ def _joined(parts: Sequence[Int32]) -> Int32:
 
 
 def unpack_rows(packed: Sequence[bytes]) -> list[Row]:
-    """Return the rows of `pack_rows`; they ask for nothing at their places."""
+    """Return the rows of `pack_rows`; they want no results at their places."""
     counts = array(packed[0], shape=(-1, _COUNTS))
     new, pages, places, trees, starts = counts.T
-    tokens = _apart(array(packed[1], np.uint32), new)
-    positions, tables = _apart(array(packed[2]), new), _apart(array(packed[3]), pages)
-    wanted, parents = _apart(array(packed[4]), places), _apart(array(packed[5]), new * trees)
+    tokens = _row_parts(array(packed[1], np.uint32), new)
+    positions, tables = _row_parts(array(packed[2]), new), _row_parts(array(packed[3]), pages)
+    wanted, parents = (
+        _row_parts(array(packed[4]), places),
+        _row_parts(array(packed[5]), new * trees),
+    )
     rows = []
     for start, tree in zip(starts.tolist(), trees.tolist(), strict=True):
-        ancestors = parents()  # empty, of a row without
+        ancestors = parents()  # empty for a row without parents
         rows.append(
             Row(
                 tokens=tokens(), positions=positions(), start=start, block_table=tables(),
@@ -96,6 +100,6 @@ def unpack_rows(packed: Sequence[bytes]) -> list[Row]:
     return rows
 
 
-def _apart(values: npt.NDArray[Any], counts: Int32) -> Callable[[], npt.NDArray[Any]]:
-    """Return what gives one row's part after the other."""
+def _row_parts(values: npt.NDArray[Any], counts: Int32) -> Callable[[], npt.NDArray[Any]]:
+    """Return a function that returns one row's part after the other."""
     return iter(np.split(values, np.cumsum(counts)[:-1])).__next__

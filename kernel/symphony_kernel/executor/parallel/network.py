@@ -1,19 +1,18 @@
-"""A network whose work several ranks share: rank 0's, which has the others do what it does.
+"""A network over several ranks: rank 0 makes the others do what it does.
 
-Every call goes to the others first and then to the local network, whose products end in the sums
-that all have to reach. Nothing is asked back but at the end of moves between frames and host, and
-when pages leave. What is sampled is rank 0's alone: the others compute the logits and forget them.
+Each call goes to the others first and then to the local network, whose products end in sums that
+all ranks must reach. Ranks reply only at the end of page moves and when pages are read. Only rank 0
+samples: the others compute the logits and drop them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
+from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Pages, Row
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.network import Network, Pages
+from symphony_kernel.executor.network import ForwardOnlyNetwork, Network
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
 from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
@@ -24,11 +23,11 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions
 _NOTHING = PredOptions(get=Get.NONE)
 
 
-class ParallelNetwork:
-    """Rank 0's share of a model and of its pages, and the other ranks (see `network.Network`).
+class ParallelNetwork(ForwardOnlyNetwork):
+    """Rank 0's share of a model and its pages, and the other ranks.
 
-    The local network has to compute the logits of all places that it is to `answer` about, whatever
-    is asked there: all ranks gather them.
+    The local network must compute the logits of all places that it is to `answer`, for any
+    options: all ranks gather them.
     """
 
     def __init__(self, local: Network, ranks: Ranks, config: ModelConfig) -> None:
@@ -36,41 +35,17 @@ class ParallelNetwork:
         self._ranks = ranks
         self.pages = ParallelPages(local.pages, ranks, config)
 
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        self._ranks.note(pack("copy", group))
-        self.local.copy(group)
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        self._ranks.note(pack("poison", pages))
-        self.local.poison(pages)
-
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """There is nothing to prepare."""
-
-    def room(self, step: Any) -> BitmaskBuffers | None:
-        """Never called: nothing was prepared."""
-        raise AssertionError(step)
-
-    def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
-        """Never called: nothing was prepared."""
-        raise AssertionError(step, masks)
-
     def forward(self, rows: Sequence[Row]) -> list[int]:
-        """Compute the rows' entries."""
-        self._ranks.tell(pack("forward", *pack_rows(rows)))
-        with self._ranks.together():
+        self._ranks.send(pack("forward", *pack_rows(rows)))
+        with self._ranks.in_lockstep():
             return self.local.forward(rows)
 
-    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Answer from the logits of places of the last step."""
-        self._ranks.tell(pack("answer", first, sum(len(ask.positions) for ask in asks)))
-        with self._ranks.together():
-            return self.local.answer(first, asks)
+    def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
+        self._ranks.send(pack("answer", first, sum(len(request.positions) for request in requests)))
+        with self._ranks.in_lockstep():
+            return self.local.answer(first, requests)
 
     def release(self) -> None:
-        """Give the memory back, and end the other ranks."""
         try:
             self._ranks.release()
         finally:
@@ -78,9 +53,9 @@ class ParallelNetwork:
 
 
 class ParallelPages:
-    """The pages of all ranks (see `network.Pages`): whole ones come and go, each keeps its heads.
+    """The pages of all ranks (see `base.Pages`); each rank has its heads of each page.
 
-    No slot has its bytes in one place: there is no disk tier.
+    No slot's bytes lie in one place, so a parallel executor has no disk tier.
     """
 
     def __init__(self, local: Pages, ranks: Ranks, config: ModelConfig) -> None:
@@ -93,66 +68,67 @@ class ParallelPages:
         self._shards = [Shard(config, rank, count) for rank in range(count)]
 
     def open_host(self, pages: int) -> None:
-        """Make room for so many pages, on each rank for its part of them."""
-        self._ranks.tell(pack("open_host", pages))
+        self._ranks.send(pack("open_host", pages))
         try:
             self._local.open_host(pages)
         finally:
-            self._ranks.replies()
+            self._ranks.receive_replies()
 
     def host_page(self, slot: int) -> memoryview:
-        """Never called: a server with several ranks has no disk tier."""
+        """Raise KernelBug: a server with several ranks has no disk tier."""
         raise KernelBug(f"host slot {slot} has parts on {len(self._shards)} ranks")
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots."""
-        self._ranks.tell(pack("save", frames, slots))
+        self._ranks.send(pack("save", frames, slots))
         self._local.save(frames, slots)
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        """Copy pages from host slots to frames."""
-        self._ranks.tell(pack("load", slots, frames))
+        self._ranks.send(pack("load", slots, frames))
         self._local.load(slots, frames)
 
     def settle(self) -> float:
-        """Wait until no page moves on any rank; the seconds are those of the slowest."""
-        self._ranks.tell(pack("settle"))
+        """Wait for the moves of all ranks; return the seconds of the slowest."""
+        self._ranks.send(pack("settle"))
         mine = self._local.settle()
-        seconds: list[float] = self._ranks.replies()
+        seconds: list[float] = self._ranks.receive_replies()
         return max(mine, *seconds)
 
+    def copy(self, group: Int64) -> None:
+        self._ranks.send_with_next(pack("copy", group))
+        self._local.copy(group)
+
+    def poison(self, frames: Int32) -> None:
+        self._ranks.send_with_next(pack("poison", frames))
+        self._local.poison(frames)
+
     def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages, the heads of all ranks."""
-        self._ranks.tell(pack("read_frames", frames))
+        self._ranks.send(pack("read_frames", frames))
         return self._whole(self._local.read_frames(frames))
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages."""
         self._spread("write_frames", frames, values)
         self._local.write_frames(frames, self._shards[0].part(values))
 
     def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots, the heads of all ranks."""
-        self._ranks.tell(pack("read_host", slots))
+        self._ranks.send(pack("read_host", slots))
         return self._whole(self._local.read_host(slots))
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots."""
         self._spread("write_host", slots, values)
         self._local.write_host(slots, self._shards[0].part(values))
 
     def _spread(self, call: str, numbers: Int32, values: KVArray) -> None:
-        self._ranks.tell_each(
+        self._ranks.send_each(
             [pack(call, numbers, share.part(values)) for share in self._shards[1:]]
         )
 
     def _whole(self, mine: KVArray) -> KVArray:
-        parts = [array(data, mine.dtype, mine.shape) for data in self._ranks.replies()]
+        parts = [array(data, mine.dtype, mine.shape) for data in self._ranks.receive_replies()]
         return whole_pages(self._config, [mine, *parts])
 
 
-def follow(network: Network, call: list[Any]) -> bytes | None:
-    """Do on another rank what rank 0 has told; return the reply, if there is one."""
+def execute_call(network: Network, call: list[Any]) -> bytes | None:
+    """Execute rank 0's call on another rank; return the reply, if the call has one."""
     name, *given = call
     pages = network.pages
     match name:
@@ -162,9 +138,9 @@ def follow(network: Network, call: list[Any]) -> bytes | None:
             first, count = given
             network.answer(first, [SamplingRequest(_NOTHING, 0, np.zeros(count, np.int32))])
         case "copy":
-            network.copy(array(given[0], np.int64, (2, -1)))
+            pages.copy(array(given[0], np.int64, (2, -1)))
         case "poison":
-            network.poison(array(given[0]))
+            pages.poison(array(given[0]))
         case "save" | "load":
             move = pages.save if name == "save" else pages.load
             move(array(given[0]), array(given[1]))
@@ -182,5 +158,5 @@ def follow(network: Network, call: list[Any]) -> bytes | None:
             shape = pages.layout.shape(len(numbers))
             write(numbers, array(given[1], pages.layout.numpy, shape))
         case _:
-            raise KernelBug(f"rank 0 wants {name!r}")
+            raise KernelBug(f"unknown call {name!r} from rank 0")
     return None

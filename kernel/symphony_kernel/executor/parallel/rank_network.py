@@ -1,4 +1,4 @@
-"""One rank's network, and what brings them all together."""
+"""One rank's network, and how all ranks start."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from symphony_kernel.executor.reference.network import TorchNetwork
 
 
 def device_of(share: Share) -> torch.device:
-    """Return a rank's device; CheckpointError where there is none for it."""
+    """Return a rank's device; CheckpointError if there is none for it."""
     if share.device == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -32,10 +32,10 @@ def device_of(share: Share) -> torch.device:
 
 
 def load_share(share: Share, group: Group, progress: Progress | None = None) -> Network:
-    """Load a rank's network; it computes once the group has been joined.
+    """Load a rank's network; it can compute once the group has been joined.
 
     Raises:
-        CheckpointError: the checkpoint cannot be divided so, or there is no device for the rank.
+        CheckpointError: the model cannot be divided so, or there is no device for the rank.
     """
     place = device_of(share)
     if place.type == "cuda":
@@ -47,7 +47,7 @@ def load_share(share: Share, group: Group, progress: Progress | None = None) -> 
         reduce, gather = group.reduce, partial(group.gather, width=whole.vocab_size)
         if place.type == "cuda":
             decoder = CudaDecoder(config, tensors, kind, reduce=reduce, gather=gather)
-            # Graphs are captured as the network is made, and nobody has met yet.
+            # Graphs are captured as the network is made, before the ranks meet.
             return CudaNetwork(decoder, share.pages, share.places, graph_rows=())
         plain = Decoder(config, tensors, kind, share.quantized, reduce=reduce, gather=gather)
         return TorchNetwork(plain, share.pages)
@@ -56,9 +56,9 @@ def load_share(share: Share, group: Group, progress: Progress | None = None) -> 
 def start_parallel(
     share: Share, parallel: Parallel, progress: Progress | None = None
 ) -> ParallelNetwork:
-    """Start the other ranks, load rank 0's `share`, and return the network when all have met.
+    """Start the other ranks, load rank 0's `share`, and return the network.
 
-    On the thread that will compute.
+    Called on the thread that will compute; returns when all ranks have met.
 
     Raises:
         CheckpointError: as in `load_share`, on any rank.
@@ -72,8 +72,8 @@ def start_parallel(
         for rank in range(1, share.ranks):
             ranks.start(replace(share, rank=rank))
         local = load_share(share, group, progress)
-        ranks.replies()  # they have loaded theirs
-        ranks.tell(pack("join"))
+        ranks.receive_replies()  # they have loaded their shares
+        ranks.send(pack("join"))
         group.join(ranks.meeting, 0, device_of(share))
         ranks.watch()
     except BaseException:
@@ -83,7 +83,7 @@ def start_parallel(
 
 
 def _threads(share: Share) -> int | None:
-    """Return how many threads a rank computes with: of one machine's, each has its part."""
+    """Return the number of threads of a rank: a machine's threads are divided."""
     if share.threads is not None or share.device != "cpu":
         return share.threads
     threads = max(1, torch.get_num_threads() // share.ranks)

@@ -1,11 +1,11 @@
-"""The other ranks' processes, as rank 0 starts them, speaks to them and ends with them.
+"""The processes of the other ranks: how rank 0 starts, calls and ends them.
 
-    rank 0 ── one JSON line, then calls ──▶ stdin of rank 1, 2, ...
-           ◀── replies, to some of them ─── stdout
+   rank 0 ── one JSON line, then calls ──▶ stdin of rank 1, 2, ...
+          ◀── replies to some calls ────── stdout
 
-A rank whose stdin ends is alone: it ends at once, whatever it waits for. So none outlives rank 0,
-however that ends. When one of them ends first there is no model any more; `lost` hears of it once,
-on a thread of its own, since rank 0 may be waiting in a sum that nobody will complete.
+A rank exits at once when its stdin ends, even while it waits. So no rank outlives rank 0. When a
+rank ends first, the model is lost: `device_lost` is called once, on another thread, since rank 0
+may be waiting in a sum that will not complete.
 """
 
 import json
@@ -26,33 +26,34 @@ from symphony_kernel.executor.parallel.calls import pack, receive
 
 _log = logging.getLogger(__name__)
 _END_SECONDS_MAX = 20.0
-_NOTES_BYTES_MAX = 1 << 16
+_PENDING_BYTES_MAX = 1 << 16
 
-Lost = Callable[[str], None]
+DeviceLost = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Over how many ranks a model goes.
+    """How many ranks a model is divided among.
 
-    `room` is a private directory in which they meet, or a new one; `lost` hears of the loss of one.
+    `meeting_directory` is the private directory in which they meet, None: a new one. `device_lost`
+    is called when a rank is lost.
     """
 
     ranks: int = 1
-    room: Path | None = None
-    lost: Lost | None = None
+    meeting_directory: Path | None = None
+    device_lost: DeviceLost | None = None
 
 
 class RankError(Exception):
-    """A rank has ended or cannot go on: the model is not whole any more."""
+    """A rank has ended or cannot continue: the model is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank loads, and where it meets the others; rank 0 has one, too.
+    """What a rank loads, and where it meets the others; rank 0 has a share, too.
 
-    `dtype` is torch's name of it, `device` cpu or cuda (the GPU with the rank's number), `pages`
-    are frames in the pool, `places` those that may have logits at once, `threads` torch's own.
+    `dtype` is torch's name, `device` cpu or cuda (the GPU with the rank's number), `pages` the
+    frames in the pool, `places` the places that may have logits at once, `threads` torch's.
     """
 
     directory: str
@@ -67,38 +68,35 @@ class Share:
     meeting: str = ""
 
     def line(self) -> bytes:
-        """Return it as a line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 class Ranks:
-    """All ranks but 0, by their processes. Calls come from one thread."""
+    """The processes of all ranks but 0. Calls come from one thread."""
 
     def __init__(self, parallel: Parallel) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parallel.room))  # mode 0700
+        self._directory = Path(
+            tempfile.mkdtemp(prefix="ranks-", dir=parallel.meeting_directory)
+        )  # mode 0700
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._notes: list[bytes] = []  # calls that go with the next one
-        self._notes_bytes = 0
-        self._lost = parallel.lost
+        self._pending: list[bytes] = []  # calls to send with the next one
+        self._pending_bytes = 0
+        self._device_lost = parallel.device_lost
         self._lock = threading.Lock()
-        self._ending = threading.Event()  # they are being ended, or are lost
+        self._ending = threading.Event()  # the ranks are being ended, or lost
 
     def __len__(self) -> int:
-        """Return how many there are beside rank 0."""
         return len(self._processes)
 
     @property
     def meeting(self) -> Path:
-        """The path at which ranks meet."""
         return self._directory / "meeting"
 
     @property
     def pids(self) -> list[int]:
-        """Their processes."""
         return [process.pid for process in self._processes]
 
     def start(self, share: Share) -> None:
-        """Start a rank; it begins to load."""
         process = subprocess.Popen(
             [sys.executable, "-m", "symphony_kernel.executor.parallel"],
             stdin=subprocess.PIPE,
@@ -108,7 +106,7 @@ class Ranks:
         _write(process, share.line())
 
     def watch(self) -> None:
-        """From now on let `lost` hear of a rank that ends."""
+        """Report a rank that ends from now on to `device_lost`."""
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(
                 target=self._wait, args=(rank, process), name=f"rank-{rank}", daemon=True
@@ -123,44 +121,44 @@ class Ranks:
             if self._ending.is_set():
                 return
             self._ending.set()
-        _log.error("%s: the model is not whole any more", words)
-        if self._lost is not None:
-            self._lost(words)
+        _log.error("%s: the model is incomplete", words)
+        if self._device_lost is not None:
+            self._device_lost(words)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Do what the others have been told to do, too: it must not fail here alone."""
+    def in_lockstep(self) -> Iterator[None]:
+        """Report an error of rank 0 in a call that the others execute as lost ranks."""
         try:
             yield
         except BaseException as error:
-            self._fail(f"rank 0 failed in what all do: {error!r}")
+            self._fail(f"rank 0 failed in a call that all ranks execute: {error!r}")
             raise
 
-    def note(self, call: bytes) -> None:
-        """Tell all a small call, together with the next one."""
-        self._notes.append(call)
-        self._notes_bytes += len(call)
-        if self._notes_bytes > _NOTES_BYTES_MAX:
-            self.tell(b"")
+    def send_with_next(self, call: bytes) -> None:
+        """Send a small call to all ranks, together with the next call."""
+        self._pending.append(call)
+        self._pending_bytes += len(call)
+        if self._pending_bytes > _PENDING_BYTES_MAX:
+            self.send(b"")
 
-    def tell(self, call: bytes) -> None:
-        """Tell all a call; RankError."""
-        self.tell_each([call] * len(self._processes))
+    def send(self, call: bytes) -> None:
+        """Send a call to all ranks; RankError."""
+        self.send_each([call] * len(self._processes))
 
-    def tell_each(self, calls: list[bytes]) -> None:
-        """Tell each rank a call of its own; RankError."""
-        before = b"".join(self._notes)
-        self._notes, self._notes_bytes = [], 0
+    def send_each(self, calls: list[bytes]) -> None:
+        """Send each rank its own call; RankError."""
+        before = b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
         for process, call in zip(self._processes, calls, strict=True):
             _write(process, before + call)
 
-    def replies(self) -> list[Any]:
+    def receive_replies(self) -> list[Any]:
         """Return each rank's reply to the last call that has one.
 
         Raises:
-            MemoryError: one of them lacks the memory for it.
-            CheckpointError: one of them cannot use the checkpoint, or its device.
-            RankError: one of them has ended.
+            MemoryError: a rank lacks the memory for it.
+            CheckpointError: a rank cannot use the checkpoint, or its device.
+            RankError: a rank has ended.
         """
         replies = []
         for process in self._processes:
@@ -175,19 +173,18 @@ class Ranks:
         return [reply[1] for reply in replies if reply is not None]
 
     def release(self) -> None:
-        """End them, and wait for that."""
         self._ending.set()
         for process in self._processes:
             assert process.stdin is not None
             try:
                 process.stdin.close()
-            except BrokenPipeError:  # it has ended before
-                _log.debug("process %d was gone already", process.pid)
+            except BrokenPipeError:  # the rank has ended before
+                _log.debug("process %d had ended before", process.pid)
         for process in self._processes:
             try:
                 process.wait(_END_SECONDS_MAX)
             except subprocess.TimeoutExpired:
-                _log.warning("process %d of a rank did not end; it is killed", process.pid)
+                _log.warning("process %d of a rank did not end in time: killing it", process.pid)
                 process.kill()
                 process.wait()
             assert process.stdout is not None
@@ -196,7 +193,7 @@ class Ranks:
 
 
 def refuse(error: MemoryError | CheckpointError) -> bytes:
-    """Return a rank's reply when it cannot do what it was told, and has not begun it."""
+    """Return the reply of a rank that did not start a call, because of `error`."""
     kind = "MemoryError" if isinstance(error, MemoryError) else "CheckpointError"
     return pack(False, kind, str(error))
 

@@ -1,19 +1,19 @@
 """A rank's share of a checkpoint, as a checkpoint of a smaller model.
 
-Queries, keys, values, gate and up are divided by their outputs; the products behind them, output
-and down, by their inputs, so that what they give are parts of a sum: the only two places of a layer
-at which ranks have to talk. Heads that share K and V stay together. Where there are fewer heads of
-K and V than ranks, several ranks have the same one.
+The products of queries, keys, values, gate and up are divided by outputs. The products that follow,
+output and down, are divided by inputs, so that their results are parts of a sum. These are the only
+two places of a layer at which ranks communicate. Heads that share K and V stay together. If there
+are fewer heads of K and V than ranks, several ranks have the same one.
 
-    rank 0   q 0 1 2 3   k, v 0    gate, up: first half    output, down: first half of the inputs
-    rank 1   q 4 5 6 7   k, v 1    gate, up: second half   output, down: second half
+   rank 0   q 0 1 2 3   k, v 0    gate, up: first half    output, down: first half of the inputs
+   rank 1   q 4 5 6 7   k, v 1    gate, up: second half   output, down: second half
 
-The embedding is whole everywhere: it is only looked up, and dividing it would take another sum. The
-head is divided by the vocabulary and its logits are gathered: whole, it would be nearly a quarter
-of what a rank of four reads in a step of Llama 3.1 8B. Where it is the embedding, it is a part of
-that.
+Each rank has the whole embedding: it is only looked up, and dividing it would take another sum. The
+head is divided by the vocabulary, and its logits are gathered: the whole head would be nearly a
+quarter of what a rank of four reads in a step of Llama 3.1 8B. A tied head is a part of the
+embedding.
 
-The scheme is that of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053), section 3.
+The scheme is Megatron-LM's (Shoeybi et al., 2019, arXiv:1909.08053), section 3.
 """
 
 from dataclasses import dataclass, replace
@@ -33,14 +33,13 @@ _HEADS_AXIS = 4  # of `KVLayout`
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What rank `rank` of `ranks` has of a model; CheckpointError where it cannot be divided."""
+    """One rank's share of a model; CheckpointError if it cannot be divided."""
 
     whole: ModelConfig
     rank: int
     ranks: int
 
     def __post_init__(self) -> None:
-        """Check that the model can be divided so."""
         assert 0 <= self.rank < self.ranks
         config, ranks = self.whole, self.ranks
         for what, count in (("heads", config.heads), ("middle neurons", config.intermediate_size)):
@@ -53,7 +52,7 @@ class Shard:
 
     @property
     def config(self) -> ModelConfig:
-        """The rank's share as a model of its own; the vocabulary is whole."""
+        """The share as a model; its vocabulary is whole."""
         return replace(
             self.whole,
             heads=self.whole.heads // self.ranks,
@@ -64,38 +63,38 @@ class Shard:
 
     @property
     def kv(self) -> slice:
-        """Which of the model's heads of K and V it has."""
+        """The model's heads of K and V in the share."""
         kv_heads = self.whole.kv_heads
         first = self.rank * kv_heads // self.ranks
         return slice(first, first + max(1, kv_heads // self.ranks))
 
     @property
     def vocabulary(self) -> slice:
-        """Which tokens' logits it computes: of the last one some may be no tokens."""
+        """The tokens whose logits the rank computes; the last may exceed the vocabulary."""
         size = -(-self.whole.vocab_size // self.ranks)
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part(self, values: KVArray) -> KVArray:
-        """Return its heads of pages in the model's layout (see `KVLayout`)."""
+        """Return the share's heads of pages in the model's layout (see `KVLayout`)."""
         return np.ascontiguousarray(values[..., self.kv, :])
 
 
 def whole_pages(config: ModelConfig, parts: list[KVArray]) -> KVArray:
     """Return pages in the model's layout from all ranks' parts of them."""
-    every = max(1, len(parts) // config.kv_heads)  # so many ranks have the same heads
+    every = max(1, len(parts) // config.kv_heads)  # as many ranks have the same heads
     return np.concatenate(parts[::every], axis=_HEADS_AXIS)
 
 
 def shard(
     weights: Weights, config: ModelConfig, rank: int, ranks: int
 ) -> tuple["ShardWeights", ModelConfig]:
-    """Return a rank's share of a checkpoint, to be loaded like one, and what it looks like.
+    """Return a rank's share of a checkpoint, to load like one, and its config.
 
-    A network over it has to sum over the ranks what its output and down projections give (their
-    biases are one rank's), and to gather its logits: see `group.Group`.
+    The network must sum the results of output and down projections over the ranks (one rank has
+    their biases), and gather its logits: see `group.Group`.
 
     Raises:
-        CheckpointError: the model cannot be divided among so many.
+        CheckpointError: the model cannot be divided among `ranks` ranks.
     """
     share = Shard(config, rank, ranks)
     return ShardWeights(weights, share), share.config
@@ -103,7 +102,7 @@ def shard(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """From `begin` on `size` of the `whole` rows (dimension 0) or columns (1) of a matrix."""
+    """`size` of a matrix's `whole` rows (dimension 0) or columns (1), from `begin`."""
 
     dimension: int
     whole: int
@@ -115,10 +114,10 @@ class _Cut:
 
 
 class ShardWeights:
-    """The tensors of a rank's share, by the names of the whole ones; each to be taken once.
+    """The tensors of a rank's share, by their whole tensors' names; each taken once.
 
-    Shapes are those of the share's configuration, but for the head: it is asked for with the whole
-    vocabulary, and comes with as many rows on each rank.
+    Shapes are those of the share's configuration. Only the head is requested with the whole
+    vocabulary; all ranks get the same number of rows of it.
     """
 
     def __init__(self, weights: Weights, share: Shard) -> None:
@@ -128,7 +127,6 @@ class ShardWeights:
         self._embedding = torch.empty(0)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a tensor of that name is left to take."""
         return name in self._weights
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -141,7 +139,7 @@ class ShardWeights:
             tensor = self._weights.take(name, *shape)
             if module == "embed_tokens":
                 self._embedding = tensor
-            # What is added to a sum is added by one of those who have parts of it.
+            # Only one of the ranks that share a sum adds the bias.
             return tensor if cut is None or self._share.rank == 0 else torch.zeros_like(tensor)
         assert shape[cut.dimension] == cut.size, (name, shape)
         whole = list(shape)
@@ -149,7 +147,7 @@ class ShardWeights:
         return self._weights.take(name, *whole, part=cut)
 
     def drop(self, name: str) -> None:
-        """Say that a tensor may be there and is not needed."""
+        """Mark a tensor as optional and unused."""
         self._weights.drop(name)
 
     def _head(self, name: str, vocab_size: int, hidden: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The network in plain torch: correct on any device, and what the fast paths are compared with."""
+"""The network in plain torch: correct on any device, the oracle of the fast paths."""

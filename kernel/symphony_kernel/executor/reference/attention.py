@@ -1,9 +1,9 @@
-"""Attention over pages: every row's new tokens against its own entries in the pool.
+"""Attention over pages: each row's new tokens to its own entries in the pool.
 
-The pool of one layer is [slots, 2, kv_heads, head_dim], K and V side by side, so that one gather
-brings both. Rows of equal shape are computed together as a `Group`. The entries of a group are
-gathered slot by slot, and what pads a row to the group's width is the pool's zero slot: no slot
-that a row's block table does not name is ever read, whatever lies in it.
+The pool of one layer is [slots, 2, kv_heads, head_dim]: K and V next to each other, so that one
+gather reads both. Rows of equal shape are computed together as a `Group`. The entries of a group
+are gathered slot by slot. The pool's zero slot pads a row to the group's width, so slots that a
+row's block table does not name are never read.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _QUERIES_BLOCK = 32
 
 @dataclass(slots=True)
 class Group:
-    """Rows that are computed together: `rows` of `q` new tokens that see up to `entries`."""
+    """Rows computed together: `rows` of `q` new tokens that see up to `entries`."""
 
-    first: int  # the group's first token among the step's
+    first: int  # the group's first token in the step
     rows: int
     q: int
     entries: int
@@ -29,10 +29,10 @@ class Group:
 
 
 def attend(queries: Tensor, pool: Tensor, groups: list[Group], exact: bool) -> Tensor:
-    """Return [n, heads * head_dim] from [n, heads, head_dim] queries and one layer's pool.
+    """Return [n, heads * head_dim] of [n, heads, head_dim] queries to a layer's pool.
 
-    The queries' tokens stand in the order of the groups. `exact` (for float32 on the CPU) makes a
-    row's result the same to the last bit in any company: see `_exact_width`.
+    The queries' tokens are in the order of the groups. `exact` (for float32 on the CPU) makes a
+    row's result the same, to the last bit, in any batch: see `_exact_width`.
     """
     parts = [_attend_group(queries, pool, group, exact) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -46,7 +46,7 @@ def _attend_group(queries: Tensor, pool: Tensor, group: Group, exact: bool) -> T
     keys, values = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
     mine = queries[group.first : group.first + rows * q]
     if q == 1:
-        # The heads that share K and V become the queries of one attention: no K is read twice.
+        # Heads that share K and V become the queries of one attention, so that no K is read twice.
         mine = mine.view(rows, kv_heads, heads // kv_heads, head_dim)
     else:
         mine = mine.view(rows, q, heads, head_dim).transpose(1, 2)
@@ -71,12 +71,12 @@ def _attend_group(queries: Tensor, pool: Tensor, group: Group, exact: bool) -> T
 
 
 def _exact_width(count: int) -> int:
-    """Return how many queries a head gets, so that their results depend on nothing else.
+    """Return how many queries a head gets, so that results depend on nothing else.
 
-    Measured with torch 2.13 and two threads: with one or three queries, what the library adds up
-    first depends on the alignment of a thread's buffer, hence on which thread a row falls to; with
-    five to seven (or an odd number above) it does for a single row. With 2, 4 and multiples of 8
-    it never does. Many queries are cut into blocks of aligned size and need nothing.
+    Measured with torch 2.13 and two threads. With one or three queries, the order of additions
+    depends on the alignment of a thread's buffer, hence on the row's thread. With five to seven
+    queries (or an odd number above) it does so for a single row. With 2, 4 and multiples of 8 it
+    never does. Many queries are cut into blocks of aligned size and need nothing.
     """
     if count >= _QUERIES_BLOCK:
         return count
@@ -84,7 +84,7 @@ def _exact_width(count: int) -> int:
 
 
 def reference_attention(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Return [q, heads, head_dim], computed plainly in float64: the oracle of the fast path.
+    """Return [q, heads, head_dim], computed in float64: the oracle of the fast path.
 
     `queries` is [q, heads, head_dim], `keys` and `values` are [entries, kv_heads, head_dim],
     `visible` is [q, entries] bool.

@@ -1,9 +1,9 @@
 """The network: a decoder-only transformer of the Llama family over paged K and V.
 
 Llama, Mistral, Qwen2 and Qwen3 differ only in what `ModelConfig` says: biases, norms of queries and
-keys, windows, rotation. The projections of queries, keys and values are fused into one product;
-gate and up stay two, because the library applies the activation and the product of both on the way
-out of its matrix multiplication, for less than reading them again costs.
+keys, windows, rotation. One product computes queries, keys and values. Gate and up are two
+products, because the library applies the activation and their product on the way out of its matrix
+multiplication, which costs less than reading them again.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class Inputs:
 
     tokens: Tensor  # [n] int64
     positions: Tensor  # [n] int64
-    slots: Tensor  # [n] int64: where K and V of each go
+    slots: Tensor  # where K and V of each token go
     groups: dict[int | None, list[Group]]  # by window
-    wanted: Tensor  # [w] int64: tokens whose distribution is wanted
+    wanted: Tensor  # [w] int64: tokens with results
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Decoder:
 
     It holds no K and V: the pool is an argument, [layers, slots, 2, kv_heads, head_dim].
 
-    Of a share of a model (see `parallel.sharding`) `reduce` adds up in place, over all who have
-    one, what its output and down projections give, and `gather` makes the logits of the whole
-    vocabulary out of its own.
+    For a share of a model (see `parallel.sharding`), `reduce` adds up the results of output and
+    down projections over all ranks, in place, and `gather` makes the logits of the whole
+    vocabulary.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Decoder:
         )
 
     def forward(self, inputs: Inputs, pool: Tensor) -> Tensor:
-        """Compute a step: write K and V of its tokens, return [w, hidden] of the wanted ones."""
+        """Compute a step: write its K and V, return [w, hidden] of the wanted tokens."""
         x = self._doubled(embedding(inputs.tokens, self._embedding))
         tables = self._rotary.tables(inputs.positions)
         for index, layer in enumerate(self._layers):
@@ -152,7 +152,7 @@ class Decoder:
             )
         else:
             turned = qkv[:, : heads + kv_heads]
-        # In place: the turned keys lie beside the values again, as the pool wants them.
+        # In place: the rotated keys lie next to the values again, as in the pool.
         qkv[:, : heads + kv_heads] = self._rotary.rotate(turned, tables)
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)

@@ -1,6 +1,6 @@
 """Matrix products, laid out once for the device that computes them."""
 
-# ruff: noqa: SLF001 - oneDNN's packed products have no public name in torch; `packs` asks for them.
+# ruff: noqa: SLF001 - oneDNN's packed products have no public name in torch; `packs` probes them.
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ _QUANTIZED_STEP = 16
 class Linear:
     """A matrix product whose weights are laid out for the device once.
 
-    Packed weights (oneDNN, on the CPU) are faster than plain ones at every size measured, and a
-    row's result does not depend on the number of rows to the last bit, except that a single row may
-    be added up in another order: where `packs` says so, whoever wants the same bits gives no single
-    row (see `doubled`).
+    Packed weights (oneDNN, on the CPU) are faster than plain ones at every size measured. A row's
+    result does not depend on the number of rows, to the last bit, except that a single row may be
+    added up in another order. Where `packs` is true, a caller that needs the same bits passes no
+    single row (see `doubled`).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the library packs weights of this kind on this machine."""
+    """Return whether torch packs weights of this kind on this machine."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or bool(mkldnn._is_mkldnn_bf16_supported())

@@ -1,13 +1,11 @@
-"""A network on plain torch: correct on any device, and what native kernels are compared with."""
+"""The network in plain torch: correct on any device, the oracle of the fast paths."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
+from symphony_kernel.executor.base import Row
+from symphony_kernel.executor.network import ForwardOnlyNetwork
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.pages import TorchPages
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
@@ -16,11 +14,11 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
-class TorchNetwork:
+class TorchNetwork(ForwardOnlyNetwork):
     """A decoder and its page pool (see `network.Network`).
 
     The pool is [layers, slots, 2, kv_heads, head_dim] in the model's dtype. After the pages' slots
-    it has one page of zeros, which belongs to nobody and pads what is gathered.
+    it has a page of zeros, which belongs to no file and pads gathered entries.
     """
 
     def __init__(self, decoder: Decoder, pages: int) -> None:
@@ -37,39 +35,15 @@ class TorchNetwork:
         self._geometry = Geometry(windows, pages * PAGE_TOKENS, decoder.dtype, decoder.device)
         self._hidden = self._pool.new_empty(0)
 
-    def copy(self, group: Int64) -> None:
-        """Copy slots of all layers."""
-        source, destination = torch.from_numpy(group).to(self._pool.device)
-        self._pool.index_copy_(1, destination, self._pool.index_select(1, source))
-
-    def poison(self, pages: Int32) -> None:
-        """Fill pages with NaN."""
-        slots = pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
-        self._pool[:, torch.from_numpy(slots.ravel()).to(self._pool.device)] = float("nan")
-
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """There is nothing to prepare."""
-
-    def room(self, step: Any) -> BitmaskBuffers | None:
-        """Never called: nothing was prepared."""
-        raise AssertionError(step)
-
-    def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
-        """Never called: nothing was prepared."""
-        raise AssertionError(step, masks)
-
     def forward(self, rows: Sequence[Row]) -> list[int]:
-        """Compute the rows' entries."""
         plan = plan_step(rows, self._geometry)
         self._hidden = self._decoder.forward(plan.inputs, self._pool)
         return plan.indices
 
-    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
-        """Answer from the logits of places of the last step."""
-        count = sum(len(ask.positions) for ask in asks)
-        return answer(self._decoder.logits(self._hidden[first : first + count]), asks)
+    def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
+        count = sum(len(request.positions) for request in requests)
+        return answer(self._decoder.logits(self._hidden[first : first + count]), requests)
 
     def release(self) -> None:
-        """Give the pool back."""
         self.pages.close()
         self._pool = self._pool.new_empty(0)

@@ -1,37 +1,36 @@
-"""Pages of the torch network: its pool, and host memory beside it."""
+"""The pages of the torch network: its pool, and host memory."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
 class TorchPages:
-    """The pages of a pool, and those in host memory beside it (see `network.Pages`).
+    """The pages of a torch pool (see `base.Pages`).
 
     `pool` is [layers, slots, 2, kv_heads, head_dim]. A host slot is a page of it, [layers,
-    PAGE_TOKENS, 2, kv_heads, head_dim]; beside a GPU the host's memory is pinned, so that pages
-    move while the host does something else.
+    PAGE_TOKENS, 2, kv_heads, head_dim]. With a GPU, host memory is pinned, so that pages move while
+    the host does something else.
     """
 
     def __init__(self, config: ModelConfig, pool: Tensor) -> None:
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
         self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        self._slots = pool
         # A view: [layers, pages, PAGE_TOKENS, 2, kv_heads, head_dim].
         self._pool = pool.view(config.layers, -1, PAGE_TOKENS, *pool.shape[2:])
         self._host = pool.new_empty(0)
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._pool = self._host = self._pool.new_empty(0)
+        self._slots = self._pool = self._host = self._pool.new_empty(0)
 
     def open_host(self, pages: int) -> None:
-        """Make room for so many pages."""
         if len(self._host):
-            assert pages == len(self._host), "the host's memory is there"
+            assert pages == len(self._host), "host memory has another size already"
             return
         page = self._pool[:, 0].shape
         pinned = self._pool.device.type == "cuda"
@@ -43,12 +42,10 @@ class TorchPages:
             raise MemoryError(f"no memory for {pages} pages on the host") from error
 
     def host_page(self, slot: int) -> memoryview:
-        """Return the bytes of a host slot."""
         page = self._host[slot].view(torch.uint8).numpy()
         return page.reshape(-1).data
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots ([n] each)."""
         pages = self._pool.index_select(1, self._index(frames)).transpose(0, 1)
         if self._pool.device.type == "cpu":
             self._host.index_copy_(0, _cpu_index(slots), pages)
@@ -59,7 +56,6 @@ class TorchPages:
         torch.cuda.current_stream(self._pool.device).synchronize()
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        """Copy pages from host slots to frames ([n] each)."""
         if self._pool.device.type == "cpu":
             pages = self._host.index_select(0, _cpu_index(slots))
         else:
@@ -69,24 +65,26 @@ class TorchPages:
         self._pool.index_copy_(1, self._index(frames), pages.transpose(0, 1))
 
     def settle(self) -> float:
-        """Nothing is under way."""
         return 0.0
 
+    def copy(self, group: Int64) -> None:
+        source, destination = torch.from_numpy(group).to(self._slots.device)
+        self._slots.index_copy_(1, destination, self._slots.index_select(1, source))
+
+    def poison(self, frames: Int32) -> None:
+        self._pool[:, self._index(frames)] = float("nan")
+
     def read_frames(self, frames: Int32) -> KVArray:
-        """Return pages (see `KVLayout`)."""
         return _canonical(self._pool.index_select(1, self._index(frames)))
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        """Write pages (see `KVLayout`)."""
         pages = _from_canonical(values, self._pool.dtype).to(self._pool.device)
         self._pool.index_copy_(1, self._index(frames), pages)
 
     def read_host(self, slots: Int32) -> KVArray:
-        """Return pages in host slots (see `KVLayout`)."""
         return _canonical(self._host.index_select(0, _cpu_index(slots)).transpose(0, 1))
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        """Write pages into host slots (see `KVLayout`)."""
         pages = _from_canonical(values, self._host.dtype).transpose(0, 1)
         self._host.index_copy_(0, _cpu_index(slots), pages)
 
@@ -99,7 +97,7 @@ def _cpu_index(numbers: Int32) -> Tensor:
 
 
 def _canonical(pages: Tensor) -> KVArray:
-    """From [layers, n, PAGE_TOKENS, 2, ..]; bfloat16 as its bits."""
+    """Return [layers, n, PAGE_TOKENS, 2, ..] in the layout of `KVLayout`."""
     apart = pages.permute(0, 3, 1, 2, 4, 5).contiguous().cpu()
     if apart.dtype == torch.bfloat16:
         apart = apart.view(torch.uint16)

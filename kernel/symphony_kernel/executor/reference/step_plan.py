@@ -1,11 +1,11 @@
-"""The plan of a step: from rows with block tables to the index tensors that the network runs on.
+"""The plan of a step: from rows with block tables to the network's index tensors.
 
-Rows that look alike become a group and are computed together. What a row looks like depends on the
-row alone (its new tokens, and its entries rounded up), never on its company, so that the arithmetic
-of a row is the same in every batch.
+Rows of the same shape form a group and are computed together. A row's shape depends on the row
+alone (its new tokens, and its entries rounded up), never on other rows. So the arithmetic of a row
+is the same in every batch.
 
-    rows in the order given          tokens in the order of the groups
-    [decode 40][prefill 9][decode 45][decode 300]   ->   [decode 40, decode 45][decode 300][prefill]
+   rows in the order given          tokens in the order of the groups
+   [decode 40][prefill 9][decode 45][decode 300]   ->   [decode 40, decode 45][decode 300][prefill]
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 Bool = npt.NDArray[np.bool_]
 
-# Past this many elements of a row's mask its new tokens attend in several parts.
+# With more elements of its mask a row's new tokens attend in several parts.
 _MASK_ELEMENTS_MAX = 1 << 24
 
 
@@ -30,7 +30,7 @@ _MASK_ELEMENTS_MAX = 1 << 24
 class Geometry:
     """What planning needs to know of the model and its pool."""
 
-    windows: tuple[int | None, ...]  # the distinct ones
+    windows: tuple[int | None, ...]  # without repetitions
     zero_slot: int  # holds zeros, belongs to no page
     dtype: torch.dtype
     device: torch.device
@@ -38,10 +38,10 @@ class Geometry:
 
 @dataclass(slots=True)
 class Plan:
-    """A step, ready to run: the network's inputs, and whose results come in which order."""
+    """A step, ready to run: the network's inputs, and the order of the results."""
 
     inputs: Inputs
-    rows: list[Row]  # those that want results, in the order of `inputs.wanted`
+    rows: list[Row]  # with places, in the order of `inputs.wanted`
     indices: list[int]  # of these rows in the batch
 
 
@@ -52,8 +52,8 @@ class _Span:
     row: Row
     begin: int
     end: int
-    low: int  # the first entry that is gathered, a multiple of the page size
-    entries: int  # gathered, rounded up
+    low: int  # the first entry to gather, a multiple of the page size
+    entries: int  # to gather, rounded up
     causal: bool
 
     @property
@@ -62,7 +62,7 @@ class _Span:
 
 
 def rounded_entries(count: int) -> int:
-    """Return `count` rounded up to a width that rows share: at most a quarter more, or 15."""
+    """Return `count` rounded up to a shared width: at most a quarter more, or 15."""
     step = PAGE_TOKENS
     while step * 8 <= count:
         step *= 2
@@ -88,7 +88,7 @@ def plan_step(rows: Sequence[Row], geometry: Geometry) -> Plan:
 
 
 def _shape(row: Row) -> tuple[int, bool, int]:
-    """Return what rows are sorted by, so that those of one group stand together."""
+    """Return a row's sorting key, which puts rows of one group next to each other."""
     q = len(row.tokens)
     plain = q > 1 and row.start == 0 and row.parents is None
     return (q, not plain, rounded_entries(row.start + q))
@@ -128,14 +128,14 @@ def _spans(row: Row, window: int | None) -> Iterator[_Span]:
 def _span(row: Row, begin: int, end: int, window: int | None) -> _Span:
     q, length = end - begin, row.start + end
     low = 0
-    first = begin if row.parents is None else 0  # the least far of a tree's tokens on its path
+    first = begin if row.parents is None else 0  # of a tree's tokens, the nearest to the root
     if window is not None and length > window:
         low = max(0, row.start + first - window + 1) // PAGE_TOKENS * PAGE_TOKENS
     causal = q > 1 and length == q and low == 0 and row.parents is None
     if causal and (window is None or q <= window):
         return _Span(row, begin, end, 0, q, causal=True)
-    # Of a windowed row as many as it can ever need: so the width does not depend on where in its
-    # page the window begins.
+    # A windowed row gathers as many entries as it can ever need, so that the width does not depend
+    # on where in its page the window begins.
     seen = (window or 0) + end - first - 1 + PAGE_TOKENS - 1
     needed = length if low == 0 else min(length, seen)
     return _Span(row, begin, end, low, rounded_entries(needed), causal=False)
@@ -182,7 +182,7 @@ def _visible(span: _Span, entries: int, window: int | None) -> Bool:
         new = np.flatnonzero((theirs >= row.start) & (theirs < row.start + len(row.tokens)))
         related = ancestors(row.parents)
         visible[:, new] &= related[span.begin : span.end, theirs[new] - row.start]
-        # In a tree the window is one of the path's: siblings do not count.
+        # In a tree the window counts along the path: siblings do not count.
         depths = related.sum(axis=1) - 1
         mine = row.start + depths[span.begin : span.end, None]
         theirs[new] = row.start + depths[theirs[new] - row.start]

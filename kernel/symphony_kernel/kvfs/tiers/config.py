@@ -71,11 +71,11 @@ def places_for(
     memory that is `available` (bytes) less the device's pool. Without host slots there is no disk
     tier.
     """
-    page_bytes = executor.layout.page_bytes
+    page_bytes = executor.pages.layout.page_bytes
     if host_tokens is None:
         # The device's pool may be in the same memory, and has touched none of it yet.
-        left = (available or available_memory)() - executor.pages * page_bytes
-        host_slots = max(min(executor.pages, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
+        left = (available or available_memory)() - executor.frame_count * page_bytes
+        host_slots = max(min(executor.frame_count, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
     else:
         host_slots = host_tokens // PAGE_TOKENS
     disk_slots = disk_tokens // PAGE_TOKENS if host_slots and disk_directory else 0
@@ -111,12 +111,12 @@ def open_disk(tiers: Tiers, executor: Executor, places: TierConfig) -> None:
     """Open the disk tier, if it is configured; OSError."""
     if places.disk_slots:
         assert places.disk_directory is not None
-        slot_bytes = len(executor.host_page(0))
+        slot_bytes = len(executor.pages.host_page(0))
         reserve = places.reserve_bytes
         spill = SpillFile(
             places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve
         )
-        tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
+        tiers.spill_tier = DiskTier(tiers, spill, executor.pages.host_page)
 
 
 async def measure_moves(tiers: Tiers, executor: Executor) -> None:

@@ -82,7 +82,7 @@ class Held:
         return self
 
     def give(self, rows: list[Row], follow: Chain | None = None) -> None:
-        self._outcomes.append(self.executor.start(Batch(rows, follow=follow)))
+        self._outcomes.append(self.executor.start(Batch(rows, chain=follow)))
 
     async def results(self) -> list[Results]:
         self._may.set()
@@ -203,7 +203,7 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> Non
             entries = np.arange(17)
             slots = [t[entries // 16].astype(np.int64) * 16 for t in (source, target)]
             group = np.stack(slots) + entries % 16
-            batch = Batch([make_row([0], target, 17, ARGMAX)], [group], follow=follow)
+            batch = Batch([make_row([0], target, 17, ARGMAX)], [group], chain=follow)
             held._outcomes.append(rig.executor.start(batch))
             return await held.results()
 

@@ -178,7 +178,7 @@ def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(rig: Rig, way
     executor.open_host(8)
     slots = np.array([5, 0, 7, 2], np.int32)
     asyncio.run(executor.run(Batch([], saves=np.stack([table, slots]))))
-    asyncio.run(executor.poison(table))
+    rig.on_device(executor.pages.poison, table)
     row = make_row(tokens[49:], elsewhere, 49)
     loads = np.stack([slots, elsewhere])
     [result] = asyncio.run(executor.run(Batch([row], loads=loads)))

@@ -84,5 +84,5 @@ def test_a_row_of_a_quantized_model_has_the_same_bits_alone_and_in_a_batch(
 
 def test_what_cannot_be_quantized_is_refused_in_words(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="quantize 'int4' is none of none, int8"):
+    with pytest.raises(CheckpointError, match="quantize must be none or int8, not 'int4'"):
         TorchExecutor.load(checkpoint.directory, quantize="int4")

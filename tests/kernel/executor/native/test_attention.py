@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
+from symphony_kernel.executor.native.attention import PagePool, PoolShape
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import reference_attention
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tests.support.executor.models import make_row
 from tests.support.executor.native import native_library
+from tests.support.executor.native_kernels import LayerWork, LoneAttention
 from tests.support.kernel.dense_attention import visible_entries
 
 POSITIONS = 4096

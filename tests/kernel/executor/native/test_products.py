@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.native.measure import (
+
+from tests.support.executor.native import native_library
+from tests.support.executor.native_kernels import (
     bytes_per_s,
     flops_per_s,
     keeps_apart,
     lends,
     product,
 )
-
-from tests.support.executor.native import native_library
 
 Array = npt.NDArray[np.generic]
 KINDS = ["float32", "bfloat16", "widened"]

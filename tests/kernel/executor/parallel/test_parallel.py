@@ -74,10 +74,10 @@ def test_the_pair_is_one_model_in_two_parts(pair: Pair) -> None:
     two, one = (rig.executor for rig in pair.each())
     assert type(two.network).__name__ == "ParallelNetwork"
     assert two.model == one.model
-    assert two.layout == one.layout
+    assert two.pages.layout == one.pages.layout
     # Each of the two has half of the heads of a page, so that twice as many fit into its pool.
-    assert two.pages == 2 * one.pages
-    assert two.network.pages._local.layout.kv_heads == one.layout.kv_heads // 2  # type: ignore[attr-defined]
+    assert two.frame_count == 2 * one.frame_count
+    assert two.network.pages._local.layout.kv_heads == one.pages.layout.kv_heads // 2  # type: ignore[attr-defined]
 
 
 def listening(pid: int) -> list[str]:
@@ -200,19 +200,19 @@ def test_pages_leave_and_enter_whole(pair: Pair) -> None:
     for rig, table in zip(pair.each(), tables, strict=True):
         rig.logits([make_row(tokens[:32], table)])
     two, one = (
-        asyncio.run(rig.executor.read_frames(table))
+        rig.on_device(rig.executor.pages.read_frames, table)
         for rig, table in zip(pair.each(), tables, strict=True)
     )
-    assert two.shape == pair.one.executor.layout.shape(3)
+    assert two.shape == pair.one.executor.pages.layout.shape(3)
     mine, theirs = (values[:, :, :2].astype(np.float32) for values in (two, one))
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     # What one process wrote the two go on from, by way of the host and of frames.
     other, slots = pair.two.table(33), np.array([5, 1, 3], np.int32)
-    executor = pair.two.executor
-    asyncio.run(executor.write_host(slots, one))
-    np.testing.assert_array_equal(asyncio.run(executor.read_host(slots)), one)
-    asyncio.run(executor.write_frames(other, asyncio.run(executor.read_host(slots))))
-    np.testing.assert_array_equal(asyncio.run(executor.read_frames(other)), one)
+    on_device, pages = pair.two.on_device, pair.two.executor.pages
+    on_device(pages.write_host, slots, one)
+    np.testing.assert_array_equal(on_device(pages.read_host, slots), one)
+    on_device(pages.write_frames, other, on_device(pages.read_host, slots))
+    np.testing.assert_array_equal(on_device(pages.read_frames, other), one)
     rows = [make_row(tokens[32:], table, 32) for table in (other, tables[1])]
     [found], [expected] = (rig.logits([row]) for rig, row in zip(pair.each(), rows, strict=True))
     assert relative_error(found, expected) < ERROR_MAX

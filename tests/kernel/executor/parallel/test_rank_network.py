@@ -18,7 +18,7 @@ from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.calls import pack, pack_rows, receive
-from symphony_kernel.executor.parallel.network import follow
+from symphony_kernel.executor.parallel.network import execute_call
 from symphony_kernel.executor.parallel.sharding import shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
@@ -96,7 +96,7 @@ def compute(networks: Sequence[Network], rows: list[Row]) -> list[Float32]:
         told = BytesIO(pack("forward", *pack_rows(rows)) + pack("answer", 0, count))
         with torch.inference_mode():
             while (call := receive(told)) is not None:
-                assert follow(network, call) is None
+                assert execute_call(network, call) is None
 
     works: list[Callable[[], Any]] = [first, *(partial(other, each) for each in networks[1:])]
     with ThreadPoolExecutor(len(works)) as threads:

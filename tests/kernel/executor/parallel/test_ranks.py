@@ -10,7 +10,7 @@ import pytest
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.parallel.__main__ import _run
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, receive, unpack_rows
-from symphony_kernel.executor.parallel.network import follow
+from symphony_kernel.executor.parallel.network import execute_call
 from symphony_kernel.executor.parallel.rank_network import device_of
 from symphony_kernel.executor.parallel.ranks import Parallel, Ranks, Share
 from symphony_kernel.protocol.errno import KernelBug
@@ -46,7 +46,7 @@ def test_a_failure_in_what_all_do_is_the_loss_of_the_model_and_told_once(tmp_pat
     assert ranks.meeting.parent.parent == tmp_path
     assert ranks.meeting.parent.stat().st_mode & 0o077 == 0
     for _ in range(2):
-        with pytest.raises(ValueError, match="no such page"), ranks.together():
+        with pytest.raises(ValueError, match="no such page"), ranks.in_lockstep():
             raise ValueError("no such page")
     assert len(heard) == 1
     assert "no such page" in heard[0]
@@ -93,5 +93,5 @@ def test_a_call_that_nobody_knows_is_a_bug() -> None:
         pages = None
 
     nothing: Any = Nothing()
-    with pytest.raises(KernelBug, match="wants 'dance'"):
-        follow(nothing, ["dance"])
+    with pytest.raises(KernelBug, match="unknown call 'dance'"):
+        execute_call(nothing, ["dance"])

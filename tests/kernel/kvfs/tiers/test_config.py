@@ -33,7 +33,7 @@ def test_the_host_has_as_much_room_as_the_device() -> None:
 
 
 def test_but_no_more_than_a_share_of_the_memory_that_is_left() -> None:
-    page = executor().layout.page_bytes
+    page = executor().pages.layout.page_bytes
     left = 10 * page / HOST_POOL_MEMORY_SHARE
     places = places_for(executor(), None, available=lambda: int(FRAMES * page + left))
     assert places.host_slots == 10
@@ -52,7 +52,7 @@ def test_an_operator_says_how_much(tmp_path: Path) -> None:
 def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = executor().layout.page_bytes
+    page = executor().pages.layout.page_bytes
     most = 600 * page
     enough = places_for(executor(), 100 * 16, 300 * 16, tmp_path, disk_bytes_max=most)
     assert (enough.disk_slots, caplog.records) == (300, [])
@@ -74,10 +74,10 @@ def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
 
     async def main() -> None:
         kvfs = KVFS(FRAMES, clock.now, places=TierConfig(host_slots=32))
-        before = await device.read_frames(np.arange(FRAMES, dtype=np.int32))
+        before = device.pages.read_frames(np.arange(FRAMES, dtype=np.int32))
         await measure_moves(kvfs.tiers, device)
         assert kvfs.tiers.cost.page_seconds == pytest.approx(7e-6)
-        after = await device.read_frames(np.arange(FRAMES, dtype=np.int32))
+        after = device.pages.read_frames(np.arange(FRAMES, dtype=np.int32))
         np.testing.assert_array_equal(before, after)
         kvfs.check_integrity({})
 

@@ -34,9 +34,9 @@ class SlowRunner:
 
         def do() -> None:
             if self.fails:
-                outcome.fail(OSError("worn out"))
+                outcome.set_exception(OSError("worn out"))
             else:
-                outcome.finish(work())
+                outcome.set_result(work())
 
         loop.call_at(self.free_at, do)
         return outcome
@@ -49,8 +49,8 @@ def give_disk(rig: Rig, directory: Path) -> SlowRunner:
     """Open a disk tier in virtual time."""
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
-    spill = SpillFile(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
-    tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
+    spill = SpillFile(directory, DISK_SLOTS, len(executor.pages.host_page(0)), runner)
+    tiers.spill_tier = DiskTier(tiers, spill, executor.pages.host_page)
     # No page may be dropped: what is not on the device is on the host or on disk.
     tiers.token_seconds = lambda: 1.0
     return runner

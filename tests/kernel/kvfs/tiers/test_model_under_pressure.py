@@ -41,9 +41,9 @@ async def program(rig: Rig, instance: int) -> list[Any]:
 
 def outcomes(frames: int, places: TierConfig) -> tuple[list[list[Any]], dict[str, Any]]:
     async def main() -> tuple[list[list[Any]], dict[str, Any]]:
-        page_bytes = executor(1 << 20).layout.page_bytes
+        page_bytes = executor(1 << 20).pages.layout.page_bytes
         device = executor(frames * page_bytes)
-        assert device.pages == frames
+        assert device.frame_count == frames
         kernel = Kernel(device, describe(ASSETS), RealClock(), KernelOptions(places=places))
         running = asyncio.create_task(kernel.run())
         try:

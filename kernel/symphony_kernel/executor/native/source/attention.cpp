@@ -12,14 +12,13 @@ namespace symphony {
 
 namespace {
 
-// A head's numbers turned by a position's angles, after a norm if there is one, times `scale`.
+// A head rotated by a position's angles, after a norm if there is one, times `scale`.
 struct Rotation {
     int head_dim;
     float norm_epsilon;
     const float *cosines, *sines;  // [head_dim / 2] of the position
 
-    // Calls sink(d, 16 numbers, how many of them there are) for each part. WHOLE: half a head is a
-    // multiple of 16.
+    // Calls sink(d, 16 numbers, their count) for each part. WHOLE: half a head is a multiple of 16.
     template <bool WHOLE, class Sink>
     void turn(const float *from, const float *norm, float scale, Sink sink) const {
         const int half = head_dim / 2;
@@ -51,7 +50,7 @@ struct Rotation {
     }
 };
 
-// The queries of one kv head, and what they have so far.
+// The queries of one kv head, and their state so far.
 struct State {
     explicit State(const PoolLayout &layout)
         : queries(size_t(QUERIES_MAX) * layout.query_words), sums(size_t(QUERIES_MAX) * layout.width) {}
@@ -61,7 +60,7 @@ struct State {
     Totals so_far;
 };
 
-// What a task works with, of one thread.
+// The work memory of one thread's task.
 struct Scratch {
     Scratch(const PoolLayout &layout)
         : turned(size_t(layout.head_dim) + LANES),
@@ -120,7 +119,7 @@ struct Attention::Impl {
         write_value<T>(layout, page, lane, values);
     }
 
-    // Turns a head, and hands it on in parts that begin at multiples of 16.
+    // Rotates a head and passes it on in parts that begin at multiples of 16.
     template <class T, class Sink>
     void turn(const Rotation &rotation, const float *from, const float *norm, float scale,
               float *turned, Sink sink) const {
@@ -160,7 +159,7 @@ struct Attention::Impl {
             store_part<typename T::Factors, false>(place, x, left);
     }
 
-    // Finds block `index` of a task's pages; copies the last token if it has no neighbour.
+    // Finds block `index` of a task's pages; copies the last token if it has no pair.
     template <class T>
     Block find_block(const Task &task, int layer, int index, Scratch &my) const {
         Block block;
@@ -216,7 +215,7 @@ struct Attention::Impl {
         });
     }
 
-    // A part's blocks are kept apart: each joins nothing but itself.
+    // A part's blocks stay separate: each joins only itself.
     static void put_totals(int rows, float *totals, Scratch &my) {
         for (int row = 0; row < rows; ++row) {
             totals[2 * row] = my.block.maxima[row];
@@ -241,7 +240,7 @@ struct Attention::Impl {
         std::fill_n(state.sums.data(), size_t(task.count * heads) * layout.width, 0.0f);
     }
 
-    // One block for some heads of a kv head, joined with those before, or kept as a part.
+    // One block for some heads of a kv head, joined with the blocks before, or kept as a part.
     template <class T>
     void attend_block(const AttentionLayer &layer, const Task &task, int index, int head, int heads,
                       State &state, Scratch &my) {
@@ -260,7 +259,7 @@ struct Attention::Impl {
         add_values<T>(block, rows, sums, my);
     }
 
-    // All of a task's kv heads, block by block: their entries lie one behind the other.
+    // All of a task's kv heads, block by block: their entries follow each other in memory.
     template <class T>
     void attend_together(const AttentionLayer &layer, Task task, Scratch &my) {
         const int first = task.kv_head, shared = layout.shared;

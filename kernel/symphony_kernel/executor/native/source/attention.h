@@ -1,24 +1,24 @@
-// Attention straight on the pages: everything between the product of QKV and the input of the
-// output projection.
+// Attention on the pages: everything between the product of QKV and the input of the output
+// projection.
 //
-// A step goes through the layers one after the other. Per layer, each stage is a number of tasks
-// that any threads compute in any order; a stage begins when the one before has ended:
+// A step computes the layers one after the other. In each layer, each stage is a number of tasks,
+// which any threads compute in any order. A stage begins when the stage before has ended:
 //
 //     enter_tasks()          enter:  K (normed, rotated) and V of new tokens into the pool; none in a
-//                                    step of single tokens, which attend takes along
-//     attend_tasks(layer)    attend: the weighted sums, whole or over a part of the entries
+//                                    step of single tokens, where attend does this
+//     attend_tasks(layer)    attend: the weighted sums, over all or some of the entries
 //     merge_tasks(layer)     merge:  of queries whose entries were split; often none
 //
-// A query's result is a function of its own entries alone, to the last bit: entries are summed up in
-// blocks of BLOCK_TOKENS that begin at multiples of it, each block by itself, and blocks are merged
-// in their order. How tasks are cut, which rows are in the step, in which chunks a prompt came and
-// how many threads there are is nowhere in the arithmetic.
+// A query's result is a function of its own entries only, to the last bit. Entries are summed up in
+// blocks of BLOCK_TOKENS that begin at multiples of it, each block separately, and blocks are
+// merged in order. The arithmetic does not depend on how tasks are cut, which rows are in the step,
+// the chunks of a prompt, or the number of threads.
 //
-// The pool is [layers][pages][kv_heads] of one head's page: K, then V, in units of 4 bytes, which are
-// a pair of bfloat16 or one float32:
+// The pool is [layers][pages][kv_heads] of one head's page: K, then V, in units of 4 bytes, each a
+// pair of bfloat16 or one float32:
 //
-//     K  [head_dim / per_unit][16 tokens]         so that 16 keys are the lanes of one register
-//     V  [16 / per_unit][head_dim padded to 16]   so that 16 dimensions are
+//     K  [head_dim / per_unit][16 tokens]         16 keys are the lanes of one register
+//     V  [16 / per_unit][head_dim padded to 16]   16 dimensions are the lanes of one register
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ namespace symphony {
 constexpr int PAGE_TOKENS = 16;
 constexpr int BLOCK_TOKENS = 256;
 
-// What attention needs to know of the model and its pool. `element_bytes` is 2 (bfloat16) or 4
-// (float32): of the pool, of the rotated queries, and of the output. QKV comes in float32.
+// What attention needs to know of the model and its pool. `element_bytes`, 2 (bfloat16) or 4
+// (float32), is that of the pool, the rotated queries, and the output. QKV is float32.
 struct AttentionShape {
     int32_t layers;
     int32_t heads;
@@ -39,8 +39,8 @@ struct AttentionShape {
     int32_t head_dim;  // even
     int32_t element_bytes;
     int32_t threads;       // of the team: `thread` below is less than this
-    // Whether bfloat16 is multiplied as float32, as it is where the processor has no products of it:
-    // the output is float32 then.
+    // Whether bfloat16 is multiplied as float32, for processors without bfloat16 products. The
+    // output is float32 then.
     int32_t wide;
     int64_t pages;         // of the pool
     const int32_t *windows;  // [layers] entries that a token sees, itself included; 0: all
@@ -52,7 +52,7 @@ struct AttentionShape {
 // Bytes of the whole pool.
 size_t pool_bytes(const AttentionShape &shape);
 
-// Zeroed memory for it that is not touched before it is used, and its end. Null when there is none.
+// Allocates zeroed memory for the pool, untouched until its first use; frees it. Null: no memory.
 void *pool_allocate(size_t bytes);
 void pool_free(void *pool, size_t bytes);
 
@@ -60,8 +60,8 @@ void pool_free(void *pool, size_t bytes);
 void pool_copy(const AttentionShape &shape, void *pool, int32_t layer, const int64_t *sources,
                const int64_t *destinations, int64_t count);
 
-// Copies whole pages, `count` of them, from frames of the pool to slots of host memory or back. In
-// host memory a page's layers lie one behind the other, each as it lies in the pool.
+// Copies `count` whole pages from frames of the pool to slots of host memory or back. In host
+// memory a page's layers follow each other, each in the pool's format.
 void pool_save(const AttentionShape &shape, const void *pool, const int32_t *frames,
                const int32_t *slots, int64_t count, void *host);
 void pool_load(const AttentionShape &shape, void *pool, const int32_t *frames, const int32_t *slots,
@@ -70,7 +70,7 @@ void pool_load(const AttentionShape &shape, void *pool, const int32_t *frames, c
 // Fills pages with NaN in every layer.
 void pool_poison(const AttentionShape &shape, void *pool, const int32_t *pages, int64_t count);
 
-// Between slots of one layer and plain [count][2][kv_heads][head_dim] elements.
+// Converts between slots of one layer and plain [count][2][kv_heads][head_dim] elements.
 void pool_read(const AttentionShape &shape, const void *pool, int32_t layer, const int64_t *slots,
                int64_t count, void *plain);
 void pool_write(const AttentionShape &shape, void *pool, int32_t layer, const int64_t *slots,
@@ -78,8 +78,8 @@ void pool_write(const AttentionShape &shape, void *pool, int32_t layer, const in
 
 // ---- A step ----------------------------------------------------------------------------------
 
-// The rows of a step, flat. Tokens stand in the order of the rows. Arrays must live as long as the
-// step. See `base.Row` for what a row means.
+// The rows of a step, flat. Tokens are in the order of the rows. Arrays must live as long as the
+// step. `base.Row` says what a row means.
 struct StepRows {
     int32_t rows;
     int32_t tokens;                // of all rows
@@ -92,7 +92,7 @@ struct StepRows {
     const uint8_t *trees;          // [rows] whether a row has parents; null: none has
 };
 
-// What of a layer a stage works on.
+// One layer's arrays, as input of a stage.
 struct AttentionLayer {
     int32_t layer;
     const float *qkv;      // [tokens][qkv_stride]: heads, then kv_heads of K, then of V
@@ -101,12 +101,12 @@ struct AttentionLayer {
     int64_t out_stride;    // in elements
     const float *q_norm;   // [head_dim] or null
     const float *k_norm;   // [head_dim] or null
-    const float *cosines;  // [positions of the model][head_dim / 2], scaled as the model wants them
+    const float *cosines;  // [positions of the model][head_dim / 2], scaled for the model
     const float *sines;    // the same
 };
 
-// The plan of steps, and the memory that their stages need. One is made for an executor and planned
-// anew for each step; it only grows. Not for two steps at once.
+// The plan of steps, and the memory of their stages. One is made for an executor and planned again
+// for each step; its memory only grows. Not for two steps at once.
 class Attention {
   public:
     Attention(const AttentionShape &shape, void *pool);
@@ -121,8 +121,8 @@ class Attention {
     int32_t attend_tasks(int32_t layer) const;
     int32_t merge_tasks(int32_t layer) const;
 
-    // Tasks come in falling order of cost: take them from a common counter. `thread` names the
-    // memory that the task may use; no two threads at a time may give the same.
+    // Tasks are in falling order of cost: take them from a common counter. `thread` selects the
+    // memory that the task uses; two threads must not pass the same number at the same time.
     void enter(const AttentionLayer &layer, int32_t task, int32_t thread);
     void attend(const AttentionLayer &layer, int32_t task, int32_t thread);
     void merge(const AttentionLayer &layer, int32_t task, int32_t thread);

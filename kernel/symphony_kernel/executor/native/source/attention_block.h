@@ -1,7 +1,7 @@
 // One block of entries against some queries of one kv head: scores, weights, weighted values.
 //
-// Every sum runs over units in their order in one accumulator per result, whatever the size of the
-// tile that computes it, so that a result depends on its own query and entries alone.
+// Every sum runs over units in order, in one accumulator per result, for any size of the tile that
+// computes it. So a result depends on its own query and entries only.
 #pragma once
 
 #include <algorithm>
@@ -14,25 +14,25 @@ namespace symphony {
 constexpr int BLOCK_PAGES = BLOCK_TOKENS / PAGE_TOKENS;
 constexpr int QUERIES_MAX = 30;  // rows of a block: queries times heads that share K and V
 constexpr int TILE_QUERIES = 6;
-// A row's scores, in floats; the odd page keeps rows out of each other's cache sets.
+// A row's scores, in floats; the odd page keeps rows in different cache sets.
 constexpr int SCORES_STRIDE = BLOCK_TOKENS + PAGE_TOKENS;
 
 // Entries [begin, end) of a block that some query of the task sees, and where they lie.
 struct Block {
     const uint32_t *keys[BLOCK_PAGES];
     const uint32_t *values[BLOCK_PAGES];
-    int first_page;  // of the pages that are computed, [first_page, last_page)
+    int first_page;  // the computed pages, [first_page, last_page)
     int last_page;
     int entries;     // from the block's begin that any query sees
 };
 
-// What of a block a query sees: a bit for each token of each page.
+// The tokens of a block that a query sees: a bit for each token of each page.
 struct Visible {
     bool all;
     uint16_t pages[BLOCK_PAGES];
 };
 
-// COLD: the entries come from memory, and V, which lies behind K, is sent for on the way.
+// COLD: the entries come from memory, so V, which lies behind K, is prefetched.
 template <class T, int R, int C, bool COLD>
 inline void score_tile(int units, const uint32_t *queries, const uint32_t *const *keys,
                        float *scores) {
@@ -120,8 +120,8 @@ inline float weigh(float *scores, const Block &block, const Visible &visible, fl
     return maximum;
 }
 
-// Per row: the maximum and the total of a block, or of all blocks so far, and how a block's sums join
-// those so far: so_far * keep + sums * take.
+// Per row: the maximum and the total of a block, or of all blocks so far, and the factors that join
+// a block's sums with those so far: so_far * keep + sums * take.
 constexpr int ROWS_MAX = (QUERIES_MAX + LANES - 1) / LANES * LANES;
 
 struct alignas(LINE_BYTES) Totals {
@@ -144,7 +144,7 @@ inline void join(const Totals &block, Totals &so_far, int rows, Factors &factors
         const __m512 mine = _mm512_load_ps(block.maxima + row);
         const __m512 before = _mm512_load_ps(so_far.maxima + row);
         const __m512 top = _mm512_max_ps(mine, before);
-        // A row that has seen nothing yet, here or before, has no top to subtract.
+        // A row that has seen no entry so far has no maximum to subtract.
         const __mmask16 any = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITE), _CMP_NEQ_UQ);
         const __m512 base = _mm512_maskz_mov_ps(any, top);
         const __m512 keep = exp2_negative<6>(_mm512_sub_ps(before, base));

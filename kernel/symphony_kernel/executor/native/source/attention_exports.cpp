@@ -1,5 +1,5 @@
-// Attention and the pool by themselves, for Python: the pool's care, tests, and measurements. A step
-// of the whole network goes another way.
+// Attention and the pool alone, for Python: management of the pool, tests, and measurements. A step
+// of the whole network does not use them.
 #include <exception>
 #include <new>
 
@@ -28,7 +28,7 @@ SYMPHONY_EXPORT void *symphony_pool_allocate(uint64_t bytes) { return pool_alloc
 
 SYMPHONY_EXPORT void symphony_pool_free(void *pool, uint64_t bytes) { pool_free(pool, bytes); }
 
-// Returns 0, or 1 when there is no memory for what is copied.
+// Returns 0, or 1 if there is no memory for the copies.
 SYMPHONY_EXPORT int32_t symphony_pool_copy(const AttentionShape *shape, void *pool,
                                            const int64_t *sources, const int64_t *destinations,
                                            int64_t count) try {
@@ -66,7 +66,7 @@ SYMPHONY_EXPORT void symphony_pool_write(const AttentionShape *shape, void *pool
     pool_write(*shape, pool, layer, slots, count, plain);
 }
 
-// Null when there is no memory or no thread.
+// Null if there is no memory or no thread.
 SYMPHONY_EXPORT void *symphony_attention_create(const AttentionShape *shape, void *pool) try {
     return new Bench(*shape, pool);
 } catch (const std::exception &) {

@@ -8,19 +8,19 @@ namespace symphony {
 
 namespace {
 
-// Costs are in the time that one query's page takes, of one head of 64 dimensions: about 12 ns. A page
-// that comes from memory takes as long as so many queries do:
+// Costs are in units of one query's page of one head of 64 dimensions: about 12 ns. A page that
+// comes from memory costs as much as so many queries:
 constexpr float PAGE_COST = 12.0f;
-// A stage more, with its merges:
+// One more stage, with its merges:
 constexpr float MERGE_COST = 250.0f;
-// A share of uneven ends that is not worth a cut.
+// Unevenness of the threads' ends that is not worth a cut.
 constexpr float UNEVEN = 1.15f;
 constexpr int PARTS_A_THREAD = 4;
 constexpr int ENTER_TOKENS_MAX = 16;
 
 inline int32_t blocks_of(int32_t entries) { return (entries + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
 
-// The lowest bits of a page's mask, as many as `count` but none below 0.
+// The lowest `count` bits of a page's mask, none if `count` is below 0.
 inline uint16_t lowest(int64_t count) {
     return count >= 16 ? uint16_t(0xFFFF) : uint16_t((1u << std::max<int64_t>(count, 0)) - 1);
 }
@@ -33,7 +33,7 @@ inline uint16_t bits_at(const uint64_t *words, int32_t count, int32_t bit) {
     return uint16_t(bits);
 }
 
-// The time until the last of `threads` ends when each takes the next task, dearest first.
+// The time until the last of `threads` ends if each takes the next task, most expensive first.
 float time_of(std::vector<float> costs, int threads) {
     std::sort(costs.begin(), costs.end(), std::greater<float>());
     std::vector<float> busy(size_t(threads), 0.0f);
@@ -87,7 +87,7 @@ void Planner::plan(const StepRows &step) {
     partial_totals.resize(std::max(partial_totals.size(), 2 * size_t(partial_rows_)));
 }
 
-// ---- What the rows say of their tokens --------------------------------------------------------
+// ---- The rows' tokens ------------------------------------------------------------------------
 
 void Planner::read_rows() {
     const size_t tokens = size_t(rows.tokens);
@@ -151,7 +151,7 @@ const uint64_t *Planner::related(int32_t token) const {
     return related_.data() + related_at_[size_t(token)];
 }
 
-// Returns the last ancestor that a window hides, or -1; what it is related to is hidden, too.
+// Returns the last ancestor that a window hides, or -1; its ancestors are hidden, too.
 int32_t Planner::hidden_ancestor(int32_t token, int32_t window) const {
     if (!window || path_[size_t(token)] - window <= tree_start_[size_t(token)]) return -1;
     const int32_t begin = tree_begin_[size_t(token)];
@@ -170,7 +170,7 @@ Visible Planner::visible(int32_t token, int32_t window, int32_t begin, const Blo
     const int32_t hidden = tree < 0 ? -1 : hidden_ancestor(token, window);
     for (int page = block.first_page; page < block.last_page; ++page) {
         const int32_t entry = begin + page * PAGE_TOKENS;
-        // In a tree the window is one of the path's: siblings do not count.
+        // In a tree the window counts along the path: siblings do not count.
         const int32_t hides = tree < 0 ? low : std::min(low, tree);
         uint16_t mask = uint16_t(lowest(high - entry) & ~lowest(hides - entry));
         if (tree >= 0 && entry + PAGE_TOKENS > tree) {
@@ -219,7 +219,7 @@ void Planner::add_decodes(int32_t window) {
         }
         return;
     }
-    // Rows with the same pages come to stand side by side.
+    // Rows with the same pages become neighbours.
     std::stable_sort(decodes_.begin(), decodes_.end(), [&](int32_t a, int32_t b) {
         const int32_t *one = table(a), *other = table(b);
         return std::lexicographical_compare(one, one + (length(a) - 1) / PAGE_TOKENS, other,
@@ -228,8 +228,8 @@ void Planner::add_decodes(int32_t window) {
     share(decodes_.data(), decodes_.data() + decodes_.size(), 0);
 }
 
-// Of rows that have all blocks before `block` in common: groups of those that share more, and what
-// each has for itself.
+// Splits rows that share all blocks before `block`: into groups that share more, and the remaining
+// blocks of each row.
 void Planner::share(const int32_t *begin, const int32_t *end, int32_t block) {
     while (begin < end) {
         const int32_t *next = begin + 1;
@@ -250,7 +250,7 @@ void Planner::share(const int32_t *begin, const int32_t *end, int32_t block) {
     }
 }
 
-// How many whole blocks from `block` on two rows have in common, all of them present before.
+// The number of whole blocks from `block` on that two rows share, all of them present before.
 int32_t Planner::same_blocks(int32_t one, int32_t other, int32_t block) const {
     const int32_t blocks = std::min(length(one) - 1, length(other) - 1) / BLOCK_TOKENS;
     int32_t same = 0;
@@ -285,7 +285,7 @@ void Planner::add_group(const int32_t *begin, const int32_t *end, int32_t block_
     }
 }
 
-// From here on the partial sums of these queries come together.
+// From here on the partial sums of these queries are merged.
 void Planner::add_target(int32_t first, int32_t count, int32_t begin, int32_t end) {
     for (int32_t i = first; i < first + count; ++i)
         target_of_[size_t(members[size_t(i)])] = int32_t(targets_.size());
@@ -302,7 +302,7 @@ float Planner::span_cost(const Span &span, int32_t blocks) const {
     return pages * (PAGE_COST + float(span.count * shared_)) * head_cost_;
 }
 
-// How many blocks a task may have at most, so that the threads end together.
+// The maximum number of a task's blocks, so that the threads end together.
 int32_t Planner::part_blocks() const {
     if (threads_ == 1) return INT32_MAX;
     float total = 0.0f, most = 0.0f;
@@ -322,13 +322,13 @@ int32_t Planner::part_blocks() const {
         if (time_of(std::move(all), threads_) <= fair * UNEVEN + MERGE_COST) return INT32_MAX;
     }
     const float part = fair / PARTS_A_THREAD;
-    float block_cost = 0.0f;  // of the dearest
+    float block_cost = 0.0f;  // of the most expensive task
     for (const Span &span : spans_) block_cost = std::max(block_cost, span_cost(span, 1));
     return std::max(int32_t(part / block_cost), 1);
 }
 
-// Whether decoding rows are so many that one task may have all kv heads of a row, whose entries lie
-// beside each other in memory: they come a fifth faster than head by head.
+// Whether there are so many decoding rows that one task may have all kv heads of a row. Their
+// entries are neighbours in memory: reading them so is a fifth faster than head by head.
 bool Planner::together() const {
     if (shared_ > QUERIES_MAX) return false;
     float total = 0.0f, most = 0.0f;
@@ -372,12 +372,12 @@ void Planner::add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_
     work.tasks.push_back(task);
 }
 
-// Tells the targets of a task's queries where the sums of its blocks are.
+// Writes the places of a task's partial sums to the targets of its queries.
 void Planner::note_sources(const Task &task) {
     for (int32_t i = 0; i < task.count; ++i) {
         const int32_t token = members[size_t(task.first + i)];
         const Target &target = targets_[size_t(target_of_[size_t(token)])];
-        if (i > 0 && target.count > 1) break;  // all of the task's are of one target
+        if (i > 0 && target.count > 1) break;  // all of the task's queries have one target
         const int64_t blocks = target.block_end - target.block_begin;
         int64_t *sources = sources_.data() + target.sources + task.kv_head * blocks;
         for (int32_t block = task.block_begin; block < task.block_end; ++block)
@@ -385,8 +385,8 @@ void Planner::note_sources(const Task &task) {
     }
 }
 
-// Dearest first, so that the threads end together. Where tasks are many and small, one kv head after
-// the other, so that its entries stay in the cache from task to task.
+// Most expensive first, so that the threads end together. If tasks are many and small, one kv head
+// after the other, so that its entries stay in the cache from task to task.
 void Planner::arrange(std::vector<Task> &tasks) const {
     float total = 0.0f, most = 0.0f;
     for (const Task &task : tasks) {

@@ -1,4 +1,4 @@
-// From a step's rows to tasks of balanced cost. Whatever is decided here, results stay the same.
+// From a step's rows to tasks of balanced cost. These decisions never change results.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ struct Task {
     int32_t first, count;  // of `members`
     int32_t table;         // where the block table begins in `rows.tables`
     int32_t block_begin, block_end;
-    int32_t low, high;  // entries [low, high) are those that any of the queries sees
-    int64_t partial;    // row of the partial sums for block_begin; -1: nothing of it is left to merge
+    int32_t low, high;  // the union of the entries that the queries see, [low, high)
+    int64_t partial;    // row of the partial sums for block_begin; -1: the task needs no merge
     int64_t sources;    // of a merge: where its blocks' rows are listed
-    bool entering;      // the only query's K and V go into the pool first
+    bool entering;      // first enter the only query's K and V into the pool
     float cost;
 };
 
@@ -68,10 +68,10 @@ class Planner {
     struct Span {
         int32_t first, count, table;
         int32_t block_begin, block_end, low, high;
-        bool partial;   // its sums are merged with others'
+        bool partial;   // its sums are merged with other sums
         bool entering;  // of a row of one token
     };
-    // Where partial sums come together: queries whose blocks were computed in parts.
+    // Where partial sums are merged: queries whose blocks were computed in parts.
     struct Target {
         int32_t first, count, block_begin, block_end;
         int64_t sources;  // [kv_heads][blocks]
@@ -107,7 +107,7 @@ class Planner {
     std::vector<int32_t> work_of_;  // [layers]
     std::vector<Work> works_;
 
-    std::vector<int32_t> high_;        // [tokens] entries before and with the token itself
+    std::vector<int32_t> high_;        // [tokens] number of entries up to the token itself
     std::vector<int32_t> path_;        // [tokens] the same without other branches of its tree
     std::vector<int32_t> tree_start_;  // [tokens] first entry of its tree; -1: no tree
     std::vector<int32_t> tree_begin_;  // [tokens] first token of its tree

@@ -10,7 +10,7 @@ namespace symphony {
 
 namespace {
 
-// Slots that go from one page to another: entries [first, last) of the given ones.
+// Slots to copy from one page to another: entries [first, last) of the given slots.
 struct PageCopy {
     int64_t source, destination;
     int64_t first, last;
@@ -45,7 +45,7 @@ struct Elements {
     }
 };
 
-// The lanes of `mask` of one head's page.
+// Copies the lanes of `mask` of one head's page.
 void copy_lanes(const PoolLayout &layout, uint32_t *to, const uint32_t *from, uint16_t mask) {
     for (size_t at = 0; at < layout.values_at; at += LANES)
         _mm512_mask_store_epi32(to + at, mask, _mm512_load_si512(from + at));
@@ -118,7 +118,7 @@ void *pool_allocate(size_t bytes) {
     void *pool = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pool == MAP_FAILED) return nullptr;
-    madvise(pool, bytes, MADV_HUGEPAGE);  // a wish: without it more time goes into page tables
+    madvise(pool, bytes, MADV_HUGEPAGE);  // optional: without it page tables take more time
     return pool;
 }
 
@@ -170,7 +170,7 @@ void pool_load(const AttentionShape &shape, void *pool, const int32_t *frames, c
 void pool_poison(const AttentionShape &shape, void *pool, const int32_t *pages, int64_t count) {
     const PoolLayout layout(shape);
     for (int layer = 0; layer < layout.layers; ++layer)
-        for (int64_t i = 0; i < count; ++i)  // of all ones is NaN in both kinds of elements
+        for (int64_t i = 0; i < count; ++i)  // all ones is NaN in both element types
             std::memset(static_cast<uint32_t *>(pool) + layout.page_at(layer, pages[i]), 0xFF,
                         layout.page_units() * sizeof(uint32_t));
 }

@@ -1,4 +1,4 @@
-// The pool's layout, and numbers on their way into it.
+// The pool's layout, and the conversion of numbers into it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace symphony {
 
-// Memory for registers: begins at a line, is not initialised, does not grow.
+// Memory for registers: aligned to a cache line, not initialised, of fixed size.
 template <class E>
 class Aligned {
   public:
@@ -50,7 +50,7 @@ struct PoolLayout {
     bool wide;          // pairs are widened for products
     int width;          // units of a row of V
     int key_units;      // of one key
-    int query_words;    // of what meets it
+    int query_words;    // of the query words that match it
     size_t values_at;   // units before V
     size_t head_units;  // of one head's page
     int layers;

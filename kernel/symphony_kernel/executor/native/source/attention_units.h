@@ -30,15 +30,16 @@ inline __m256i to_bfloat16(__m512 x) {
 #endif
 }
 
-// Of a head's 16 numbers from `d` on those that there are; all of them where a head is `WHOLE`, a
-// multiple of 16: masked accesses are slow.
+// The numbers of a head's 16 from `d` on that exist; all of them if a head is `WHOLE`, a multiple
+// of 16: masked accesses are slow.
 template <bool WHOLE>
 inline __m512 load_part(const float *from, int left) {
     return WHOLE ? load(from) : load(from, first_lanes(std::min(left, LANES)));
 }
 
-// Numbers of a type, as they lie in units and as they are multiplied: what meets a unit in a product
-// is stored by Factors, and takes WORDS words of 4 bytes, each of which meets a part of the unit.
+// Numbers of a type, as stored in units and as multiplied. Factors stores the numbers that are
+// multiplied with a unit, in WORDS words of 4 bytes; each word is multiplied with a part of the
+// unit.
 struct PairUnits {
     using Element = uint16_t;
     using Factors = PairUnits;
@@ -46,7 +47,7 @@ struct PairUnits {
     static constexpr int WORDS = 1;
     static constexpr int EXP_DEGREE = 4;  // its error is far below the rounding of weights
 
-    // What of a register of units meets word `index`.
+    // The part of a register of units that is multiplied with word `index`.
     template <int index>
     static inline __m512i part(__m512i units) {
         return units;
@@ -99,9 +100,9 @@ struct FloatUnits {
     }
 };
 
-// Pairs of bfloat16 that are made float32 when they are multiplied, by float32 that nobody has
-// rounded: for processors that have no products of bfloat16, or slow ones. A register of pairs that
-// is widened once meets all rows of a tile.
+// Pairs of bfloat16 that are widened to float32 and multiplied by unrounded float32: for processors
+// without products of bfloat16, or with slow ones. All rows of a tile use a register of pairs that
+// is widened once.
 struct WidePairUnits : PairUnits {
     using Factors = FloatUnits;
     static constexpr int WORDS = 2;
@@ -116,7 +117,7 @@ struct WidePairUnits : PairUnits {
     }
 };
 
-// Calls work with the units of elements of so many bytes.
+// Calls work with the units of elements of `bytes` bytes.
 template <class Work>
 inline auto with_units(int32_t element_bytes, [[maybe_unused]] bool wide, Work work) {
     if (element_bytes == 4) return work(FloatUnits());
@@ -134,8 +135,8 @@ inline void store_part(void *elements, __m512 x, int left) {
         T::store(elements, x, first_lanes(std::min(left, LANES)));
 }
 
-// Minimax polynomials of 2^f on [-0.5, 0.5]. That of degree 6 is good to one unit in the last place,
-// and 1 at 0; that of degree 4 to 3e-6.
+// Minimax polynomials of 2^f on [-0.5, 0.5]. The one of degree 6 is exact to one unit in the last
+// place, and 1 at 0; the one of degree 4 is exact to 3e-6.
 constexpr float EXP2_4[] = {0.9999993f, 0.6931218f, 0.24024744f, 0.05591786f, 0.009570102f};
 constexpr float EXP2_6[] = {1.0f,         0.6931472f,    0.24022646f,  0.055503286f,
                             0.009618489f, 0.0013399931f, 0.00015345812f};
@@ -144,8 +145,8 @@ constexpr float EXP2_6[] = {1.0f,         0.6931472f,    0.24022646f,  0.0555032
 template <int DEGREE>
 inline __m512 exp2_negative(__m512 x) {
     static_assert(DEGREE == 4 || DEGREE == 6);
-    // 0 where it would not be a normal number: one that is not costs a product a hundred times as much.
-    // NaN stays NaN.
+    // 0 where the result would be denormal: a product with a denormal number costs a hundred times
+    // as much. NaN stays NaN.
     const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
     const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(x, whole);

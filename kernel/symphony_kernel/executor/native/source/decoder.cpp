@@ -22,7 +22,7 @@ struct Layer {
     const float *input_norm, *query_norm, *key_norm, *middle_norm;
 };
 
-// The weights: where each tensor goes, and the memory of all.
+// The weights: where each tensor goes, and the memory of all tensors.
 template <class T>
 class Weights {
   public:
@@ -120,7 +120,7 @@ class Weights {
 
     size_t unit_bytes() const { return shape_.quantized ? T::PER_UNIT : sizeof(uint32_t); }
 
-    // Gives a matrix its memory and returns what comes after.
+    // Assigns memory to a matrix and returns the end of it.
     char *settle(Matrix &matrix, char *base) {
         if (shape_.quantized) {
             matrix.bytes = reinterpret_cast<int8_t *>(base);
@@ -176,11 +176,11 @@ class Weights {
     std::vector<Layer> layers_;
     Matrix head_{};
     const float *last_norm_ = nullptr;
-    std::vector<std::vector<float>> vectors_;  // whose data stays where it is
+    std::vector<std::vector<float>> vectors_;  // their data does not move
     std::unique_ptr<Mapped> memory_;
 };
 
-// Adds up the time between its marks.
+// Adds up the time between marks.
 class Stopwatch {
   public:
     explicit Stopwatch(double *seconds) : seconds_(seconds), last_(now()) {}
@@ -274,7 +274,7 @@ class TypedDecoder : public Decoder {
                 transform(layer, stream_, mixed_, rows.tokens, watch);
             }
         }
-        // Of the last layer's second half only what is wanted.
+        // The second half of the last layer computes the wanted tokens only.
         choose(tokens);
         watch.mark(Phase::PLAN);
         transform(shape_.layers - 1, chosen_, chosen_mixed_, tokens.wanted_count, watch);
@@ -354,7 +354,7 @@ class TypedDecoder : public Decoder {
         }
     }
 
-    // From the residual stream to what the heads have mixed.
+    // From the residual stream to the output of attention.
     void attend(int32_t index, int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
@@ -378,7 +378,7 @@ class TypedDecoder : public Decoder {
         watch.mark(Phase::ATTENTION);
     }
 
-    // The rest of a layer, on rows of the stream and of what the heads have mixed.
+    // The rest of a layer, on rows of the stream and of attention's output.
     void transform(int32_t index, const Rows<float> &stream, const Rows<Factor> &mixed,
                    int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
@@ -431,7 +431,7 @@ class TypedDecoder : public Decoder {
     Weights<T> weights_;
     const Element *embedding_ = nullptr;
     const float *cosines_ = nullptr, *sines_ = nullptr;
-    int32_t positions_ = 0;  // that have a rotation
+    int32_t positions_ = 0;  // number of positions with a rotation
     double *profile_ = nullptr;
     // By token of the step, and by wanted token.
     Rows<float> stream_, chosen_;

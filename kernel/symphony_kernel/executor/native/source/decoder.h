@@ -1,8 +1,8 @@
 // A decoder-only transformer of the Llama family, and a step of it from tokens to logits.
 //
-// The residual stream, the sums of all products and the logits are float32; what enters a product is
-// in the model's type, or float32 where bfloat16 is multiplied as that. Nothing of a row's arithmetic
-// depends on the rest of the step.
+// The residual stream, the sums of all products and the logits are float32. Inputs of products have
+// the model's type, or float32 where bfloat16 is multiplied as float32. A row's arithmetic does not
+// depend on other rows.
 #pragma once
 
 #include <array>
@@ -22,35 +22,35 @@ struct DecoderShape {
     int32_t element_bytes;  // 2: bfloat16, 4: float32
     int32_t threads;
     float norm_epsilon;
-    int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether there are such
+    int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether the model has them
     int32_t quantized;  // whether matrices are int8 with a factor for each output
     int32_t wide;       // whether bfloat16 is multiplied as float32
 };
 
-// The tensors of a checkpoint. Those from HEAD on are of no layer.
+// The tensors of a checkpoint. Those from HEAD on belong to no layer.
 enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NORM, QUERY_NORM,
                             KEY_NORM, MIDDLE_NORM, HEAD, LAST_NORM, COUNT };
 
-// What a step's time goes into.
+// The phases of a step whose time is measured.
 enum class Phase : int32_t { PLAN, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, ANSWERS,
                              COUNT };
 
 struct StepTokens {
     const uint32_t *tokens;  // [rows.tokens]
-    const int32_t *wanted;   // [wanted_count] tokens whose logits may be asked for
+    const int32_t *wanted;   // [wanted_count] tokens whose logits may be wanted
     int32_t wanted_count;
 };
 
-// What is asked about the first wanted tokens of a step, all of which have logits.
+// The wanted results at the first wanted tokens of a step, all of which have logits.
 struct StepAnswers {
     Sampler *sampler;
     const Place *places;  // [count]
     int32_t count;
-    // What the places allow is being written: it is there when this is not 0. Null: it is there.
+    // Not 0 once the masks of the places are ready. Null: they are ready.
     const int32_t *allowed;
 };
 
-// UNANSWERED: all is computed but the answers, since what places allow is not there yet.
+// UNANSWERED: all is computed but the results, since the masks of the places are not ready.
 enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION, UNANSWERED };
 
 // Not for two calls at once. Pointers marked "kept" must stay valid.
@@ -70,15 +70,17 @@ class Decoder {
     virtual void set_embedding(const void *values) = 0;
     // Kept: [positions][head_dim / 2] each.
     virtual void set_rotation(const float *cosines, const float *sines, int32_t positions) = 0;
-    // Kept: [Phase::COUNT] seconds that are added to; null: none are taken.
+    // Kept: [Phase::COUNT] seconds, accumulated; null: nothing is measured.
     virtual void set_profile(double *seconds) = 0;
-    // Its threads, for what comes after the logits.
+    // Its threads, for work after the logits.
     virtual Team &team() = 0;
 
-    // Whether a step names nothing outside of the vocabulary, the pool and the rotations.
+    // Returns a fault if a step names anything outside of the vocabulary, the pool or the
+    // rotations.
     virtual Fault check(const StepRows &rows, const StepTokens &tokens) const = 0;
-    // Computes a step that `check` finds sound, the logits of the first `count` wanted tokens into
-    // [count][vocab], and the answers, which may write to these. Returns NONE or UNANSWERED.
+    // Computes a step without a fault (see `check`): the logits of the first `count` wanted tokens
+    // into [count][vocab], and the results, which may overwrite the logits. Returns NONE or
+    // UNANSWERED.
     virtual Fault step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
                        const StepAnswers &answers) = 0;
     // Logits of wanted tokens [first, first + count) of the last step.

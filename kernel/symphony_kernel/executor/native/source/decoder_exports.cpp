@@ -7,7 +7,7 @@
 
 using namespace symphony;
 
-// Null when there is no memory or no thread.
+// Null if there is no memory or no thread.
 SYMPHONY_EXPORT void *symphony_decoder_create(const DecoderShape *shape,
                                               const AttentionShape *attention, void *pool) try {
     return Decoder::make(*shape, *attention, pool).release();
@@ -48,7 +48,7 @@ SYMPHONY_EXPORT void symphony_decoder_set_rotation(void *decoder, const float *c
     static_cast<Decoder *>(decoder)->set_rotation(cosines, sines, positions);
 }
 
-// Has the next step ring a bell; see `Team::ring`.
+// Makes the next step write to an eventfd; see `Team::ring`.
 SYMPHONY_EXPORT void symphony_decoder_ring(void *decoder, int32_t bell) {
     static_cast<Decoder *>(decoder)->team().ring(bell);
 }
@@ -57,7 +57,7 @@ SYMPHONY_EXPORT void symphony_decoder_set_profile(void *decoder, double *seconds
     static_cast<Decoder *>(decoder)->set_profile(seconds);
 }
 
-// Returns a Fault; with one that is neither MEMORY nor UNANSWERED nothing has been computed.
+// Returns a Fault. Unless it is MEMORY or UNANSWERED, a fault means that nothing was computed.
 SYMPHONY_EXPORT int32_t symphony_decoder_step(void *decoder, const StepRows *rows,
                                               const StepTokens *tokens, float *logits,
                                               int32_t count, void *sampler, const Place *places,

@@ -1,4 +1,4 @@
-// Single kernels, for tests; and what the machine can do at most, for benchmarks/floor.py.
+// Single kernels, for tests, and the machine's limits, for benchmarks/floor.py.
 #include <pthread.h>
 #include <sched.h>
 
@@ -71,7 +71,7 @@ void compute(const Product &given) {
     team.end();
 }
 
-// Sums that depend on nothing but themselves: as many as hide the time that one takes.
+// Independent sums: enough of them to hide the latency of one.
 template <class T>
 float dots(int64_t count) {
     constexpr int CHAINS = 24;
@@ -90,7 +90,7 @@ float dots(int64_t count) {
 
 }  // namespace
 
-// A product by itself; 0, or 1 when there is no memory or no thread.
+// A product alone; returns 0, or 1 if there is no memory or no thread.
 SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_bytes) try {
     with_units(element_bytes, given->wide, [&](auto units) { compute<decltype(units)>(*given); });
     return 0;
@@ -98,12 +98,12 @@ SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_b
     return 1;
 }
 
-// Whether these kernels multiply bfloat16: the processor does, and the compiler knows of it.
+// Whether these kernels multiply bfloat16: the processor and the compiler support it.
 SYMPHONY_EXPORT int32_t symphony_computes_bf16() { return COMPUTES_BF16; }
 
-// Whether bfloat16 is faster multiplied as float32: two products of registers for each one of pairs,
-// and a tenth for the widening. On the processors that were seen it is one half of the time or twice
-// the time, so that it does not depend on a disturbed measurement.
+// Whether bfloat16 is faster multiplied as float32: two products of registers for each product of
+// pairs, and a tenth for the widening. On the processors seen so far it takes half the time or
+// twice the time, so that a disturbed measurement does not matter.
 SYMPHONY_EXPORT int32_t symphony_widening_pays() {
     if (!COMPUTES_BF16) return 1;
     constexpr int64_t DOTS = 24 << 10;  // some 10 microseconds
@@ -131,7 +131,7 @@ SYMPHONY_EXPORT double symphony_dot_seconds(int32_t element_bytes, int32_t threa
             element_bytes, false, [&](auto units) { return dots<decltype(units)>(count); });
     };
     team.begin();
-    team.run(threads, [](int32_t, int32_t) {});  // all are awake
+    team.run(threads, [](int32_t, int32_t) {});  // all threads are awake
     const auto begin = Clock::now();
     team.run(threads, work);
     const double seconds = seconds_since(begin);
@@ -139,8 +139,7 @@ SYMPHONY_EXPORT double symphony_dot_seconds(int32_t element_bytes, int32_t threa
     return seconds;
 }
 
-// Seconds in which the threads read `bytes` of memory that is in no cache, or less than 0 when there
-// is no memory.
+// Seconds in which the threads read `bytes` of memory that is in no cache; below 0: no memory.
 SYMPHONY_EXPORT double symphony_read_seconds(int32_t threads, int64_t bytes) try {
     constexpr int64_t TASK = 128 << 10;
     const Mapped memory(static_cast<size_t>(bytes));
@@ -166,9 +165,9 @@ SYMPHONY_EXPORT double symphony_read_seconds(int32_t threads, int64_t bytes) try
     return -1.0;
 }
 
-// Moves the caller of a team of two, which has two cores, from one to the other within a step.
-// Returns 0 when the other thread keeps off the caller's core in the next loop, 1 when it may run
-// there, and -1 when that shows nothing: the system has moved the caller, or holds up the other.
+// Moves the caller of a team of two, which has two cores, from one core to the other within a step.
+// Returns 0 if the other thread avoids the caller's core in the next loop, 1 if it may run there,
+// and -1 if the result is unclear: the system moved the caller, or delays the other thread.
 SYMPHONY_EXPORT int32_t symphony_team_moved(int32_t from, int32_t to) {
     cpu_set_t before, both, others;
     if (sched_getaffinity(0, sizeof before, &before) != 0) return -1;
@@ -180,7 +179,7 @@ SYMPHONY_EXPORT int32_t symphony_team_moved(int32_t from, int32_t to) {
         CPU_ZERO(&one);
         CPU_SET(core, &one);
         sched_setaffinity(0, sizeof one, &one);
-        sched_setaffinity(0, sizeof both, &both);  // it stays, unless it is moved again
+        sched_setaffinity(0, sizeof both, &both);  // it stays there, unless it is moved again
         return sched_getcpu() == core;
     };
     Team team(2);
@@ -204,9 +203,10 @@ SYMPHONY_EXPORT int32_t symphony_team_moved(int32_t from, int32_t to) {
     return CPU_ISSET(to, &others) ? 1 : 0;
 }
 
-// A step's caller lends a core, of two that the team of two has, and asks for it back. Returns 0 when
-// the other thread takes no task until then, and takes some as soon as the word is written, or, with
-// `late`, when nobody writes it; 1 when not; -1 when that shows nothing: the machine was too busy.
+// A step's caller lends one of the two cores of a team of two, and asks for it back. Returns 0 if
+// the other thread takes no task until then, and takes tasks as soon as the number is written, or,
+// with `late`, if it is never written; 1 if not; -1 if the result is unclear: the machine was too
+// busy.
 SYMPHONY_EXPORT int32_t symphony_team_lent(int32_t first, int32_t second, int32_t late) {
     cpu_set_t before, both;
     if (sched_getaffinity(0, sizeof before, &before) != 0) return -1;
@@ -216,7 +216,7 @@ SYMPHONY_EXPORT int32_t symphony_team_lent(int32_t first, int32_t second, int32_
     sched_setaffinity(0, sizeof both, &both);
     Team team(2);
     std::atomic<bool> taken{false};
-    // Of a loop's tasks the caller's each wait until the other has taken one, but not for long.
+    // The caller's tasks each wait until the other thread has taken one, but not for long.
     const auto takes = [&](int32_t tasks, double seconds) {
         taken.store(false);
         team.run(tasks, [&](int32_t, int32_t thread) {

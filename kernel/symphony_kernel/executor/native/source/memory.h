@@ -1,4 +1,4 @@
-// Memory of the kernels' own.
+// Memory of the kernels.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,15 +12,15 @@
 
 namespace symphony {
 
-// Zeroed memory in large pages where the system has them; the processor finds its way through
-// hundreds of megabytes of weights with few of those.
+// Zeroed memory, in huge pages if the system has them: address translation for hundreds of
+// megabytes of weights is faster with few pages.
 class Mapped {
   public:
     explicit Mapped(size_t bytes) : bytes_(static_cast<size_t>(rounded_up(bytes, HUGE_BYTES))) {
         memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory_ == MAP_FAILED) throw std::bad_alloc();
-        madvise(memory_, bytes_, MADV_HUGEPAGE);  // where there are none, small ones will do
+        madvise(memory_, bytes_, MADV_HUGEPAGE);  // without huge pages small ones will do
     }
     ~Mapped() { munmap(memory_, bytes_); }
     Mapped(const Mapped &) = delete;
@@ -34,15 +34,15 @@ class Mapped {
     size_t bytes_;
 };
 
-// Rows of numbers that one step after the other writes. Rows begin at lines, and not at multiples of
-// a page, which would share a few places of the cache. What is past a row's end is zero unless the
-// owner writes there.
+// Rows of numbers that each step overwrites. Rows begin at cache lines, but not at multiples of a
+// page, which would share a few cache sets. Numbers past a row's end are zero unless the owner
+// writes there.
 template <class E>
 class Rows {
   public:
     explicit Rows(int64_t width) : stride_(rounded_up(width, LINE_ELEMENTS) + LINE_ELEMENTS) {}
 
-    // Makes room for so many rows; their contents are lost when it grows.
+    // Makes room for `rows` rows; their contents are lost when it grows.
     void reserve(int32_t rows) {
         if (rows <= rows_) return;
         const int64_t wanted = rounded_up(rows, 16);

@@ -7,10 +7,11 @@
 //     inputs  [rows][stride] words         one word, broadcast      14 rows
 //     panel   [units][32]                  two registers         x  2 registers of sums
 //
-// A unit meets one word of the inputs, or two where pairs are widened (see attention_units.h).
+// A unit is multiplied with one word of the inputs, or two where pairs are widened (see
+// attention_units.h).
 //
-// Each sum is added up in the order of the depth, whatever the number of rows and of threads: a row
-// has the same bits alone and in any company.
+// Each sum is added up in the order of the depth, for any number of rows and threads. So a row has
+// the same bits alone and in any batch.
 #pragma once
 
 #include <algorithm>
@@ -24,13 +25,13 @@
 namespace symphony {
 
 constexpr int PANEL = 2 * LANES;  // outputs
-constexpr int ROWS_MAX = 14;      // of inputs that go through a panel together
+constexpr int ROWS_MAX = 14;      // of inputs that are multiplied with a panel together
 
-// A packed matrix; its memory is somebody else's.
+// A packed matrix; it does not own its memory.
 struct Matrix {
     uint32_t *panels;   // [count][units][PANEL]
     const float *bias;  // [count * PANEL], or null
-    // Quantized: [count][units][PANEL][elements of a unit], then `panels` is null; and the factors.
+    // Quantized: [count][units][PANEL][elements of a unit], then `panels` is null; and the scales.
     int8_t *bytes;
     const float *scales;  // [count * PANEL]
     int32_t count;
@@ -45,8 +46,8 @@ struct Matrix {
     }
 };
 
-// Puts `outputs` rows of `depth` elements of `element_bytes` (2 or 4) into a matrix. Row i becomes
-// output place(i); what no row fills stays as it is.
+// Packs `outputs` rows of `depth` elements of `element_bytes` (2 or 4) into a matrix. Row i becomes
+// output place(i); other outputs stay unchanged.
 template <class Place>
 void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int32_t element_bytes,
           const Place &place) {
@@ -54,7 +55,8 @@ void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int3
     const auto *bytes = static_cast<const unsigned char *>(rows);
     for (int32_t first = 0; first < outputs; first += LANES) {
         const int32_t end = std::min(first + LANES, outputs);
-        // All rows of a line of the panel together: it is written while it is in the cache.
+        // All rows of a line of the panel together, so that the line is written while it is in the
+        // cache.
         for (int32_t unit = 0; unit < matrix.units; ++unit) {
             const size_t at = static_cast<size_t>(unit) * 4;
             const size_t size = std::min<size_t>(4, row_bytes - at);
@@ -69,7 +71,7 @@ void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int3
     }
 }
 
-// The same of rows of int8, each with a factor.
+// The same for rows of int8, each with a scale.
 template <class T, class Place>
 void pack_bytes(Matrix &matrix, const int8_t *rows, const float *scales, int32_t outputs,
                 int32_t depth, const Place &place) {
@@ -86,7 +88,7 @@ void pack_bytes(Matrix &matrix, const int8_t *rows, const float *scales, int32_t
     }
 }
 
-// A panel, read unit after unit: what of two registers of units meets a word of the inputs.
+// A panel, read unit by unit: the part of two registers of units that a word is multiplied with.
 template <class T>
 struct PlainPanel {
     const uint32_t *at;
@@ -99,7 +101,7 @@ struct PlainPanel {
     void next() { at += PANEL; }
 };
 
-// The same of a quantized one: its integers, which are exact in every type.
+// The same for a quantized panel: its integers, which are exact in every type.
 template <class T>
 struct BytePanel {
     const int8_t *at;
@@ -120,7 +122,7 @@ struct BytePanel {
 #endif
         }
     }
-    // The integers of one place in each of sixteen pairs, as floats.
+    // The integers at one place of each of sixteen pairs, as floats.
     template <int index>
     static __m512i widened(const int8_t *from) {
         const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i *>(from));
@@ -141,7 +143,7 @@ struct BytePanel {
     void next() { at += PANEL * T::PER_UNIT; }
 };
 
-// Writes a quantized panel as the integers' own panel, and meanwhile fetches `next`.
+// Unpacks a quantized panel into a panel of its integers, and prefetches `next`.
 template <class T>
 void expand(const int8_t *bytes, const int8_t *next, int32_t units, uint32_t *panel) {
     BytePanel<T> from{bytes};
@@ -155,8 +157,8 @@ void expand(const int8_t *bytes, const int8_t *next, int32_t units, uint32_t *pa
     }
 }
 
-// Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL], and meanwhile fetches two lines
-// at `ahead` for each unit, `step` bytes further each time.
+// Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL], and prefetches two lines at
+// `ahead` for each unit, `step` bytes further each time.
 template <class T, int ROWS, class Panel>
 void multiply_rows(const uint32_t *inputs, int64_t stride, Panel panel, int32_t units,
                    const char *ahead, int64_t step, float *sums) {
@@ -164,7 +166,7 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, Panel panel, int32_t 
     __m512 left[ROWS], right[ROWS];
 #pragma GCC unroll 14
     for (int row = 0; row < ROWS; ++row) left[row] = right[row] = _mm512_setzero_ps();
-    // One pointer for each three rows: so many fit into the processor's registers.
+    // One pointer for each three rows: more would not fit into the processor's registers.
     const uint32_t *groups[GROUPS];
 #pragma GCC unroll 5
     for (int group = 0; group < GROUPS; ++group) {
@@ -219,15 +221,15 @@ struct Inputs {
     int32_t rows;
 };
 
-// Multiplies rows [row_begin, row_end) by one panel and hands each row's two registers of sums, with
-// the bias, to out(row, panel index, left, right). `next` is the panel that comes after; `scratch` has
-// room for a panel where the matrix is quantized.
+// Multiplies rows [row_begin, row_end) by one panel and passes each row's two registers of sums,
+// with the bias, to out(row, panel index, left, right). `next` is the panel that comes after;
+// `scratch` has space for a panel if the matrix is quantized.
 template <class T, class Out>
 void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inputs &inputs,
                     int32_t row_begin, int32_t row_end, uint32_t *scratch, const Out &out) {
     alignas(LINE_BYTES) float sums[ROWS_MAX * PANEL];
     const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
-    // Of a quantized panel that several blocks of rows go through the integers are laid out once.
+    // A quantized panel that is used for several blocks of rows is unpacked once.
     const bool expanded = matrix.quantized() && blocks > 1;
     PlainPanel<T> plain{scratch};
     BytePanel<T> bytes{nullptr};
@@ -251,7 +253,7 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
         left_bias = _mm512_loadu_ps(matrix.bias + index * PANEL);
         right_bias = _mm512_loadu_ps(matrix.bias + index * PANEL + LANES);
     }
-    // The next panel comes into the cache while the first rows go through this one.
+    // Prefetches the next panel while the first rows use this one.
     const int64_t half = static_cast<int64_t>(matrix.panel_units() * 2 / LINE_BYTES * LINE_BYTES);
     int32_t row = row_begin;
     for (int32_t block = 0; block < blocks; ++block) {
@@ -276,7 +278,7 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
     }
 }
 
-// How a product is cut into tasks: so many panels, so many rows.
+// How a product is cut into tasks: the panels and rows of each.
 struct Cut {
     int32_t panels, rows;
     int32_t panel_tasks, row_tasks;

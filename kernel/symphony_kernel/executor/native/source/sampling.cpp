@@ -11,15 +11,15 @@ namespace {
 
 // top_p looks at this many of the most likely tokens, then at more, then at all.
 constexpr int32_t HEADS[] = {64, 1024};
-// Of so many tokens the noise is computed straight away.
+// For at most so many tokens the noise is computed without a bound.
 constexpr size_t FEW = 32;
-// Where no more than one in so many tokens is allowed their logits are moved together.
+// If at most one in so many tokens is allowed, their logits are moved together.
 constexpr int32_t SPARSE = 2;
 
 // Logits by their distance from the best one.
 struct Buckets {
     static constexpr int32_t COUNT = 2048;
-    static constexpr float SPAN_MAX = 32.0f;  // what is less likely than e^-32 of the best shares one
+    static constexpr float SPAN_MAX = 32.0f;  // logits below e^-32 of the best share a bucket
 
     Buckets(float best, float least) : best(best) {
         const float span = std::min(best - least, SPAN_MAX);
@@ -34,7 +34,7 @@ struct Buckets {
     float best, per_unit;
 };
 
-// The tokens that a truncation leaves: those with keys from `key` on and logarithms from `log` on.
+// The tokens that a truncation keeps: those with keys from `key` on and logarithms from `log` on.
 struct Cut {
     uint64_t key = 0;
     float log = -INFINITE;
@@ -91,7 +91,7 @@ struct Sampler::Scratch {
     explicit Scratch(int32_t vocab) : vocab(vocab), count(vocab) {}
 
     const int32_t vocab;
-    // Of the place: how many logits are looked at, and whose they are, in their order; null: all.
+    // The logits of the place that are scanned, and their tokens, in order; null: all.
     int32_t count;
     const uint32_t *tokens = nullptr;
     std::vector<float> moved;
@@ -139,10 +139,10 @@ struct Sampler::Scratch {
         std::memcpy(out + sizeof token, &log, sizeof log);
     }
 
-    // The token of a logit that is looked at. All below speaks of logits by where they are.
+    // The token of a scanned logit. All code below identifies logits by their index.
     uint32_t token_at(uint32_t at) const { return tokens ? tokens[at] : at; }
 
-    // Adds the bias, in place, and rules out what is not allowed. Returns the logits to be looked at.
+    // Adds the bias in place and rules out tokens that are not allowed. Returns the logits to scan.
     float *shape(const Place &place, float *logits) {
         for (int32_t i = 0; i < place.bias_count; ++i)
             logits[place.bias_tokens[i]] += place.bias_values[i];
@@ -167,7 +167,7 @@ struct Sampler::Scratch {
         return found;
     }
 
-    // What is left keeps its order, so that of equals the first is still the one with the lower token.
+    // The remaining logits keep their order, so that the first of equals has the lowest token.
     void move_together(const uint8_t *allow, const float *logits, int32_t allowed) {
         const size_t room = size_t(allowed) + LANES;  // whole registers are stored
         if (moved.size() < room) moved.resize(room), moved_tokens.resize(room);
@@ -222,7 +222,7 @@ struct Sampler::Scratch {
         });
     }
 
-    // ---- Truncation, as `sampling._kept` has it -----------------------------------------------
+    // ---- Truncation, the semantics of `sampling._kept` ----------------------------------------
 
     void truncate(const Place &place, const Logs &logs) {
         cut.key = 0;
@@ -237,11 +237,11 @@ struct Sampler::Scratch {
             cut_mass(place, logs);
     }
 
-    // What the best tokens are that a cut is made in: all that there are, the only ones that may be
-    // left, or some with more behind them.
+    // Whether the best tokens, in which a cut is made, are all tokens, the only ones that may be
+    // kept, or followed by more.
     enum class Within { ALL, THESE, MORE };
 
-    // Cuts within the best tokens; with more behind them returns whether they suffice, and leaves
+    // Cuts within the best tokens. If more tokens follow, returns whether the best suffice. Leaves
     // their probabilities in `masses`.
     bool cut_at(const std::vector<uint64_t> &keys, const Place &place, const Logs &logs,
                 Within within) {
@@ -285,8 +285,8 @@ struct Sampler::Scratch {
         cut_flat(place, logs);
     }
 
-    // Most tokens are kept: instead of ordering them, sums up the masses of buckets, and orders the
-    // bucket in which the sum passes the bound.
+    // If most tokens are kept: instead of sorting them, sums up the masses of buckets, and sorts
+    // the bucket in which the sum passes the bound.
     void cut_flat(const Place &place, const Logs &logs) {
         const Buckets buckets{logs.best, least_finite(scaled.data(), count)};
         masses.assign(Buckets::COUNT, 0.0);
@@ -340,13 +340,13 @@ struct Sampler::Scratch {
         return draw(unscaled, scaled.data(), at_best, &cut, logs);
     }
 
-    // The noisy best of the tokens within the cut, if there is one. `reached` is a score that one of
-    // them has.
+    // The noisy best of the tokens within the cut, if there is one. `reached` is the score of one
+    // of them.
     uint32_t draw(const Place &place, const float *logits, float reached, const Cut *within,
                   const Logs &logs) const {
         Winner winner{within != nullptr};
         const float by = 1.0f / place.temperature;
-        // What the bound and the division by multiplication may be off by.
+        // The possible error of the bound and of the division by multiplication.
         const float slack = 1e-6f * (std::fabs(logs.best * by) + 64.0f);
         __m512 wanted = _mm512_set1_ps(reached - slack);
         for_lanes(logits, count, [&](int32_t i, __mmask16 lanes, __m512 x) {

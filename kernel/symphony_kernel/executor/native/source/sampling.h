@@ -1,8 +1,8 @@
-// From logits to answers: every `get` of `pred`, place by place.
+// From logits to results: every `get` of `pred`, place by place.
 //
-// The same semantics as sampling.py, which says what they are, and the same noise: a token is the
-// argmax of logit / temperature + noise(seed, position, token) over the tokens that truncation leaves.
-// The noise of a token costs two logarithms; most tokens are ruled out by a bound that costs none.
+// The semantics and the noise are those of sampling.py, which documents them: a token is the argmax
+// of logit / temperature + noise(seed, position, token) over the tokens that truncation keeps. The
+// noise of a token costs two logarithms; a bound without logarithms rules out most tokens.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Team;
 // `options.Get`.
 enum class Get : int32_t { NONE, ARGMAX, SAMPLE, TOP, OF, LOGITS };
 
-// What is wanted at one place, and where it goes. Python has the same as a NumPy type.
+// What is wanted at one place, and where the result goes. Python has the same as a NumPy type.
 struct Place {
     uint64_t seed;               // of the noise, with `position`
     const uint8_t *allow;        // a bit for each token, at least one set; null: all
@@ -28,7 +28,7 @@ struct Place {
     float temperature;           // 0: argmax
     int32_t top_k;               // 0: all
     int32_t get;
-    int32_t count;               // of TOP, of OF; of best tokens that follow ARGMAX and SAMPLE
+    int32_t count;               // of TOP or OF; of the best tokens that follow ARGMAX and SAMPLE
     int32_t bias_count;
     int32_t position;            // of the place's token
 };
@@ -40,8 +40,8 @@ class Sampler {
     Sampler(const Sampler &) = delete;
     Sampler &operator=(const Sampler &) = delete;
 
-    // Answers `count` places of [count][vocab] logits, which are overwritten. Without a team, which
-    // must be awake, the caller does it alone. Not for two calls at once.
+    // Computes the results at `count` places of [count][vocab] logits, which are overwritten.
+    // Without a team, which must be awake, the caller computes alone. Not for two calls at once.
     void answer(Team *team, const Place *places, int32_t count, float *logits);
 
   private:

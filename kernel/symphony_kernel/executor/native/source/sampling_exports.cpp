@@ -1,4 +1,4 @@
-// Answers to the places of a step, for Python.
+// Results at the places of a step, for Python.
 #include <exception>
 #include <new>
 
@@ -8,7 +8,7 @@
 
 using namespace symphony;
 
-// Null when there is no memory.
+// Null if there is no memory.
 SYMPHONY_EXPORT void *symphony_sampler_create(int32_t vocab, int32_t threads) try {
     return new Sampler(vocab, threads);
 } catch (const std::exception &) {
@@ -19,7 +19,7 @@ SYMPHONY_EXPORT void symphony_sampler_destroy(void *sampler) {
     delete static_cast<Sampler *>(sampler);
 }
 
-// With a decoder its threads share the places. Returns 0, or 1 when there is no memory.
+// With a decoder, its threads share the places. Returns 0, or 1 if there is no memory.
 SYMPHONY_EXPORT int32_t symphony_sampler_answer(void *sampler, void *decoder, const Place *places,
                                                 int32_t count, float *logits) try {
     Team *team = decoder ? &static_cast<Decoder *>(decoder)->team() : nullptr;

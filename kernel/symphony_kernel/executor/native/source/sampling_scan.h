@@ -1,4 +1,4 @@
-// What is done with all logits of a place: maximum, sum, the best tokens, the noisy best.
+// Scans of all logits of a place: maximum, sum, the best tokens, the noisy best.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace symphony {
 
-// Orders as floats do, -0 beside 0; the token in the low half makes lower ids come first among equals.
+// Keys that sort as floats do, -0 next to 0; among equals the lower token has the higher key.
 inline uint64_t order_key(float value, uint32_t token) {
     uint32_t bits;
     value += 0.0f;
@@ -47,7 +47,7 @@ inline float maximum(const float *logits, int32_t count) {
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
-// The least of the finite ones.
+// The least of the finite logits.
 inline float least_finite(const float *logits, int32_t count) {
     const __m512 none = _mm512_set1_ps(-INFINITE);
     __m512 least = _mm512_set1_ps(INFINITE);
@@ -95,11 +95,11 @@ struct Logs {
     float of(float logit) const { return logit - best - sum; }
 };
 
-// Finds the best tokens of a place: a pass that keeps what is better than the worst of those that
-// were the best when the room last ran out.
+// Finds the best tokens of a place in one pass. It keeps logits that are better than the worst of
+// the best at the time when the buffer was last full.
 class Best {
   public:
-    // The keys of the `count` best tokens, best first; good until the next call.
+    // The keys of the `count` best tokens, best first; valid until the next call.
     const std::vector<uint64_t> &find(const float *logits, int32_t vocab, int32_t count) {
         keys_.clear();
         count_ = size_t(count);
@@ -182,7 +182,8 @@ inline float noise(uint32_t bits) {
     return -float(std::log(-double(log)));
 }
 
-// At least the noise: -log(-log(1 - u)) <= -log(u), whose logarithm is bounded by straight lines.
+// An upper bound of the noise: -log(-log(1 - u)) <= -log(u), whose logarithm is bounded by straight
+// lines.
 inline __m512 noise_bound(__m512i bits) {
     const __m512 u = _mm512_add_ps(_mm512_cvtepi32_ps(bits), _mm512_set1_ps(0.5f));
     const __m512 log2 = _mm512_cvtepi32_ps(_mm512_castps_si512(u));  // (127 + log2 u) * 2^23, nearly

@@ -16,11 +16,12 @@ namespace symphony {
 
 namespace {
 
-constexpr int SPINS = 4000;  // of about 10 ns: longer than the loops of a step lie apart
-// Waking a thread takes longer than a step that follows at once needs to begin.
-constexpr int REST_SPINS = 4000;  // 0.1 ms where a pause was measured, twice what lies between two
+constexpr int SPINS = 4000;  // of about 10 ns: longer than the gap between a step's loops
+// Waking a thread takes longer than the start of a step that follows at once: 0.1 ms where a pause
+// was measured, twice the gap between two steps.
+constexpr int REST_SPINS = 4000;
 
-// For which a core is lent at most: a step's masks, and the loop that runs beside them, take half.
+// The longest time that a core is lent. A step's masks, and the event loop meanwhile, take half.
 constexpr std::chrono::milliseconds LENT_MAX{2};
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
@@ -33,7 +34,7 @@ void wake_all(std::atomic<uint32_t> &word) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Spins for a while, and then gives the core to whoever else wants it.
+// Spins for a while, then yields the core to other threads.
 class Patience {
   public:
     void wait() {
@@ -59,8 +60,8 @@ bool comes_soon(const int32_t *word) {
     return false;
 }
 
-// A product with a number that is not normal takes a hundred times as long, and whoever uploads a KV
-// file chooses its numbers: in a step they are taken, and come out, as 0 (flush to zero, denormals
+// A product with a denormal number takes a hundred times as long, and a tenant that uploads a KV
+// file chooses its numbers. So in a step they are read and written as 0 (flush to zero, denormals
 // are zero).
 constexpr unsigned SUBNORMALS_ARE_ZERO = 0x8040;
 
@@ -77,8 +78,8 @@ Team::~Team() {
     for (std::thread &other : others_) other.join();
 }
 
-// A thread that wakes up on its waker's core, which happens when no core is idle, waits there until
-// somebody moves it: longer than a step. So the others keep off the caller's core.
+// A thread that wakes on its waker's core, which happens if no core is idle, waits there until it
+// is moved: longer than a step. So the others avoid the caller's core.
 void Team::keep_apart() {
     const int core = sched_getcpu();
     if (core == core_ || core < 0) return;
@@ -90,7 +91,7 @@ void Team::keep_apart() {
     tight_ = left <= static_cast<int>(others_.size());
     if (left == 0) return;
     for (std::thread &other : others_) {
-        // A wish: where it is refused, threads run wherever they may.
+        // optional: if refused, threads run anywhere
         pthread_setaffinity_np(other.native_handle(), sizeof cores, &cores);
     }
 }
@@ -139,8 +140,8 @@ void Team::look_at_lent() {
 }
 
 void Team::run_tasks(int32_t tasks, Call call, const void *work) {
-    // The system may have moved the caller, within the step, to where the others have to stay: then
-    // the core that it has left stands idle for as long as they do.
+    // The system may have moved the caller, within the step, to a core where the other threads must
+    // stay. Then the core that it left is idle for as long as they do.
     if (tight_) keep_apart();
     look_at_lent();
     tasks_.store(tasks, std::memory_order_relaxed);
@@ -154,8 +155,8 @@ void Team::run_tasks(int32_t tasks, Call call, const void *work) {
     while (unfinished_.load(std::memory_order_acquire) != 0) patience.wait();
 }
 
-// Takes tasks of the open loop until none is left, then tells how many it has done: no other loop can
-// open before that.
+// Takes tasks of the open loop until none is left, then adds the number of done ones: no other loop
+// can open before that.
 void Team::take_tasks(int32_t thread) {
     int32_t finished = 0;
     for (;;) {
@@ -165,17 +166,17 @@ void Team::take_tasks(int32_t thread) {
         int32_t tasks = tasks_.load(std::memory_order_relaxed);
         Call call = call_.load(std::memory_order_relaxed);
         const void *work = work_.load(std::memory_order_relaxed);
-        // If the loop is still the same, so were the three.
+        // If the loop is still the same, so were the three values.
         if (!open_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel)) continue;
         call(work, tasks - static_cast<int32_t>(left), thread);
         ++finished;
-        if (thread == 0) look_at_lent();  // a prompt's loop takes longer than a core is lent for
+        if (thread == 0) look_at_lent();  // a prompt's loop takes longer than a core is lent
     }
     if (finished != 0) unfinished_.fetch_sub(finished, std::memory_order_acq_rel);
 }
 
-// Returns when another step has begun, or may have: whoever begins one sees who sleeps by then, and
-// who is about to sleep sees that it has begun.
+// Returns when another step has begun, or may have. A thread that begins a step sees which threads
+// sleep by then, and a thread about to sleep sees that the step has begun.
 void Team::rest(uint32_t step) {
     for (int turn = 0; turn < REST_SPINS; ++turn) {
         if (step_.load(std::memory_order_relaxed) != step) return;
@@ -189,16 +190,16 @@ void Team::rest(uint32_t step) {
 void Team::ring_now() {
     if (bell_.load(std::memory_order_relaxed) < 0) return;
     const int bell = bell_.exchange(-1);
-    // Should it fail, whoever wanted it rings himself after the step.
+    // If it fails, the caller rings after the step.
     if (bell >= 0) [[maybe_unused]] const int rung = eventfd_write(bell, 1);
 }
 
-// What the other threads do all their life.
+// The main function of the other threads.
 void Team::serve(int32_t thread) {
     _mm_setcsr(_mm_getcsr() | SUBNORMALS_ARE_ZERO);
     for (;;) {
-        // In this order: whoever stops the team changes the step last, and a thread that has seen
-        // the last step must not sleep on it.
+        // In this order: a team that stops changes the step last, and a thread that has seen the
+        // last step must not sleep on it.
         uint32_t step = step_.load();
         if (stopped_.load()) return;
         if ((step & 1) == 0) {

@@ -1,10 +1,10 @@
 // The threads that compute a step.
 //
-// Whoever calls `run` takes part. A loop ends when its tasks have ended, not when each thread has
-// come by: a thread that the machine has taken away holds nobody up unless it holds a task, and tasks
-// are small. Between two loops of a step the others spin for a while; between two steps they do so
-// for as long as the next one takes when it is at hand, and then sleep, because the cores are shared
-// with other processes.
+// The caller of `run` takes part. A loop ends when its tasks have ended, not when every thread has
+// come: a thread that the system has descheduled delays the others only if it holds a task, and
+// tasks are small. Between two loops of a step the other threads spin for a while. Between two
+// steps they spin as long as the next step takes to arrive if it is queued, and then sleep, because
+// other processes share the cores.
 #pragma once
 
 #include <atomic>
@@ -27,24 +27,24 @@ class Team {
 
     int threads() const { return static_cast<int>(others_.size()) + 1; }
 
-    // Wakes the others before the first loop of a step, and lets them sleep after its last. Loops
-    // outside of a step are the caller's alone.
+    // Wakes the other threads before the first loop of a step, and lets them sleep after its last.
+    // Loops outside of a step run on the caller's thread alone.
     void begin();
     void end();
 
-    // In the next step, leave a core to whoever writes a number other than 0 here, until he has done
-    // so or 2 ms are over. Where each core has a thread of the team's one of them sleeps meanwhile,
-    // and the others do its part: if its core were taken from it each loop of the step would wait for
-    // the task in its hand. Null: nobody.
+    // In the next step, lend a core to the thread that writes a number other than 0 here, until it
+    // has done so or 2 ms have passed. If each core has a thread of the team, one of them sleeps
+    // meanwhile and the others compute its share: if it lost its core while it held a task, each
+    // loop of the step would wait for that task. Null: lend none.
     void lend(const int32_t *until) { lent_until_ = until; }
 
-    // In the next step, write to an eventfd: one of the others does, with no task in its hand. Who is
-    // woken up takes the core of who wakes, and the rest of the team goes on.
+    // In the next step, write to an eventfd. One of the other threads does so while it holds no
+    // task. A woken thread takes the waker's core, and the rest of the team continues.
     void ring(int bell) { bell_.store(bell, std::memory_order_relaxed); }
 
     // Calls work(task, thread) for each task in [0, tasks), each once, and returns when all have
-    // ended; thread is in [0, threads()), the caller's own is 0. Whatever came before the call is
-    // seen by the tasks, and what they did by the caller after it.
+    // ended. thread is in [0, threads()); the caller's is 0. Tasks see all writes before the call,
+    // and the caller sees the tasks' writes after it.
     template <class Work>
     void run(int32_t tasks, const Work &work) {
         if (tasks <= 1 || others_.empty()) {
@@ -71,34 +71,34 @@ class Team {
     void look_at_lent();
     void take_back();
 
-    // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
-    // a task of one loop with the description of another.
+    // The loop's number in the upper half, the number of free tasks in the lower: one word, so that
+    // no thread takes a task of one loop with the description of another.
     alignas(LINE_BYTES) std::atomic<uint64_t> open_{0};
     alignas(LINE_BYTES) std::atomic<int32_t> unfinished_{0};
     // Written only while no task is open.
     alignas(LINE_BYTES) std::atomic<int32_t> tasks_{0};
     std::atomic<Call> call_{nullptr};
     std::atomic<const void *> work_{nullptr};
-    // What the others sleep on: odd while a step is being computed.
+    // The other threads sleep on this: odd during a step.
     alignas(LINE_BYTES) std::atomic<uint32_t> step_{0};
     std::atomic<bool> stopped_{false};
     unsigned callers_control_ = 0;  // of its floating point, outside of a step
     std::vector<std::thread> others_;
     std::atomic<int32_t> asleep_{0};  // of the others
     std::atomic<int> bell_{-1};
-    // What one of the others sleeps on: 1 while its core is lent.
+    // The thread of a lent core sleeps on this: 1 while the core is lent.
     alignas(LINE_BYTES) std::atomic<uint32_t> lent_{0};
     const int32_t *lent_until_ = nullptr;  // the caller's
     Clock::time_point lent_since_;
-    int core_ = -1;                   // of the caller, when it was looked at last
-    bool tight_ = false;              // the others have no core to spare but the caller's
+    int core_ = -1;                   // the caller's, when last read
+    bool tight_ = false;              // the other threads have no core to spare but the caller's
 };
 
-// Waits, for as long as threads of a team spin, until somebody has written a number other than 0;
-// returns whether that has come to be. What was written before it is seen then.
+// Waits, as long as threads of a team spin, for a number other than 0; returns whether it came. The
+// caller then sees all that was written before it.
 bool comes_soon(const int32_t *word);
 
-// Keeps a team awake as long as it lives.
+// Keeps a team awake during its lifetime.
 class Awake {
   public:
     explicit Awake(Team &team) : team_(team) { team_.begin(); }

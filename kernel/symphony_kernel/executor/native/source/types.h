@@ -1,4 +1,4 @@
-// What all kernels build on: registers of sixteen floats, and memory that suits them.
+// The base of all kernels: registers of sixteen floats, and aligned memory.
 #pragma once
 
 #include <immintrin.h>
@@ -8,11 +8,11 @@
 
 namespace symphony {
 
-// As wide as the cache line and the register.
+// The size of a cache line and of a register.
 constexpr size_t LINE_BYTES = 64;
 constexpr int LANES = 16;  // float32 in a register
 
-// Sixteen floats, or those of the lanes that are set and zeros; as bfloat16 they become floats.
+// Loads sixteen floats, or those of the set lanes and zeros; the same from bfloat16.
 inline __m512 load(const float *from) { return _mm512_loadu_ps(from); }
 
 inline __m512 load(const float *from, __mmask16 lanes) {
@@ -30,7 +30,7 @@ inline void store(float *to, __m512 values, __mmask16 lanes) {
     _mm512_mask_storeu_ps(to, lanes, values);
 }
 
-// The first `count` lanes, of which there are at most LANES.
+// The first `count` lanes, at most all LANES.
 inline __mmask16 first_lanes(int64_t count) {
     return count >= LANES ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1);
 }
