@@ -26,7 +26,7 @@ RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
 _SAVED_SECONDS: Final = 0.005  # by one who has not called: so much may come at once
 _CALLS_SAVED_SECONDS: Final = 0.0005  # of the kernel's thread, for which steps wait
 _DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
-_LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
+_RELEASE_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
 _WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
 _ACTIVE_SECONDS: Final = 0.005  # for which it is remembered who is
 _AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
@@ -58,7 +58,7 @@ class _Account:
         self.had = 0.0
         self.at = now
 
-    def lately(self, now: float) -> float:
+    def recent(self, now: float) -> float:
         """Return what it has had lately, the earlier the less."""
         return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
 
@@ -80,11 +80,11 @@ class Accounts:
         self._weight = weight
         self._others = others
         self._accounts: dict[str, _Account] = {}
-        self._active: dict[str, float] = {}  # weights, as of `_looked`
+        self._active: dict[str, float] = {}  # weights, as of `_refreshed`
         self._total = 0.0
-        self._looked = float("-inf")
+        self._refreshed = float("-inf")
 
-    def called(self, tenant: str, seconds: float, now: float) -> bool:
+    def charge(self, tenant: str, seconds: float, now: float) -> bool:
         """A tenant's calls have taken so long; whether its next ones have to wait."""
         share = self._share(tenant, now)  # which forgets accounts
         account = self._accounts.get(tenant)
@@ -96,49 +96,49 @@ class Accounts:
             earned = (now - account.at) * share * self._processors
             left = min(account.left + earned, self._saved) - seconds
             account.left = max(left, -_DEBT_SECONDS)
-        account.had = account.lately(now) + seconds
+        account.had = account.recent(now) + seconds
         account.at = now
         return account.left < 0.0
 
-    def ahead(self, tenant: str, now: float) -> bool:
+    def is_ahead(self, tenant: str, now: float) -> bool:
         """Whether somebody who has something to do has had notably less than a tenant, lately."""
         self._share(tenant, now)
         accounts = self._accounts
         had = [
-            accounts[name].lately(now) / weight if name in accounts else 0.0
+            accounts[name].recent(now) / weight if name in accounts else 0.0
             for name, weight in self._active.items()
         ]
         mine = accounts.get(tenant)
         if mine is None:
             return False
-        return mine.lately(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
+        return mine.recent(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
 
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: its calls may go on."""
-        return min(self.rest(tenant, now), _WAIT_SECONDS)
+        return min(self.empty_seconds(tenant, now), _WAIT_SECONDS)
 
-    def rest(self, tenant: str, now: float) -> float:
+    def empty_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds after which its share has paid, if all that it costs ends now."""
         share, account = self._share(tenant, now), self._accounts.get(tenant)
         if account is None or share == 1.0:
             return 0.0
         share *= self._processors
-        lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share
+        lacks = share * _RELEASE_SECONDS - account.left - (now - account.at) * share
         return lacks / share if lacks > 1e-9 else 0.0
 
     def _share(self, tenant: str, now: float) -> float:
         """Return what of the time is a tenant's; exactly 1.0 of one who is alone."""
-        if now - self._looked > _ACTIVE_SECONDS:
-            self._look(now)
+        if now - self._refreshed > _ACTIVE_SECONDS:
+            self._refresh(now)
         active = self._active
         if tenant not in active:
             weight = active[tenant] = self._weight(tenant)
             self._total += weight
         return 1.0 if len(active) == 1 else active[tenant] / self._total
 
-    def _look(self, now: float) -> None:
+    def _refresh(self, now: float) -> None:
         """See who has something to do, and forget who has not called for long and owes nothing."""
-        self._looked, since = now, now - RECENT_SECONDS
+        self._refreshed, since = now, now - RECENT_SECONDS
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
@@ -156,51 +156,53 @@ class CpuAccounts:
     """Both accounts of each tenant. `beside` says what of the processors there is to share out."""
 
     def __init__(
-        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: CpuOptions
+        self, queue: FairQueue, present: Callable[[float], Iterable[str]], options: CpuOptions
     ) -> None:
         """`present` tells who shares the device at a time."""
         self._queue = queue
         self._calling = Accounts(queue.tenant_weight, present, saved=_CALLS_SAVED_SECONDS)
-        self._beside = beside
+        self._options = options
         self._all: Accounts | None = None
-        if beside.processors < inf:
-            self._all = Accounts(queue.tenant_weight, present, beside.processors)
+        if options.processors < inf:
+            self._all = Accounts(queue.tenant_weight, present, options.processors)
 
-    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
+    def charge_calls(
+        self, root: int, tenant: str, weight: float, seconds: float, now: float
+    ) -> bool:
         """Charge a LIP for calls in the kernel; return whether its tenant's next ones must wait.
 
         It has `weight` in its tenant.
         """
-        over = self._calling.called(tenant, seconds, now)
-        if self._all is not None and self._all.called(tenant, seconds, now):
-            over = over or self._is_held(self._all, tenant, now)
+        over = self._calling.charge(tenant, seconds, now)
+        if self._all is not None and self._all.charge(tenant, seconds, now):
+            over = over or self._may_throttle(self._all, tenant, now)
         if self._queue.several:
-            self._queue.pay(tenant, seconds)
-            if self._queue.knows(root):
-                self._queue.charge(root, tenant, weight, seconds)
+            self._queue.charge_tenant(tenant, seconds)
+            if self._queue.has_run(root):
+                self._queue.charge_run(root, tenant, weight, seconds)
         return over
 
-    def spent(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for processor time outside the kernel."""
         if self._all is not None:
-            self._all.called(tenant, seconds, now)
+            self._all.charge(tenant, seconds, now)
         if self._queue.several and tenant in self._queue.present:
-            self._queue.pay(tenant, seconds * self._beside.device_share)
+            self._queue.charge_tenant(tenant, seconds * self._options.device_share)
 
-    def wait(self, tenant: str, now: float) -> float:
+    def seconds_until_calls(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
         seconds = self._calling.wait(tenant, now)
-        if self._all is not None and self._is_held(self._all, tenant, now):
+        if self._all is not None and self._may_throttle(self._all, tenant, now):
             seconds = max(seconds, self._all.wait(tenant, now))
         return seconds
 
-    def pause(self, tenant: str, now: float) -> float:
+    def throttle_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds for which a tenant is to rest: its share will have paid by then."""
-        seconds = self._calling.rest(tenant, now)
-        if self._all is not None and self._is_held(self._all, tenant, now):
-            seconds = max(seconds, self._all.rest(tenant, now))
+        seconds = self._calling.empty_seconds(tenant, now)
+        if self._all is not None and self._may_throttle(self._all, tenant, now):
+            seconds = max(seconds, self._all.empty_seconds(tenant, now))
         return seconds
 
-    def _is_held(self, accounts: Accounts, tenant: str, now: float) -> bool:
+    def _may_throttle(self, accounts: Accounts, tenant: str, now: float) -> bool:
         """Whether a tenant may be held at all: others had less, and processors are short."""
-        return accounts.ahead(tenant, now) and self._beside.short(now)
+        return accounts.is_ahead(tenant, now) and self._options.short(now)

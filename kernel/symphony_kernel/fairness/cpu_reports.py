@@ -41,10 +41,10 @@ class ReplayState(Protocol):
 class Accounts(Protocol):
     """Who keeps the tenants' accounts (`fairness.cpu_accounts`)."""
 
-    def spent(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
         """A tenant has cost so much of processors outside the kernel."""
 
-    def pause(self, tenant: str, now: float) -> float:
+    def throttle_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds for which a tenant is to rest: its share will have paid by then."""
 
 
@@ -54,7 +54,7 @@ class CpuReports:
     def __init__(self, processes: ProcessTable, accounts: Accounts, clock: Clock) -> None:
         self._processes, self._accounts, self._clock = processes, accounts, clock
 
-    def take(
+    def charge_report(
         self, port: ReportingPeer, times: list[Any], hooks: ReplayState | None, *, gateway: bool
     ) -> None:
         """Charge [[instance, microseconds], ...]; answer with what is to rest there.
@@ -72,22 +72,22 @@ class CpuReports:
                 if not gateway:
                     raise m.MessageError("a worker may not speak for a tenant")
                 if not replaying:
-                    self._accounts.spent(whose, spent / 1e6, now)
+                    self._accounts.charge_reported(whose, spent / 1e6, now)
                     told.add(whose)
                 continue
             caller = self._processes.live.get(whose)
             if caller is None or replaying or not (gateway or caller.worker == port.name):
                 continue  # it has ended, perhaps
             tenant = caller.tenant.name
-            self._accounts.spent(tenant, spent / 1e6, now)
+            self._accounts.charge_reported(tenant, spent / 1e6, now)
             if not gateway:
                 told.add(tenant)
         if gateway or self._processes.tenants_live > 1:
             for tenant in sorted(told):
-                self._rest(port, tenant, now, REST_MS_MAX if gateway else PACE_MS_MAX)
+                self._throttle(port, tenant, now, REST_MS_MAX if gateway else PACE_MS_MAX)
 
-    def _rest(self, port: ReportingPeer, tenant: str, now: float, longest_ms: int) -> None:
-        seconds = self._accounts.pause(tenant, now)
+    def _throttle(self, port: ReportingPeer, tenant: str, now: float, longest_ms: int) -> None:
+        seconds = self._accounts.throttle_seconds(tenant, now)
         if seconds >= _SHORTEST_SECONDS:
             port.send(m.Pace(tenant, min(round(1000 * seconds), longest_ms)))
 

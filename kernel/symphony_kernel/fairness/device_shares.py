@@ -3,10 +3,10 @@
 All rows of a step wait for the slowest. Let w be tenants' weights, W their sum over the tenants
 that are present, T a step's time, and T_i the time that tenant i's rows of it would take alone.
 
-    plan     a step has T <= W / w_i * T_i, for each tenant i in it
+    budget     a step has T <= W / w_i * T_i, for each tenant i in it
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
-The plan bounds the time between two tokens, the charge bounds the rate. Virtual time (`fair_queue`)
+The budget bounds the time between two tokens, the charge bounds the rate. Virtual time (`fair_queue`)
 sums up what a tenant paid over its weight. A tenant that is ahead of another waits while that one
 runs. The tenant furthest behind has at least one row in each step, however long that makes it (a
 tree, a row with a long context). So while tenant i has work, the steps with its rows would alone
@@ -27,8 +27,8 @@ from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN, PRESENT_MS
 
 _MARGIN: Final = 0.9  # of the time that others may have: no prediction is exact
 _SLACK_STEPS: Final = 2.0  # by which one tenant may be ahead of another
-_SLACK_LOTS: Final = 1.0  # likewise, where one is slowed for several of its steps at once
-_LOT_STEPS: Final = 6  # of a tenant's own: so long it may be slowed at once
+_SLACK_BATCHED: Final = 1.0  # likewise, where one is slowed for several of its steps at once
+_BATCH_STEPS: Final = 6  # of a tenant's own: so long it may be slowed at once
 # Rows that are always beside others' teach nothing of what they take alone: so of this many steps
 # one has a single tenant's rows, where not all had room, and otherwise.
 _PROBE_STEPS: Final = 16
@@ -45,7 +45,7 @@ _LONG_AGO: Final = float("-inf")
 class TenantShare:
     """What one tenant may have of a step, before others have had theirs."""
 
-    __slots__ = ("behind", "reserve", "rows", "seconds", "tenant", "tokens")
+    __slots__ = ("furthest_behind", "reserve", "rows", "seconds", "tenant", "tokens")
 
     def __init__(
         self, tenant: str, seconds: float, rows: float, tokens: float, reserve: float
@@ -55,22 +55,27 @@ class TenantShare:
         self.rows = rows
         self.tokens = tokens
         self.reserve = reserve  # of the seconds, for its own decodes: its prompts leave them that
-        self.behind = False  # it is the one furthest behind: its first row need not fit
+        self.furthest_behind = False  # it is the one furthest behind: its first row need not fit
 
 
 class StepBudget:
     """How one step is divided."""
 
-    __slots__ = ("ceiling", "probe", "seconds", "slope", "tokens", "turns")
+    __slots__ = ("counter_max", "probe", "seconds", "shares", "slope", "tokens")
 
     def __init__(
-        self, seconds: float, slope: float, turns: list[TenantShare], ceiling: float, tokens: int
+        self,
+        seconds: float,
+        slope: float,
+        shares: list[TenantShare],
+        counter_max: float,
+        tokens: int,
     ) -> None:
         self.seconds = seconds  # that the step may take
         self.slope = slope  # seconds of a token, beside the base of the first
-        self.turns = turns  # those with the least work first
+        self.shares = shares  # those with the least work first
         self.tokens = tokens  # that it may have; a tree may have more
-        self.ceiling = ceiling  # of virtual time, past which tenants wait while others run
+        self.counter_max = counter_max  # of virtual time, past which tenants wait while others run
         self.probe = False  # one tenant's rows only, to learn what they take
 
 
@@ -78,8 +83,16 @@ class _Demand:
     """What a tenant that is present wants of a step."""
 
     __slots__ = (
-        "alone", "decodes", "in_lots", "load", "most_rows", "most_tokens", "name", "others",
-        "rows", "weight",
+        "alone",
+        "batched",
+        "decodes",
+        "load",
+        "most_rows",
+        "most_tokens",
+        "name",
+        "others",
+        "rows",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, name: str, weight: float) -> None:
@@ -87,13 +100,13 @@ class _Demand:
         self.load, self.rows, self.decodes = StepLoad(), 0, 0
         self.alone = self.others = 0.0  # seconds of its rows, and beside them
         self.most_rows = self.most_tokens = 0.0  # that it may have
-        self.in_lots = False  # it may be slowed for several of its steps at once
+        self.batched = False  # it may be slowed for several of its steps at once
 
 
 class DeviceShares:
     """Plans steps and charges tenants for them.
 
-    `lot_seconds`: tokens of generations are sent together, at most so late. So such a tenant may
+    `delivery_seconds`: tokens of generations are sent together, at most so late. So such a tenant may
     be slowed for so long at once, and is served alone afterwards.
     """
 
@@ -103,17 +116,17 @@ class DeviceShares:
         costs: StepCost,
         rows: int,
         tokens: int,
-        lot_seconds: float,
+        delivery_seconds: float,
         busy: Callable[[], Container[str]] = tuple,
     ) -> None:
         """`busy` gives the tenants whose works compute, or wait for pages."""
         self._queue, self._costs, self._busy = queue, costs, busy
         self._rows, self._tokens = rows, tokens
-        self._lot_seconds = lot_seconds
+        self._delivery_seconds = delivery_seconds
         self._seen: dict[str, float] = {}  # present tenants: when they had work last
         self._loads: dict[str, StepLoad] = {}  # theirs of the last step that they were in
         self._stepwise: dict[str, float] = {}  # when a pred of one token was launched last
-        self._slack = 0.0  # of virtual time, as of the last plan
+        self._slack = 0.0  # of virtual time, as of the last budget
         self._probed: dict[str, int] = {}  # of each tenant, up to _PROBES_FIRST
         self._shared = 0  # steps of several tenants since one had a step for itself
         self._absent: list[str] = []  # present tenants that wanted nothing of the last step
@@ -124,7 +137,7 @@ class DeviceShares:
         queue = self._queue
         if not queue.several:
             return None
-        self._look(now)
+        self._refresh_present(now)
         if not queue.several or not self._costs.known:
             return None
         weight_sum = sum([queue.tenant_weight(name) for name in queue.present])
@@ -139,21 +152,21 @@ class DeviceShares:
                 continue
             demand.others = self._others(name, demand.load, weight_sum, now)
             times = weight_sum / demand.weight - 1.0
-            demand.in_lots = demand.others > times * demand.alone
+            demand.batched = demand.others > times * demand.alone
             demands.append(demand)
             most = min(most, demand.alone + demand.others)
         if not demands:
             return None
-        steps = _SLACK_LOTS if any(each.in_lots for each in demands) else _SLACK_STEPS
+        steps = _SLACK_BATCHED if any(each.batched for each in demands) else _SLACK_STEPS
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
-        ceiling = min([queue.counter(each.name) for each in demands]) + self._slack
-        taken = [each for each in demands if queue.counter(each.name) <= ceiling]
+        counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
+        taken = [each for each in demands if queue.counter(each.name) <= counter_max]
         fit = self._fit(taken)
         if not fit:
             self._make_room(taken, weight_sum, now)
         # Those that wait for others can still wait only so long.
         bounds = [
-            each.others + (each.alone if queue.counter(each.name) <= ceiling else 0.0)
+            each.others + (each.alone if queue.counter(each.name) <= counter_max else 0.0)
             for each in demands
         ]
         seconds = min(absent, *bounds)
@@ -165,7 +178,7 @@ class DeviceShares:
         probe = self._to_probe(taken, crowded=not fit) if len(taken) > 1 else -1
         if fit and probe < 0 and len(taken) == len(waiting):
             return None
-        return self._divide(taken, seconds, ceiling, probe)
+        return self._divide(taken, seconds, counter_max, probe)
 
     def _fit(self, demands: list[_Demand]) -> bool:
         """Whether a step has rows and tokens for all works of these tenants."""
@@ -197,14 +210,14 @@ class DeviceShares:
     def present(self, now: float) -> Iterable[str]:
         """Return the tenants that share the device now."""
         if self._queue.present:
-            self._look(now)
+            self._refresh_present(now)
         return self._queue.present
 
     def _others(self, name: str, load: StepLoad, weight_sum: float, now: float) -> float:
         """Return how much longer others may make a step than a tenant's rows do alone."""
         alone, lot = self._costs.seconds(load), 0.0
         if not load.features[FORMED]:
-            lot = self._lot(name, alone, now)
+            lot = self._delivery_delay(name, alone, now)
         times = weight_sum / self._queue.tenant_weight(name) - 1.0
         return times * max(_MARGIN * alone, lot)
 
@@ -219,11 +232,11 @@ class DeviceShares:
             default=_ENDLESS,
         )
 
-    def _lot(self, name: str, alone: float, now: float) -> float:
+    def _delivery_delay(self, name: str, alone: float, now: float) -> float:
         """Return how long a tenant may be slowed at once, whose steps take so long alone."""
         if not alone or now - self._stepwise.get(name, _LONG_AGO) < PRESENT_MS / 1000:
             return 0.0
-        return min(int(self._lot_seconds / alone), _LOT_STEPS) * alone
+        return min(int(self._delivery_seconds / alone), _BATCH_STEPS) * alone
 
     def _demand(self, name: str, most: float, weight_sum: float) -> _Demand:
         """Look at a tenant's works until it is known what it wants of a step of `most` seconds.
@@ -233,7 +246,7 @@ class DeviceShares:
         found = _Demand(name, self._queue.tenant_weight(name))
         load, costs = found.load, self._costs
         rows = max(int(2 * self._rows * found.weight / weight_sum), _LOOK_ROWS)
-        for request in self._queue.works_of(name):
+        for request in self._queue.requests_of(name):
             count = min(request.count - request.placed, self._tokens - load.tokens)
             load.add(request, request.placed, count)
             if request.continuation is None or count > 1:
@@ -248,7 +261,7 @@ class DeviceShares:
         return found
 
     def _divide(
-        self, demands: list[_Demand], most: float, ceiling: float, probe: int
+        self, demands: list[_Demand], most: float, counter_max: float, probe: int
     ) -> StepBudget:
         """Divide a step of `most` seconds; `probe`: which tenant has it alone, or -1."""
         costs = self._costs
@@ -258,18 +271,18 @@ class DeviceShares:
         behind = min(demands, key=lambda each: self._queue.counter(each.name)).name
         if probe >= 0:
             self._shared = 0
-            demands, wanted, ceiling = [demands[probe]], [wanted[probe]], -_ENDLESS
+            demands, wanted, counter_max = [demands[probe]], [wanted[probe]], -_ENDLESS
         weights = [each.weight for each in demands]
         seconds = divide(max(most - first, 0.0), wanted, weights)
-        turns = []
+        shares = []
         for index, each in enumerate(demands):
             reserve = min(slope * each.decodes, 0.5 * seconds[index])
             room = seconds[index], each.most_rows, each.most_tokens
-            turns.append(TenantShare(each.name, *room, reserve))
-            turns[-1].behind = each.name == behind
-        plan = StepBudget(most, slope, turns, ceiling, self._most_tokens)
-        plan.probe = probe >= 0
-        return plan
+            shares.append(TenantShare(each.name, *room, reserve))
+            shares[-1].furthest_behind = each.name == behind
+        budget = StepBudget(most, slope, shares, counter_max, self._most_tokens)
+        budget.probe = probe >= 0
+        return budget
 
     def _to_probe(self, demands: list[_Demand], crowded: bool) -> int:
         """Return which tenant the next step is for alone, so that its time is known; -1: none."""
@@ -312,7 +325,7 @@ class DeviceShares:
         least = min(self._charge(loads, seconds, formed))
         for name in self._absent:
             if name in queue.present:
-                queue.pay(name, least * queue.tenant_weight(name))
+                queue.charge_tenant(name, least * queue.tenant_weight(name))
 
     def _charge(self, loads: dict[str, StepLoad], seconds: float, formed: bool) -> list[float]:
         """Divide a step's time; return how far its tenants have come in virtual time."""
@@ -333,12 +346,12 @@ class DeviceShares:
         steps = []
         for name, own, each in zip(names, alone, paid, strict=True):
             part = each + rest * (own / known if known else 1.0 / len(names))
-            queue.pay(name, part)
+            queue.charge_tenant(name, part)
             steps.append(part / queue.tenant_weight(name))
         return steps
 
     def may_follow(self, loads: dict[str, StepLoad], now: float) -> bool:
-        """Whether the next step may have the same tenants' rows without a plan."""
+        """Whether the next step may have the same tenants' rows without a budget."""
         if len(loads) == 1:
             return True
         if self._shared >= _PROBE_STEPS_MOST:
@@ -363,7 +376,7 @@ class DeviceShares:
 
     def all_ahead(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> bool:
         """Whether all that wait are to wait while those of `loads` have so many steps alone."""
-        return self._queue.least > self._reached(loads, steps, seconds)
+        return self._queue.least_counter > self._reached(loads, steps, seconds)
 
     def _reached(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> float:
         queue = self._queue
@@ -373,7 +386,7 @@ class DeviceShares:
         counters = [queue.counter(name) for name in loads if name in queue.present]
         return max(counters, default=_ENDLESS) + each + self._slack
 
-    def _look(self, now: float) -> None:
+    def _refresh_present(self, now: float) -> None:
         """See who is present, and bound what a tenant is owed (`_BEHIND_SECONDS`)."""
         queue, seen = self._queue, self._seen
         since, busy = now - PRESENT_MS / 1000, self._busy()
@@ -381,7 +394,7 @@ class DeviceShares:
             if queue.is_active(name) or name in busy:
                 seen[name] = now
             elif seen.setdefault(name, now) < since:
-                queue.leave(name)
+                queue.remove_tenant(name)
         if len(seen) > len(queue.present):
             for name in [name for name in seen if name not in queue.present]:
                 del seen[name]

@@ -15,17 +15,18 @@ the front, so that thousands may come and go. The first entry of a heap is alway
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeVar
 
 from symphony_kernel.fairness.step_cost import StepCost
-from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 from symphony_kernel.request import Request
 
 _ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
-_NO_CEILING: Final = float("inf")
+_UNLIMITED: Final = float("inf")
 _STALE_MAX: Final = 64  # entries of a heap, besides as many as are valid
 
 
@@ -62,14 +63,14 @@ class _Tenant:
     order: int
     weight: float
     counter: float = 0.0
-    lips: "_Heap[_Run]" = field(default_factory=list)
+    runs: "_Heap[_Run]" = field(default_factory=list)
     last: float = 0.0  # the counter of the LIP that was active last
-    lips_active: int = 0
+    runs_active: int = 0
     prompts: int = 0  # works of more than one token
     decodes: int = 0  # the others
     active: bool = False
     present: bool = False  # it has work, here or on the device, or had some a moment ago
-    ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
+    run_counter_max: float = _UNLIMITED  # of its LIPs' counters, while a batch is formed
 
 
 _Node = TypeVar("_Node", _Run, _Tenant)
@@ -89,13 +90,13 @@ class FairQueue:
         self._tenants: dict[str, _Tenant] = {}
         self._present: dict[str, _Tenant] = {}
         self._others: _Heap[_Tenant] = []  # while the queue is for one tenant alone
-        self._lips: dict[int, _Run] = {}
+        self._runs: dict[int, _Run] = {}
         self._heap: _Heap[_Tenant] = []
-        self._tenants_active = self._lips_active = 0
+        self._tenants_active = self._runs_active = 0
         self._aside: list[tuple[_Run, Request]] = []
         self._passed: list[_Tenant] = []  # over, until `restore`
-        self._limited: list[_Tenant] = []  # those with a ceiling
-        self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
+        self._limited: list[_Tenant] = []  # those with a run_counter_max
+        self._tenant_counter_max = _UNLIMITED  # of tenants' counters, while a batch is formed
         self._last = 0.0  # the largest counter of a tenant that was present
         self._made = 0
         self.requests = 0
@@ -123,7 +124,7 @@ class FairQueue:
         """Whether more than one tenant shares the device now."""
         return len(self._present) > 1
 
-    def leave(self, tenant: str) -> None:
+    def remove_tenant(self, tenant: str) -> None:
         """A tenant has had nothing to do for a while: the others share the device without it."""
         node = self._present.pop(tenant, None)
         if node is not None:
@@ -144,18 +145,18 @@ class FairQueue:
         node = self._tenants[tenant]
         return node.decodes + node.prompts
 
-    def works_of(self, tenant: str) -> Iterator[Request]:
+    def requests_of(self, tenant: str) -> Iterator[Request]:
         """Give a tenant's works, each LIP's in order; those set aside are not among them."""
-        for counter, _, run in self._tenants[tenant].lips:
+        for counter, _, run in self._tenants[tenant].runs:
             if run.active and run.counter == counter:
                 yield from run.requests
 
     @property
-    def least(self) -> float:
+    def least_counter(self) -> float:
         """The virtual time of the tenant furthest behind of those that have works here."""
-        return self._heap[0][0] if self._heap else _NO_CEILING
+        return self._heap[0][0] if self._heap else _UNLIMITED
 
-    def pay(self, tenant: str, seconds: float) -> None:
+    def charge_tenant(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for time of the device; not while a batch is formed."""
         node = self._tenant(tenant)
         self._set_counter(node, node.counter + seconds / node.weight)
@@ -179,7 +180,7 @@ class FairQueue:
         if active:
             self._insert(node)
 
-    def focus(self, tenant: str) -> bool:
+    def focus_tenant(self, tenant: str) -> bool:
         """Let the queue be this tenant's alone until `unfocus`; return whether it has works."""
         node = self._tenants[tenant]
         if not self._others:
@@ -201,9 +202,9 @@ class FairQueue:
 
     def push(self, request: Request) -> None:
         """Queue a work behind those of its LIP."""
-        run = self._lips.get(request.root)
+        run = self._runs.get(request.root)
         if run is None:
-            run = self._new_lip(request)
+            run = self._new_run(request)
         run.weight = request.weight
         run.requests[request] = None
         if request.count == 1:  # as `_entered`, for most works there are
@@ -219,7 +220,7 @@ class FairQueue:
 
     def put_back(self, request: Request) -> None:
         """Queue a work before those of its LIP that has been here before: it has kept its claim."""
-        run = self._lips[request.root]
+        run = self._runs[request.root]
         run.away.pop(request, None)
         run.requests[request] = None
         run.requests.move_to_end(request, last=False)
@@ -233,7 +234,7 @@ class FairQueue:
 
     def remove(self, request: Request) -> bool:
         """Take out a work that waits or is away; return whether it waited here."""
-        run = self._lips.get(request.root)
+        run = self._runs.get(request.root)
         if run is None:
             return False
         run.away.pop(request, None)
@@ -248,17 +249,17 @@ class FairQueue:
     def send_away(self, request: Request) -> None:
         """Take a waiting work out until `put_back` or `remove`; its LIP keeps its claim."""
         self.remove(request)
-        self._lips[request.root].away[request] = None
+        self._runs[request.root].away[request] = None
 
-    def away(self, root: int, instance: int | None) -> list[Request]:
+    def away_requests(self, root: int, instance: int | None) -> list[Request]:
         """Return the works of an instance, or of a LIP (None), that are away."""
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         requests = () if run is None else run.away
         return [request for request in requests if instance in (None, request.instance)]
 
     def forget_instance(self, root: int, instance: int) -> list[Request]:
         """Take out all works of one instance of the LIP `root` and return them."""
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         if run is None:
             return []
         gone = [request for request in run.requests if request.instance == instance]
@@ -270,9 +271,9 @@ class FairQueue:
                 self._deactivate(run)
         return gone
 
-    def forget_lip(self, root: int) -> list[Request]:
+    def forget_run(self, root: int) -> list[Request]:
         """Take out a LIP with all its works and return these; its counter is forgotten."""
-        run = self._lips.pop(root, None)
+        run = self._runs.pop(root, None)
         if run is None:
             return []
         gone = list(run.requests)
@@ -286,7 +287,7 @@ class FairQueue:
     # -- Forming a batch -----------------------------------------------------------------------
     def first(self) -> Request | None:
         """Return the work that has the best claim to run, if any waits that is not set aside."""
-        return _first(self._heap[0][2].lips[0][2]) if self._heap else None
+        return _first(self._heap[0][2].runs[0][2]) if self._heap else None
 
     def serve(self, tokens: int) -> None:
         """Charge the first work's LIP and tenant for its next `tokens` tokens.
@@ -295,7 +296,7 @@ class FairQueue:
         hold up its own branches.
         """
         tenant = self._heap[0][2]
-        run = tenant.lips[0][2]
+        run = tenant.runs[0][2]
         requests = run.requests
         request = next(iter(requests))
         self._charge(run, request, tokens)
@@ -314,12 +315,12 @@ class FairQueue:
     def set_aside(self) -> None:
         """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
         tenant = self._heap[0][2]
-        run = tenant.lips[0][2]
+        run = tenant.runs[0][2]
         self._aside.append((run, run.requests.popitem(last=False)[0]))
         run.aside += 1
         self._reorder_first(tenant, run, bool(run.requests) and run.aside < _ASIDE_MAX)
 
-    def set_prompts_aside(self) -> bool:
+    def skip_tenant_of_prompts(self) -> bool:
         """Pass over the first work's tenant until `restore` if it has prompts only; return whether.
 
         However many they are: a look at each, in each step, is what everybody would wait for.
@@ -327,52 +328,55 @@ class FairQueue:
         tenant = self._heap[0][2]
         if tenant.decodes:
             return False
-        self.pass_first()
+        self.skip_tenant()
         return True
 
-    def limit_others(self, service: float) -> None:
+    def limit_tenant_runs(self, service: float) -> None:
         """Let no LIP be served further ahead of the first work's, of its tenant, than `service`.
 
         For a batch in which that work has no room and smaller ones have; until `restore`.
         """
         tenant = self._heap[0][2]
-        if tenant.ceiling == _NO_CEILING:
+        if tenant.run_counter_max == _UNLIMITED:
             self._limited.append(tenant)
-        tenant.ceiling = min(tenant.ceiling, tenant.lips[0][2].counter + service)
+        tenant.run_counter_max = min(tenant.run_counter_max, tenant.runs[0][2].counter + service)
 
     def limit_to(self, root: int, served: float, service: float) -> None:
-        """As `limit_others`, for a LIP that need not be first: it counts as served so much."""
-        tenant = self._lips[root].tenant
+        """As `limit_tenant_runs`, for a LIP that need not be first: it counts as served so much."""
+        tenant = self._runs[root].tenant
         seconds = service * self._costs.service_seconds
-        self._ceiling = min(self._ceiling, tenant.counter + seconds)
-        if tenant.ceiling == _NO_CEILING:
+        self._tenant_counter_max = min(self._tenant_counter_max, tenant.counter + seconds)
+        if tenant.run_counter_max == _UNLIMITED:
             self._limited.append(tenant)
-        tenant.ceiling = min(tenant.ceiling, served + service)
+        tenant.run_counter_max = min(tenant.run_counter_max, served + service)
 
     def limit_tenants(self, counter: float) -> None:
         """Let no tenant be served that is further in virtual time; until `restore`."""
-        self._ceiling = min(self._ceiling, counter)
+        self._tenant_counter_max = min(self._tenant_counter_max, counter)
 
-    def pass_first(self) -> None:
+    def skip_tenant(self) -> None:
         """Pass over the first work's tenant until `restore`."""
         tenant = self._heap[0][2]
         self._remove(tenant)
         self._passed.append(tenant)
 
-    def pass_over(self) -> bool:
+    def skip_if_ahead(self) -> bool:
         """Pass over the first work's tenant if it would get too far ahead; return whether."""
         if not self._heap:
             return False
         tenant = self._heap[0][2]
-        if tenant.counter <= self._ceiling and tenant.lips[0][2].counter <= tenant.ceiling:
+        if (
+            tenant.counter <= self._tenant_counter_max
+            and tenant.runs[0][2].counter <= tenant.run_counter_max
+        ):
             return False
-        self.pass_first()
+        self.skip_tenant()
         return True
 
-    def drop(self) -> None:
+    def drop_first(self) -> None:
         """Take the first work out for good, because it has failed."""
         tenant = self._heap[0][2]
-        run = tenant.lips[0][2]
+        run = tenant.runs[0][2]
         self._forgot(run.requests.popitem(last=False)[0])
         self._reorder_first(tenant, run, bool(run.requests))
 
@@ -381,7 +385,7 @@ class FairQueue:
 
         For room that is left in a batch when no other LIP can use it; only after `restore`.
         """
-        run = self._lips[request.root]
+        run = self._runs[request.root]
         tenant = run.tenant
         self._deactivate(run)
         if tenant.active:
@@ -393,22 +397,22 @@ class FairQueue:
         tenant.last = run.counter
         if run.requests:
             self._activate(run)
-        elif tenant.lips_active:
+        elif tenant.runs_active:
             self._insert(tenant)
 
-    def serve_whole(self, request: Request) -> None:
+    def serve_fully(self, request: Request) -> None:
         """Serve a waiting work with all its tokens, though it need not be the first."""
         self.extend(request, request.remaining)
 
-    def serve_at_once(self, request: Request) -> None:
+    def serve_new(self, request: Request) -> None:
         """Serve a work that has just come with all its tokens: it never waits."""
-        run = self._lips.get(request.root)
+        run = self._runs.get(request.root)
         if run is None:
-            run = self._new_lip(request)
+            run = self._new_run(request)
         tenant = run.tenant
         if tenant.active:
             self.push(request)
-            self.serve_whole(request)
+            self.serve_fully(request)
             return
         run.weight = request.weight
         self._lift(run)
@@ -416,25 +420,25 @@ class FairQueue:
         self._charge(run, request, request.remaining)
         tenant.last = run.counter
 
-    def charge(self, root: int, tenant: str, weight: float, seconds: float) -> None:
+    def charge_run(self, root: int, tenant: str, weight: float, seconds: float) -> None:
         """Charge a LIP, not its tenant, for time beside its works; not while a batch is formed.
 
         Raises:
             KernelBug: the cost is no cost. What is not a number would be lost in the heaps, and
                 with it everybody's work: nothing that is compared with it comes first.
         """
-        if not 0.0 <= seconds < _NO_CEILING:
+        if not 0.0 <= seconds < _UNLIMITED:
             raise KernelBug(f"LIP {root} is charged {seconds}")
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         if run is None:
             self._made += 1
-            run = self._lips[root] = _Run(root, self._made, self._tenant(tenant), weight)
+            run = self._runs[root] = _Run(root, self._made, self._tenant(tenant), weight)
         home = run.tenant
         if run.active:
             self._deactivate(run)
         else:
             self._lift(run)
-        self._pay_lip(run, seconds / self._costs.service_seconds)
+        self._charge_run(run, seconds / self._costs.service_seconds)
         if run.requests:
             self._activate(run)
         else:
@@ -454,81 +458,81 @@ class FairQueue:
             if not tenant.active:
                 self._insert(tenant)
         while self._limited:
-            self._limited.pop().ceiling = _NO_CEILING
-        self._ceiling = _NO_CEILING
+            self._limited.pop().run_counter_max = _UNLIMITED
+        self._tenant_counter_max = _UNLIMITED
 
     def precedes(self, root: int) -> bool:
         """Whether a LIP that has no work waiting would have as good a claim as any if it had."""
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         if run is None or run.active or not self._heap:
             return False
         first = self._heap[0][2]
         if run.tenant is not first:
             return run.tenant.counter <= first.counter
-        return run.counter <= first.lips[0][0]
+        return run.counter <= first.runs[0][0]
 
-    def everything(self) -> list[Request]:
+    def all_requests(self) -> list[Request]:
         """Return all works that wait."""
-        return [request for run in self._lips.values() for request in run.requests]
+        return [request for run in self._runs.values() for request in run.requests]
 
-    def holds(self, request: Request) -> bool:
+    def is_queued(self, request: Request) -> bool:
         """Whether a work waits."""
-        run = self._lips.get(request.root)
+        run = self._runs.get(request.root)
         return run is not None and request in run.requests
 
-    def ahead(self, root: int, other: int, served: float) -> float:
+    def service_ahead(self, root: int, other: int, served: float) -> float:
         """Return how much more than LIP `other` a LIP was served, where they compare.
 
         `other` counts as served so much within its tenant. A LIP that is gone is ahead of all.
         """
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         if run is None:
-            return _NO_CEILING
-        tenant = self._lips[other].tenant
+            return _UNLIMITED
+        tenant = self._runs[other].tenant
         if run.tenant is not tenant:
             return (run.tenant.counter - tenant.counter) / self._costs.service_seconds
         return run.counter - served
 
-    def knows(self, root: int) -> bool:
+    def has_run(self, root: int) -> bool:
         """Whether a LIP has been here and not been forgotten."""
-        return root in self._lips
+        return root in self._runs
 
-    def waits(self, root: int) -> bool:
+    def has_requests(self, root: int) -> bool:
         """Whether a LIP has work waiting."""
-        run = self._lips.get(root)
+        run = self._runs.get(root)
         return run is not None and bool(run.requests)
 
     @property
-    def lips_active(self) -> int:
+    def runs_active(self) -> int:
         """LIPs with work waiting."""
-        return self._lips_active
+        return self._runs_active
 
-    def service(self, root: int) -> tuple[float, float]:
+    def counters(self, root: int) -> tuple[float, float]:
         """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
-        run = self._lips[root]
+        run = self._runs[root]
         return run.tenant.counter, run.counter
 
     def served(self, root: int) -> float:
         """Return all the service that a LIP has had, over its weight."""
-        return self._lips[root].served
+        return self._runs[root].served
 
     def statistics(self) -> FairQueueStatistics:
         """Return what waits now."""
         return FairQueueStatistics(
             tenants=self._tenants_active,
-            lips=self._lips_active,
+            lips=self._runs_active,
             requests=self.requests,
             tokens=self.tokens,
             counters={t.name: t.counter for t in self._tenants.values() if t.active},
         )
 
-    def waiting(self) -> dict[str, tuple[int, float]]:
+    def waiting_by_tenant(self) -> dict[str, tuple[int, float]]:
         """Return of each tenant that has works here their tokens, and its weight.
 
         Looks at every work: for whoever admits new runs, now and then.
         """
         found: dict[str, tuple[int, float]] = {}
-        for run in self._lips.values():
+        for run in self._runs.values():
             if run.requests:
                 tenant = run.tenant
                 tokens = found.get(tenant.name, (0, 0.0))[0]
@@ -544,18 +548,18 @@ class FairQueue:
             tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
         return tenant
 
-    def _new_lip(self, request: Request) -> _Run:
+    def _new_run(self, request: Request) -> _Run:
         self._made += 1
         run = _Run(request.root, self._made, self._tenant(request.tenant), request.weight)
-        self._lips[request.root] = run
+        self._runs[request.root] = run
         return run
 
     def _charge(self, run: _Run, request: Request, tokens: int) -> None:
-        self._pay_lip(run, self._costs.cost(request, tokens))
+        self._charge_run(run, self._costs.cost(request, tokens))
         self.tokens -= tokens
         request.placed += tokens
 
-    def _pay_lip(self, run: _Run, tokens: float) -> None:
+    def _charge_run(self, run: _Run, tokens: float) -> None:
         service = tokens / run.weight
         run.counter += service
         run.served += service
@@ -590,7 +594,7 @@ class FairQueue:
                 tenant.counter = least
             tenant.present = True
             present[tenant.name] = tenant
-        least = tenant.lips[0][0] if tenant.lips else tenant.last
+        least = tenant.runs[0][0] if tenant.runs else tenant.last
         if least > run.counter and not run.away:
             run.counter = least
 
@@ -598,23 +602,23 @@ class FairQueue:
     def _activate(self, run: _Run) -> None:
         tenant = run.tenant
         run.active = True
-        tenant.lips_active += 1
-        self._lips_active += 1
-        lips = tenant.lips
-        heappush(lips, (run.counter, run.order, run))
-        if len(lips) > 2 * tenant.lips_active + _STALE_MAX:
-            _drop_stale(lips)
+        tenant.runs_active += 1
+        self._runs_active += 1
+        runs = tenant.runs
+        heappush(runs, (run.counter, run.order, run))
+        if len(runs) > 2 * tenant.runs_active + _STALE_MAX:
+            _drop_stale(runs)
         if not tenant.active:
             self._insert(tenant)
 
     def _deactivate(self, run: _Run) -> None:
         tenant = run.tenant
         run.active = False
-        tenant.lips_active -= 1
-        self._lips_active -= 1
+        tenant.runs_active -= 1
+        self._runs_active -= 1
         tenant.last = run.counter
-        _prune(tenant.lips)
-        if not tenant.lips and tenant.active:
+        _prune(tenant.runs)
+        if not tenant.runs and tenant.active:
             self._remove(tenant)
 
     def _insert(self, tenant: _Tenant) -> None:
@@ -631,20 +635,20 @@ class FairQueue:
 
     def _reorder_first(self, tenant: _Tenant, run: _Run, waits: bool) -> None:
         """The first LIP of the first tenant has a new counter, or no more work for now."""
-        lips = tenant.lips
+        runs = tenant.runs
         if waits:
-            heapreplace(lips, (run.counter, run.order, run))
+            heapreplace(runs, (run.counter, run.order, run))
         else:
-            heappop(lips)
+            heappop(runs)
             run.active = False
-            tenant.lips_active -= 1
-            self._lips_active -= 1
+            tenant.runs_active -= 1
+            self._runs_active -= 1
             tenant.last = run.counter
-        if lips:
-            counter, _, first = lips[0]
+        if runs:
+            counter, _, first = runs[0]
             if not first.active or first.counter != counter:
-                _prune(lips)
-        if lips:
+                _prune(runs)
+        if runs:
             tenants = self._heap
             if len(tenants) == 1:
                 tenants[0] = (tenant.counter, tenant.order, tenant)
@@ -654,6 +658,34 @@ class FairQueue:
                 _prune(tenants)
         else:
             self._remove(tenant)
+
+
+class TenantWeights:
+    """Sets tenants' weights. Nothing of it is kept: the gateway tells it again."""
+
+    def __init__(
+        self, set_weight: Callable[[str, float], None], usual: Mapping[str, float]
+    ) -> None:
+        """`usual` are the options' weights; 1 where none stands."""
+        self._set_weight = set_weight
+        self._usual = dict(usual)
+        self._weights = dict(usual)
+        for tenant, weight in usual.items():
+            set_weight(tenant, weight)
+
+    def set(self, tenant: str, weight: object) -> None:
+        """Give a tenant a weight, or its usual one (None); EINVAL."""
+        if weight is None:
+            weight = self._usual.get(tenant, 1.0)
+        number = weight if isinstance(weight, int | float) and type(weight) is not bool else 0
+        if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
+            raise SyscallError(Errno.EINVAL, f"a weight is a number from {TENANT_WEIGHT_MIN}")
+        self._weights[tenant] = number
+        self._set_weight(tenant, number)
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight."""
+        return self._weights.get(tenant, 1.0)
 
 
 def _drop_stale(heap: _Heap[_Node]) -> None:

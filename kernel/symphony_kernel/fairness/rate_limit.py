@@ -46,23 +46,23 @@ class _Tenant:
         requests = self.held.get(request.root)
         if requests is None or request not in requests:
             return False
-        self._taken(requests, request)
+        self._remove(requests, request)
         if not requests:
             del self.held[request.root]
         return True
 
-    def next(self) -> Request:
+    def pop_next(self) -> Request:
         """Take the next work out: the first of the LIP whose turn it is."""
         root, requests = next(iter(self.held.items()))
         request = next(iter(requests))
-        self._taken(requests, request)
+        self._remove(requests, request)
         if requests:
             self.held.move_to_end(root)
         else:
             del self.held[root]
         return request
 
-    def _taken(self, requests: dict[Request, None], request: Request) -> None:
+    def _remove(self, requests: dict[Request, None], request: Request) -> None:
         del requests[request]
         self.waiting -= request.count
 
@@ -75,7 +75,7 @@ class RateLimiter:
 
     submit: Callable[[Request], None]
     cancel: Callable[[Request], None]
-    forget: Callable[..., None]
+    drop_requests: Callable[..., None]
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class RateLimiter:
         self._scheduler = scheduler
         self._now, self._reached, self._wake = now, reached, wake
         self._tenants: dict[str, _Tenant] = {}
-        self.charge, self.trace = scheduler.charge, scheduler.trace
-        self._stand_aside()
+        self.charge_run, self.trace_run = scheduler.charge_run, scheduler.trace_run
+        self._pass_through()
 
     # -- Rates ---------------------------------------------------------------------------------
-    def limit(self, tenant: str, tokens: int) -> None:
+    def set_rate(self, tenant: str, tokens: int) -> None:
         """Let a tenant have so many tokens a minute computed; UNLIMITED: any number."""
         found = self._tenants.get(tenant)
         if tokens >= UNLIMITED:
@@ -100,16 +100,20 @@ class RateLimiter:
                 self._release(tenant)
                 del self._tenants[tenant]
             if not self._tenants:
-                self._stand_aside()
+                self._pass_through()
             return
         if found is None:
             self._tenants[tenant] = _Tenant(tokens, self._now())
         else:
             found.bucket.change(tokens, tokens / _MINUTE, self._now())
             self._release(tenant)
-        self.submit, self.cancel, self.forget = self._submit, self._cancel, self._forget
+        self.submit, self.cancel, self.drop_requests = (
+            self._submit,
+            self._cancel,
+            self._drop_requests,
+        )
 
-    def left(self, tenant: str) -> list[int] | None:
+    def tokens_left(self, tenant: str) -> list[int] | None:
         """Return a tenant's tokens (0 or more), and the ms until there are some; None: no rate.
 
         What is held comes first: there are none for anybody else before it has had its own.
@@ -127,11 +131,15 @@ class RateLimiter:
             if tenant.timer is not None:
                 tenant.timer.cancel()
         self._tenants.clear()
-        self._stand_aside()
+        self._pass_through()
 
-    def _stand_aside(self) -> None:
+    def _pass_through(self) -> None:
         scheduler = self._scheduler
-        self.submit, self.cancel, self.forget = scheduler.submit, scheduler.cancel, scheduler.forget
+        self.submit, self.cancel, self.drop_requests = (
+            scheduler.submit,
+            scheduler.cancel,
+            scheduler.drop_requests,
+        )
 
     # -- Works ---------------------------------------------------------------------------------
     def _submit(self, request: Request) -> None:
@@ -154,14 +162,14 @@ class RateLimiter:
         request.file.unreserve()
         request.done(-Errno.ECANCELED)
 
-    def _forget(self, root: int, instance: int | None = None) -> None:
+    def _drop_requests(self, root: int, instance: int | None = None) -> None:
         for tenant in self._tenants.values():
             for request in list(tenant.held.get(root, ())):
                 if instance in (None, request.instance):
                     tenant.drop(request)
                     request.finished = True
                     request.file.unreserve()
-        self._scheduler.forget(root, instance)
+        self._scheduler.drop_requests(root, instance)
 
     def _release(self, name: str) -> None:
         """Hand on what there are tokens for."""
@@ -171,7 +179,7 @@ class RateLimiter:
             tenant.timer = None
         released = False
         while tenant.held and tenant.bucket.level(self._now()) >= 1.0:
-            request = tenant.next()
+            request = tenant.pop_next()
             tenant.bucket.take(request.count, self._now())
             self._scheduler.submit(request)
             released = True

@@ -37,13 +37,13 @@ class RequestQueue(Protocol):
     def cancel(self, work: Request) -> None:
         """Drop a pred; its `done` hears ECANCELED."""
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of a whole LIP; nobody is told."""
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
         """Charge a LIP for what others wait for beside its works, in tokens' service."""
 
-    def trace(self, root: int) -> None:
+    def trace_run(self, root: int) -> None:
         """Tell of a LIP's preds and steps from now on, until it is forgotten."""
 
 
@@ -137,18 +137,18 @@ class ProcessTable:
         self._scheduler = scheduler
         self._exceeded = exceeded
         self._instances: dict[int, Instance] = {}
-        self._lips: dict[int, Run] = {}
+        self._runs: dict[int, Run] = {}
         self._living: dict[str, int] = {}  # by tenants, instances
         self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
-    def use(self, scheduler: RequestQueue) -> None:
+    def use_scheduler(self, scheduler: RequestQueue) -> None:
         """Hand works to this scheduler from now on."""
         self._scheduler = scheduler
 
     def traced(self) -> list[int]:
         """Return the LIPs that are traced."""
-        return [run.root for run in self._lips.values() if run.traced]
+        return [run.root for run in self._runs.values() if run.traced]
 
     def operations(self) -> Iterator[FileOperation]:
         """Yield all operations that have not finished."""
@@ -171,9 +171,9 @@ class ProcessTable:
         return self._instances
 
     @property
-    def lips_live(self) -> int:
+    def runs_live(self) -> int:
         """LIPs with a live instance."""
-        return len(self._lips)
+        return len(self._runs)
 
     @property
     def tenants_live(self) -> int:
@@ -207,7 +207,7 @@ class ProcessTable:
         try:
             if not 0 < instance <= INSTANCE_MAX or not tenant or not worker:
                 raise SyscallError(Errno.EINVAL, "ids are positive, names are not empty")
-            if instance in self._instances or (above is None and instance in self._lips):
+            if instance in self._instances or (above is None and instance in self._runs):
                 raise SyscallError(Errno.EEXIST, f"instance {instance} is there already")
             new = self._new(instance, self._kvfs.tenant(tenant), worker, above, options or {})
         except SyscallError:
@@ -237,10 +237,10 @@ class ProcessTable:
         weight, kv_tokens, tokens, children, depth = _read_options(options)
         if above is None:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
-            run = self._lips[instance] = Run(instance, account, weight, tokens, children, depth)
+            run = self._runs[instance] = Run(instance, account, weight, tokens, children, depth)
             if options.get("trace"):
                 run.traced = True
-                self._scheduler.trace(instance)
+                self._scheduler.trace_run(instance)
         else:
             run = above.run
             if above.depth >= run.depth_max:
@@ -366,7 +366,7 @@ class ProcessTable:
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.ledger.close(gone.account)
-        self._leave_lip(gone.run)
+        self._leave_run(gone.run)
         usage = gone.usage
         self._used.setdefault(gone.tenant.name, Usage()).add(usage)
         return {
@@ -393,7 +393,7 @@ class ProcessTable:
         return gone
 
     def _drop_operations(self, gone: Instance) -> None:
-        self._scheduler.forget(gone.run.root, gone.id)
+        self._scheduler.drop_requests(gone.run.root, gone.id)
         operations = list(gone.operations)
         # First those that wait, so that none of them starts when the one before it leaves.
         for operation in operations:
@@ -404,12 +404,12 @@ class ProcessTable:
                 finish(operation)
         assert not gone.operations
 
-    def _leave_lip(self, run: Run) -> None:
+    def _leave_run(self, run: Run) -> None:
         run.instances -= 1
         if not run.instances:
-            self._scheduler.forget(run.root)
+            self._scheduler.drop_requests(run.root)
             self._kvfs.ledger.close(run.account)
-            del self._lips[run.root]
+            del self._runs[run.root]
 
     # -- Figures --------------------------------------------------------------------------------
     def tenants(self) -> dict[str, dict[str, int]]:
@@ -437,7 +437,7 @@ class ProcessTable:
             for name, tenant in self._kvfs.tenants.items()
         }
 
-    def lips(self, tenant: str) -> dict[int, dict[str, int]]:
+    def tenant_runs(self, tenant: str) -> dict[int, dict[str, int]]:
         """Return what each live LIP of a tenant holds and has computed, by its root."""
         found: dict[int, dict[str, int]] = {}
         for instance in self._instances.values():
@@ -482,7 +482,7 @@ class ProcessTable:
         """Return how many there are."""
         return ProcessStatistics(
             instances=len(self._instances),
-            lips=len(self._lips),
+            lips=len(self._runs),
             handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
         )
 

@@ -15,15 +15,42 @@ does, misleads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Protocol
 
 from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
-from symphony_kernel.scheduler.estimate import Estimate
 
 _ODDS_GAIN: Final = 1 / 4
 _ODDS_EVEN: Final = 1 / 2
 _TIMER_SECONDS: Final = 2e-6  # by which a timer and an answer may miss each other
 _LONG_AGO: Final = float("-inf")
+_MEAN_GAIN: Final = 1 / 4
+_OUTLIER: Final = 8.0  # times the mean: what is more than that counts as that
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Learns from one measurement after the other; all are at least 0."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    known: bool = False
+
+    def learn(self, value: float) -> None:
+        """Take a measurement; what cannot be one (a clock was read in another order) counts as 0.
+
+        Below 0 the mean would grow without end, by what bounds outliers.
+        """
+        if not 0.0 <= value < inf:
+            value = 0.0
+        if not self.known:
+            self.mean, self.deviation, self.known = value, value / 2, True
+            return
+        if self.mean:
+            value = min(value, self.mean * _OUTLIER)
+        error = value - self.mean
+        self.mean += error * _MEAN_GAIN
+        self.deviation += (abs(error) - self.deviation) * _MEAN_GAIN
 
 
 class Ready(Protocol):
@@ -34,15 +61,15 @@ class Ready(Protocol):
         """Works that could be launched."""
 
     @property
-    def lips_active(self) -> int:
+    def runs_active(self) -> int:
         """LIPs with such works."""
 
-    def waits(self, root: int) -> bool:
+    def has_requests(self, root: int) -> bool:
         """Whether a LIP has such works."""
 
 
 @dataclass(slots=True)
-class _Past:
+class _RunHistory:
     """How long a LIP takes to answer."""
 
     replied: float = 0.0  # when the last step with it ended
@@ -59,23 +86,23 @@ class Anticipation:
     """
 
     def __init__(self) -> None:
-        self._lips: dict[int, _Past] = {}
+        self._runs: dict[int, _RunHistory] = {}
         self._expected: set[int] = set()
         self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
         self._soon = 0.0  # seconds after it: the longest wait there is
         # The two LIPs that have had a result last, and when: they decode.
         self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
 
-    def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
+    def step_ended(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
         """A step has ended; `replies` says how many each of its LIPs got that it may answer yet."""
         self._note_decoding(replies, now)
         self._expected.clear()
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            history = self._lips.get(root)
+            history = self._runs.get(root)
             if history is None:
-                history = self._lips[root] = _Past()
+                history = self._runs[root] = _RunHistory()
             history.replied = now
             if count > 0:
                 history.owed = count
@@ -83,9 +110,9 @@ class Anticipation:
             else:
                 history.owed = 0
 
-    def heard(self, root: int, now: float) -> None:
+    def request_arrived(self, root: int, now: float) -> None:
         """A LIP has submitted a work."""
-        history = self._lips.get(root)
+        history = self._runs.get(root)
         if history is None or not history.owed:
             return
         seconds = now - history.replied
@@ -100,25 +127,25 @@ class Anticipation:
 
     def replied(self, root: int, now: float) -> None:
         """A LIP has got a result that was there before it asked."""
-        history = self._lips.get(root)
+        history = self._runs.get(root)
         if history is None:
-            history = self._lips[root] = _Past()
+            history = self._runs[root] = _RunHistory()
         history.replied = now
         history.owed += 1
         self._expected.add(root)
 
-    def soon(self, root: int) -> bool:
+    def answers_soon(self, root: int) -> bool:
         """Whether a LIP usually answers soon, as far as is known."""
-        history = self._lips.get(root)
+        history = self._runs.get(root)
         return history is None or history.odds >= _ODDS_EVEN
 
-    def forget(self, root: int) -> None:
+    def forget_run(self, root: int) -> None:
         """A LIP has ended."""
-        self._lips.pop(root, None)
+        self._runs.pop(root, None)
         self._expected.discard(root)
         self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
 
-    def anybody_decodes(self, now: float, besides: int = 0) -> bool:
+    def any_decoding(self, now: float, besides: int = 0) -> bool:
         """Whether a LIP has had a result lately, another than the LIP `besides`."""
         since = now - DECODING_MS_MAX / 1000
         return any(at > since and root != besides for root, at in self._decoding)
@@ -134,7 +161,7 @@ class Anticipation:
             return 0.0
         new, soon = False, []  # those that may answer in time
         for root in self._expected:
-            history = self._lips[root]
+            history = self._runs[root]
             seconds = history.seconds
             if not seconds.known:  # it has never answered soon, or never yet
                 new = new or history.odds == 1.0
@@ -154,13 +181,13 @@ class Anticipation:
 
     def _share(self, ready: Ready) -> float:
         """Return the share of a step for which it pays to wait from now on."""
-        rows = lips = 0.0
+        rows = runs = 0.0
         for root in self._expected:
-            history = self._lips[root]
+            history = self._runs[root]
             rows += history.owed * history.odds
-            if not ready.waits(root):
-                lips += history.odds
-        return max(rows / (rows + ready.requests), lips / (lips + ready.lips_active))
+            if not ready.has_requests(root):
+                runs += history.odds
+        return max(rows / (rows + ready.requests), runs / (runs + ready.runs_active))
 
     def _note_decoding(self, replies: dict[int, int], now: float) -> None:
         left = len(self._decoding)

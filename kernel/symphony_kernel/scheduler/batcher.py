@@ -2,14 +2,14 @@
 
 A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
 time: after each, whoever has had less service comes first, so that decodes (which cost little) find
-room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
+space in every step and a prompt gets what they leave. A tree is taken whole or not at all.
 
-Where several tenants are present each first has its turn, with its part of the step's time, rows
+Where several tenants are present each first has its share, with its part of the step's time, rows
 and tokens (`device_shares`). What is left goes in fair order, until the step would take
 longer than their shares allow. While works wait for the next step, others with worse claims may
 fill this one, but get no further ahead than one step's service.
 
-A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
+A pred reserves the space for all its tokens when its first chunk is taken. So one that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
 """
 
@@ -46,13 +46,13 @@ class StepLimits:
     tokens: int = STEP_TOKENS_MAX
     rows: int = STEP_ROWS_MAX
     quantum: int = PREFILL_QUANTUM_TOKENS
-    # How long one with prompts beside others' decodes may take; inf: any time.
+    # How long one with prompts cpu others' decodes may take; inf: any time.
     decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
     # Steps that take no longer together are told of together: others' prompts may have their share
     # of all of them in one. 0: they have it of each.
-    lot_ms: float = 0.0
-    # What tenants may have of processors beside steps; by default there is enough for everybody.
-    beside: CpuOptions = field(default_factory=CpuOptions)
+    delivery_ms: float = 0.0
+    # What tenants may have of processors cpu steps; by default there is enough for everybody.
+    cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
 class Chunk:
@@ -76,9 +76,9 @@ class Step:
         "chunks",
         "decodes",
         "ended",
-        "guessed",
         "launched",
         "loads",
+        "predicted",
         "probe",
         "tokens",
     )  # fmt: skip
@@ -94,7 +94,7 @@ class Step:
         self.decodes = 0  # rows of preds with a single token
         self.loads: dict[str, StepLoad] = {}  # of its tenants
         self.probe = False  # see `StepBudget.probe`
-        self.guessed: list[tuple[str, int]] = []  # rows for preds to come: tenant, entry
+        self.predicted: list[tuple[str, int]] = []  # rows for preds to come: tenant, entry
         self.adopted = adopted  # of a draft: the batch's rows that are its parts'
 
 
@@ -114,29 +114,41 @@ class _StepSpace:
     """What a step that is being formed has left."""
 
     __slots__ = (
-        "costs", "gap", "held", "limited", "load", "mask", "masks", "parked", "plan", "prefill",
-        "prefilled", "seconds", "tokens", "turn",
+        "budget",
+        "costs",
+        "gap",
+        "held",
+        "limited",
+        "load",
+        "mask",
+        "masks",
+        "memory_limited",
+        "prefill",
+        "prefilled",
+        "seconds",
+        "share",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
-        self, tokens: int, prefill: int, costs: StepCost, plan: StepBudget | None, gap: float
+        self, tokens: int, prefill: int, costs: StepCost, budget: StepBudget | None, gap: float
     ) -> None:
         self.tokens = tokens
         self.prefill = prefill  # of them, for prompts; below 0 after a tree that was taken whole
         self.costs = costs
-        self.plan = plan
+        self.budget = budget
         self.gap = gap  # seconds that it may take with prompts
-        self.turn: TenantShare | None = None  # whose turn it is; None: no tenant's
-        self.seconds = _ENDLESS if plan is None else plan.seconds
+        self.share: TenantShare | None = None  # whose share it is; None: no tenant's
+        self.seconds = _ENDLESS if budget is None else budget.seconds
         self.load = StepLoad()
         self.prefilled = 0  # tokens that prompts have got
         self.limited = False  # others must not get far ahead of a prompt that waits
         self.held = False  # the pages that are free are for a work that has waited too long
-        self.parked = False  # others must not get far ahead of a work that waits for frames
+        self.memory_limited = False  # others must not get far ahead of a work that waits for frames
         self.masks = 0.0  # seconds that the masks of its rows take, as far as that is known
         self.mask = 0.0  # that of the row that was looked at last
 
-    def prefilled_by(self, tokens: int) -> None:
+    def add_prefill(self, tokens: int) -> None:
         """A prompt has got so many tokens."""
         self.prefill -= tokens
         self.prefilled += tokens
@@ -146,24 +158,24 @@ class _StepSpace:
         self.mask = seconds
         return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
-    def fitting(self, request: Request, most: int, new: bool) -> int:
-        """Return how many of a work's next `most` tokens the step has time for, and its turn.
+    def tokens_fitting(self, request: Request, most: int, new: bool) -> int:
+        """Return how many of a work's next `most` tokens the step has time for, and its share.
 
         A tree fits as a whole or not at all. `new`: it would be another row.
         """
-        plan, turn = self.plan, self.turn
-        if plan is None or most <= 0:
+        budget, share = self.budget, self.share
+        if budget is None or most <= 0:
             return most
         # A first row need not fit: the one furthest behind may have had none that can run.
-        behind = not self.load.tokens if turn is None else turn.behind
-        if turn is not None and turn.rows < 1.0 and new and not behind:
+        behind = not self.load.tokens if share is None else share.furthest_behind
+        if share is not None and share.rows < 1.0 and new and not behind:
             return 0
         if request.options.parents is None:
-            most = min(most, max(plan.tokens - self.load.tokens, 0))
-            if turn is not None and request.count > 1 and not behind:
-                most = min(most, max(int(turn.tokens), 0))  # below 0 behind a row that did not fit
+            most = min(most, max(budget.tokens - self.load.tokens, 0))
+            if share is not None and request.count > 1 and not behind:
+                most = min(most, max(int(share.tokens), 0))  # below 0 behind a row that did not fit
         count = most
-        while count > 0 and not self._fits(plan, turn, request, count):
+        while count > 0 and not self._fits(budget, share, request, count):
             whole = request.count == 1 or request.options.parents is not None
             count = 0 if whole else count * 3 // 4
         if 0 < count < most and count < PREFILL_TOKENS_MIN:
@@ -173,30 +185,30 @@ class _StepSpace:
         return count
 
     def _fits(
-        self, plan: StepBudget, turn: TenantShare | None, request: Request, count: int
+        self, budget: StepBudget, share: TenantShare | None, request: Request, count: int
     ) -> bool:
         rows = self.costs.row_seconds(request, request.placed, count)
-        reserve = 0.0 if turn is None or request.count == 1 else turn.reserve
-        if turn is not None and plan.slope * count + rows + reserve > turn.seconds * _ROUNDING:
+        reserve = 0.0 if share is None or request.count == 1 else share.reserve
+        if share is not None and budget.slope * count + rows + reserve > share.seconds * _ROUNDING:
             return False
         load, costs = self.load, self.costs
         seconds = costs.base(load.tokens + count) + costs.rows_seconds(load) + rows + reserve
         bound = self.seconds if request.count == 1 else min(self.seconds, self.gap)
         return seconds <= bound * _ROUNDING
 
-    def took(self, request: Request, count: int, new: bool) -> None:
+    def add_tokens(self, request: Request, count: int, new: bool) -> None:
         """A work has got so many tokens of the step."""
-        plan, turn = self.plan, self.turn
-        if plan is None:
+        budget, share = self.budget, self.share
+        if budget is None:
             return
-        if turn is not None:
-            spent = plan.slope * count + self.costs.row_seconds(request, request.placed, count)
-            turn.seconds -= spent
+        if share is not None:
+            spent = budget.slope * count + self.costs.row_seconds(request, request.placed, count)
+            share.seconds -= spent
             if request.count == 1:
-                turn.reserve = max(turn.reserve - spent, 0.0)
-            turn.rows -= new
-            turn.tokens -= count
-            turn.behind = False
+                share.reserve = max(share.reserve - spent, 0.0)
+            share.rows -= new
+            share.tokens -= count
+            share.furthest_behind = False
         self.load.add(request, request.placed, count)
 
 
@@ -239,38 +251,38 @@ class Batcher:
         self,
         queue: FairQueue,
         prefill: int | None = None,
-        plan: StepBudget | None = None,
+        budget: StepBudget | None = None,
         gap: float = _ENDLESS,
     ) -> FormedStep:
         """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
 
-        With a `plan` prompts have what is in it, while the step takes no longer than `gap` seconds.
+        With a `budget` prompts have what is in it, while the step takes no longer than `gap` seconds.
         A work that has been passed over for long while it waited for pages gets the next free ones,
         unless nothing else could run.
         """
         prefill = self._limits.tokens if prefill is None else prefill
-        formed = self._form(queue, prefill, plan, gap, hold_pages=True)
+        formed = self._form(queue, prefill, budget, gap, hold_pages=True)
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, prefill, plan, gap, hold_pages=False)
+            formed = self._form(queue, prefill, budget, gap, hold_pages=False)
         for request in formed.waiting:
             request.passed += 1
         return formed
 
-    def form_under_pressure(
-        self, queue: FairQueue, prefill: int, plan: StepBudget | None, gap: float
+    def form_without_frames(
+        self, queue: FairQueue, prefill: int, budget: StepBudget | None, gap: float
     ) -> FormedStep:
         """Form a step when nothing computes and `form` has found nothing for want of frames.
 
-        First what is parked longest takes what nobody holds. If that is not enough, works that were
+        First what is memory_limited longest takes what nobody holds. If that is not enough, works that were
         admitted hold the rest: they go on, and nobody else gets a frame.
         """
         admission = self._admission
         assert admission is not None
         failed: list[tuple[Request, Errno]] = []
-        forced = admission.force(failed)
-        admission.hold(not forced)
-        formed = self._form(queue, prefill, plan, gap, hold_pages=False, limited=forced)
-        admission.hold(False)
+        forced = admission.force_first(failed)
+        admission.hold_frames(not forced)
+        formed = self._form(queue, prefill, budget, gap, hold_pages=False, limited=forced)
+        admission.hold_frames(False)
         formed.failed += failed
         if formed.step is None and not formed.failed:
             formed.waiting = admission.waiting
@@ -287,10 +299,10 @@ class Batcher:
         except SyscallError:
             return  # `form` tries again and knows what to do about it
 
-    def keep(self, request: Request) -> bool:
+    def readmit(self, request: Request) -> bool:
         """Admit a work that goes on from one that ran; return whether it lacks nothing."""
         if self._admission is not None:
-            return self._admission.keep(request)
+            return self._admission.readmit(request)
         self.reserve_ahead(request)
         return request.reserved
 
@@ -299,7 +311,7 @@ class Batcher:
         self,
         queue: FairQueue,
         prefill: int,
-        plan: StepBudget | None,
+        budget: StepBudget | None,
         gap: float,
         hold_pages: bool,
         limited: bool = True,
@@ -307,63 +319,63 @@ class Batcher:
         formed, admission = FormedStep(), self._admission
         chunks: dict[Request, Chunk] = {}
         probe = False
-        room = _StepSpace(self._limits.tokens, prefill, self._costs, plan, gap)
-        if limited and admission is not None and admission.parked:
-            room.limited = room.parked = admission.begin(formed.failed)
-        if plan is not None:
-            for turn in plan.turns:
-                if queue.focus(turn.tenant):
-                    room.turn = turn
-                    self._fill(queue, room, chunks, formed, hold_pages)
+        space = _StepSpace(self._limits.tokens, prefill, self._costs, budget, gap)
+        if limited and admission is not None and admission.queued:
+            space.limited = space.memory_limited = admission.admit_queued(formed.failed)
+        if budget is not None:
+            for share in budget.shares:
+                if queue.focus_tenant(share.tenant):
+                    space.share = share
+                    self._fill(queue, space, chunks, formed, hold_pages)
             queue.unfocus()
-            room.turn = None
-            if not room.parked and not formed.waiting and not formed.unready:
+            space.share = None
+            if not space.memory_limited and not formed.waiting and not formed.unready:
                 queue.restore()
             if chunks:
-                queue.limit_tenants(plan.ceiling)
-                room.limited = True
-                probe = plan.probe
-        self._fill(queue, room, chunks, formed, hold_pages)
+                queue.limit_tenants(budget.counter_max)
+                space.limited = True
+                probe = budget.probe
+        self._fill(queue, space, chunks, formed, hold_pages)
         queue.restore()
-        self._use_up(queue, chunks, room)
+        self._fill_rest(queue, chunks, space)
         if chunks:
             taken = list(chunks.values())
             batch = Batch([_row(chunk) for chunk in taken])
-            formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
+            formed.step = Step(taken, batch, self._limits.tokens - space.tokens)
             formed.step.probe = probe
         return formed
 
     def _fill(
         self,
         queue: FairQueue,
-        room: "_StepSpace",
+        space: "_StepSpace",
         chunks: dict[Request, Chunk],
         formed: FormedStep,
         hold_pages: bool,
     ) -> None:
         """Take works until nothing fits any more, or all that is left is set aside."""
         admission = self._admission
-        while room.tokens and (request := queue.first()) is not None:
-            if room.limited and queue.pass_over():
-                if room.parked and admission is not None:
-                    admission.passed_over()
+        while space.tokens and (request := queue.first()) is not None:
+            if space.limited and queue.skip_if_ahead():
+                if space.memory_limited and admission is not None:
+                    admission.note_skipped()
                 continue
             single = request.count == 1
             chunk = None if single else chunks.get(request)
             if chunk is None and len(chunks) == self._limits.rows:
                 break
-            count = 1 if single else self._chunk(request, room)
-            if room.plan is not None and count:
-                count = room.fitting(request, count, chunk is None)
+            count = 1 if single else self._chunk_size(request, space)
+            if space.budget is not None and count:
+                count = space.tokens_fitting(request, count, chunk is None)
                 if count == 0:
-                    queue.pass_first()
+                    queue.skip_tenant()
                     continue
             if count == 0:
-                if not self._leave_for_later(queue, room, request):
+                if not self._skip_prompt(queue, space, request):
                     break
                 continue
             if chunk is None:
-                if request.matcher is not None and not _has_mask(request.matcher, room, formed):
+                if request.matcher is not None and not _has_mask(request.matcher, space, formed):
                     queue.set_aside()  # whoever waits is among the first of the next step
                     continue
                 if request.reserved:
@@ -375,43 +387,45 @@ class Batcher:
                             formed.failed.append((request, became))
                         continue
                 else:
-                    errno = self._reserve(request, room.held)
+                    errno = self._reserve(request, space.held)
                     if errno is not None:
-                        room.held |= self._refuse(queue, request, errno, formed) and hold_pages
+                        space.held |= (
+                            self._note_failure(queue, request, errno, formed) and hold_pages
+                        )
                         continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
                 if request.matcher is not None:  # not before: others wait for pages, or frames
-                    room.masks += room.mask
+                    space.masks += space.mask
             assert count > 0
-            room.took(request, count, not chunk.count)
+            space.add_tokens(request, count, not chunk.count)
             queue.serve(count)
             chunk.count += count
-            room.tokens -= count
+            space.tokens -= count
             if not single:
-                room.prefilled_by(count)
+                space.add_prefill(count)
 
-    def _chunk(self, request: Request, room: "_StepSpace") -> int:
-        count, most = request.remaining, room.prefill
+    def _chunk_size(self, request: Request, space: "_StepSpace") -> int:
+        count, most = request.remaining, space.prefill
         if (
             request.options.parents is not None
         ):  # among a step's first it may take more than its time
-            early = room.prefilled < PREFILL_TOKENS_MIN and most > 0
-            return count if count <= room.tokens and (count <= most or early) else 0
-        return min(count, room.tokens, max(most, 0), self._limits.quantum)
+            early = space.prefilled < PREFILL_TOKENS_MIN and most > 0
+            return count if count <= space.tokens and (count <= most or early) else 0
+        return min(count, space.tokens, max(most, 0), self._limits.quantum)
 
-    def _leave_for_later(self, queue: FairQueue, room: "_StepSpace", request: Request) -> bool:
-        """Pass over a prompt or tree that has no room; return whether others may have some."""
-        if room.prefill <= 0 and not queue.decodes:
+    def _skip_prompt(self, queue: FairQueue, space: "_StepSpace", request: Request) -> bool:
+        """Pass over a prompt or tree that has no space; return whether others may have some."""
+        if space.prefill <= 0 and not queue.decodes:
             return False
-        room.limited = True
-        queue.limit_others(self._limits.tokens)
+        space.limited = True
+        queue.limit_tenant_runs(self._limits.tokens)
         # Of a tree that is too large for what is left: a prompt may still fit in.
-        if request.options.parents is not None or not queue.set_prompts_aside():
+        if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
         return True
 
     def _reserve(self, request: Request, held: bool) -> Errno | None:
-        """Reserve a work's room; return why it has none, EAGAIN when it should wait for pages."""
+        """Reserve a work's space; return why it has none, EAGAIN when it should wait for pages."""
         needed = request.count
         try:
             if held and request.file.pages_needed(needed):
@@ -423,29 +437,33 @@ class Batcher:
         request.reserved = True
         return None
 
-    def _refuse(self, queue: FairQueue, request: Request, errno: Errno, formed: FormedStep) -> bool:
+    def _note_failure(
+        self, queue: FairQueue, request: Request, errno: Errno, formed: FormedStep
+    ) -> bool:
         """Note why a work cannot run; return whether it has waited for pages too long."""
         if errno is Errno.EAGAIN:
             queue.set_aside()
             formed.waiting.append(request)
             return request.passed >= PAGES_PASSED_STEPS_MAX
-        queue.drop()
+        queue.drop_first()
         formed.failed.append((request, errno))
         return False
 
-    def _use_up(self, queue: FairQueue, chunks: dict[Request, Chunk], room: "_StepSpace") -> None:
+    def _fill_rest(
+        self, queue: FairQueue, chunks: dict[Request, Chunk], space: "_StepSpace"
+    ) -> None:
         """When rows ran out before tokens did, let the prompts in the step have the rest."""
-        if room.tokens == 0 or room.prefill <= 0 or len(chunks) < self._limits.rows:
+        if space.tokens == 0 or space.prefill <= 0 or len(chunks) < self._limits.rows:
             return
         for chunk in chunks.values():
-            count = min(chunk.request.remaining, room.tokens, room.prefill)
-            count = room.fitting(chunk.request, count, False)
+            count = min(chunk.request.remaining, space.tokens, space.prefill)
+            count = space.tokens_fitting(chunk.request, count, False)
             if count > 0:
-                room.took(chunk.request, count, False)
+                space.add_tokens(chunk.request, count, False)
                 queue.extend(chunk.request, count)
                 chunk.count += count
-                room.tokens -= count
-                room.prefilled_by(count)
+                space.tokens -= count
+                space.add_prefill(count)
 
 
 # -- Rows --------------------------------------------------------------------------------------
@@ -472,12 +490,12 @@ def _row(chunk: Chunk) -> Row:
     )
 
 
-def _has_mask(matcher: GrammarMatcher, room: _StepSpace, formed: FormedStep) -> bool:
+def _has_mask(matcher: GrammarMatcher, space: _StepSpace, formed: FormedStep) -> bool:
     """Whether a row's mask can be made in this step."""
     if not matcher.ready():
         formed.unready = True
         return False
-    return room.has_time_for(matcher.seconds)
+    return space.has_time_for(matcher.seconds)
 
 
 def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:

@@ -7,7 +7,7 @@
                         begun to compute of them becomes the step that would be formed now.
 
 Generations go on by themselves. A pred goes on when its program makes the next one, which is
-guessed (`predictions`): the step that a draft has become takes it in when it comes, or keeps its result
+predicted (`predictions`): the step that a draft has become takes it in when it comes, or keeps its result
 for it. So drafts with preds are told of one by one, and no more than one is there beforehand.
 
 A draft changes nothing: no service is charged and nothing is appended before the step before it has
@@ -26,11 +26,11 @@ from symphony_kernel.protocol.limits import DRAFTS_MAX
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Batcher, Chunk, Step
 from symphony_kernel.scheduler.prediction import (
-    Head,
+    Candidate,
     LookAheadStep,
     Prediction,
     Predictor,
-    others_wait,
+    has_waiting_calls,
 )
 
 
@@ -41,90 +41,90 @@ class LookAhead:
         self,
         queue: FairQueue,
         batcher: Batcher,
-        predictions: Predictor | None = None,
-        soon: Callable[[int], bool] = lambda _root: True,
+        predictor: Predictor | None = None,
+        answers_soon: Callable[[int], bool] = lambda _root: True,
     ) -> None:
         self._queue = queue
         self._batcher = batcher
-        self._predictions = predictions
-        self._soon = soon
-        self.there: list[LookAheadStep] = []  # to be looked at often
-        self._present: LookAheadStep | None = None  # that has become the newest step
+        self._predictor = predictor
+        self._answers_soon = answers_soon
+        self.steps: list[LookAheadStep] = []  # to be looked at often
+        self._adopted: LookAheadStep | None = None  # that has become the newest step
 
     def __len__(self) -> int:
-        return len(self.there)
+        return len(self.steps)
 
-    def make(self, step: Step) -> LookAheadStep | None:
+    def form(self, step: Step) -> LookAheadStep | None:
         """Return a draft behind `step` and the drafts there are, if all of it is known."""
-        before = len(self.there)
-        if before == DRAFTS_MAX or (before and not self.there[-1].follow.lot):
+        before = len(self.steps)
+        if before == DRAFTS_MAX or (before and not self.steps[-1].follow.lot):
             return None
-        heads: list[Head] = []
+        candidates: list[Candidate] = []
         rows, behind = [], []
         stops: list[Container[int]] = []
-        lot, predictions = True, self._predictions
-        for index, head in self._going_on(self._heads(step), before):
-            if isinstance(head, Request) and head.continuation is not None:
-                row = _row(head, before)
+        lot, predictor = True, self._predictor
+        for index, candidate in self._continuing(self._previous_rows(step), before):
+            if isinstance(candidate, Request) and candidate.continuation is not None:
+                row = _row(candidate, before)
                 if row is None:
                     return None
-                stops.append(head.continuation.stop)
+                stops.append(candidate.continuation.stop)
             else:
-                assert predictions is not None
-                made = predictions.behind(head)
+                assert predictor is not None
+                made = predictor.predict_after(candidate)
                 if made is None:
                     continue
-                head, row = made
-                stops.append(predictions.ends)
+                candidate, row = made
+                stops.append(predictor.ends)
                 lot = False
-            heads.append(head)
+            candidates.append(candidate)
             rows.append(row)
             behind.append(index)
         if not rows:
             return None
         follow = Chain(behind, stops, lot)
-        lookahead = LookAheadStep(heads, Batch(rows, follow=follow), follow)
+        lookahead = LookAheadStep(candidates, Batch(rows, follow=follow), follow)
         if not lot:
             for row_number, prediction in lookahead.predictions:
                 prediction.lookahead, prediction.row = lookahead, row_number
-        self.there.append(lookahead)
+        self.steps.append(lookahead)
         return lookahead
 
     def forget(self) -> None:
         """The device computes nothing: there are no drafts."""
-        self.there, self._present = [], None
+        self.steps, self._adopted = [], None
 
     def revoke(self) -> None:
         """Take back those that have not begun: somebody else wants to run."""
-        lookaheads = self.there
-        while lookaheads and lookaheads[-1].follow.revoke():
-            self._taken_back(lookaheads.pop())
+        lookahead_steps = self.steps
+        while lookahead_steps and lookahead_steps[-1].follow.revoke():
+            self._revoked(lookahead_steps.pop())
 
     def adopt(self) -> Step | None:
         """Return what the first draft has computed of the works in the queue, as a step.
 
         For when the step before it has ended, and its works are in the queue again.
         """
-        lookaheads = self.there
-        self._present = None
-        if not lookaheads:
+        lookahead_steps = self.steps
+        self._adopted = None
+        if not lookahead_steps:
             return None
-        if lookaheads[0].follow.revoke():  # it has not begun: nor has anything behind it
+        if lookahead_steps[0].follow.revoke():  # it has not begun: nor has anything behind it
             self.revoke()
-            self._taken_back(lookaheads.pop(0))
-            assert not lookaheads
+            self._revoked(lookahead_steps.pop(0))
+            assert not lookahead_steps
             return None
-        lookahead = lookaheads.pop(0)
-        chunks, rows, kept, guessed = [], [], [], []
+        lookahead = lookahead_steps.pop(0)
+        chunks, rows, kept, predicted = [], [], [], []
         for index in lookahead.alive:
-            head = lookahead.heads[index]
-            if isinstance(head, Prediction):
-                if not head.dropped:
+            candidate = lookahead.candidates[index]
+            if isinstance(candidate, Prediction):
+                if not candidate.dropped:
                     kept.append(index)
-                    guessed.append((head.predicted.history.tenant, head.start))
-            elif self._is_next(head, lookahead.batch.rows[index]):
-                self._queue.serve_whole(head)
-                chunks.append(Chunk(head, 0, 1))
+                    predicted.append((candidate.predicted.history.tenant, candidate.start))
+            elif self._is_next(candidate, lookahead.batch.rows[index]):
+                self._queue.serve_fully(candidate)
+                chunks.append(Chunk(candidate, 0, 1))
                 rows.append(index)
                 kept.append(index)
         if not kept:  # nor is anything behind it
@@ -132,72 +132,80 @@ class LookAhead:
             return None
         self._keep(lookahead, kept)
         lookahead.step = Step(chunks, lookahead.batch, len(chunks), adopted=rows)
-        lookahead.step.guessed = guessed
-        self._present = lookahead
+        lookahead.step.predicted = predicted
+        self._adopted = lookahead
         return lookahead.step
 
-    def take_in(self, prediction: Prediction, request: Request) -> None:
+    def add_claimed(self, prediction: Prediction, request: Request) -> None:
         """A claimed guess is a row of the step that its draft has become, which computes."""
         assert prediction.lookahead is not None
         step = prediction.lookahead.step
         assert step is not None
         assert step.adopted is not None
-        self._queue.serve_at_once(request)
+        self._queue.serve_new(request)
         step.chunks.append(Chunk(request, 0, 1))
         step.adopted.append(prediction.row)
         step.tokens += 1
         step.decodes += 1
 
-    def ended(self, lookahead: LookAheadStep, results: Results) -> None:
+    def step_ended(self, lookahead: LookAheadStep, results: Results) -> None:
         """A draft has ended, whatever has become of it; without results it was not computed."""
-        predictions = self._predictions
-        if predictions is not None and not lookahead.follow.lot:
+        predictor = self._predictor
+        if predictor is not None and not lookahead.follow.lot:
             for row, prediction in lookahead.predictions:
                 if prediction.lookahead is not lookahead or prediction.request is not None:
                     continue
                 if results:
-                    predictions.computed(prediction, results[row])
+                    predictor.row_computed(prediction, results[row])
                 else:
-                    predictions.lost(prediction)
-        if lookahead not in self.there:
+                    predictor.row_failed(prediction)
+        if lookahead not in self.steps:
             # A guess knows its draft: with this circle each token left all that it was made of to
             # the collector, which rests everybody for milliseconds to find it.
-            lookahead.heads, lookahead.alive = [], []
+            lookahead.candidates, lookahead.alive = [], []
 
     # -- Within --------------------------------------------------------------------------------
-    def _heads(self, step: Step) -> Iterable[tuple[int, Head]]:
+    def _previous_rows(self, step: Step) -> Iterable[tuple[int, Candidate]]:
         """Return whose rows come before the next draft, and which of the batch before they are."""
-        if self.there:
-            lookahead: LookAheadStep | None = self.there[-1]
+        if self.steps:
+            lookahead: LookAheadStep | None = self.steps[-1]
         else:
-            lookahead = self._present
+            lookahead = self._adopted
         if lookahead is None or lookahead.step not in (None, step):
             return enumerate(chunk.request for chunk in step.chunks)
-        return [(row, lookahead.heads[row]) for row in lookahead.alive]
+        return [(row, lookahead.candidates[row]) for row in lookahead.alive]
 
-    def _going_on(self, heads: Iterable[tuple[int, Head]], before: int) -> list[tuple[int, Head]]:
+    def _continuing(
+        self, candidates: Iterable[tuple[int, Candidate]], before: int
+    ) -> list[tuple[int, Candidate]]:
         """Return those that go on; none at all where one may go on nobody knows how."""
-        going: list[tuple[int, Head]] = []
-        for index, head in heads:
-            if isinstance(head, Request):
-                if head.finished or head.remaining:  # what comes of its row is dropped, or a part
+        going: list[tuple[int, Candidate]] = []
+        for index, candidate in candidates:
+            if isinstance(candidate, Request):
+                if (
+                    candidate.finished or candidate.remaining
+                ):  # what comes of its row is dropped, or a part
                     continue
-                if head.continuation is not None:
-                    if not head.continuation.goes_on(before + 1):
+                if candidate.continuation is not None:
+                    if not candidate.continuation.goes_on(before + 1):
                         return []
-                    going.append((index, head))
+                    going.append((index, candidate))
                     continue
-                if head.recomputes or others_wait(head):
+                if candidate.recomputes or has_waiting_calls(candidate):
                     return []
-            elif head.dropped or (head.request is not None and head.request.finished):
+            elif candidate.dropped or (
+                candidate.request is not None and candidate.request.finished
+            ):
                 continue
-            predictions = self._predictions
-            if predictions is None or before:  # no more than one draft with guesses
+            predictor = self._predictor
+            if predictor is None or before:  # no more than one draft with guesses
                 return []
-            full = predictions.is_full(head)
-            if not full and predictions.may_follow(head):
-                going.append((index, head))
-            elif self._soon(head.root if isinstance(head, Request) else head.predicted.root):
+            full = predictor.is_full(candidate)
+            if not full and predictor.may_predict_after(candidate):
+                going.append((index, candidate))
+            elif self._answers_soon(
+                candidate.root if isinstance(candidate, Request) else candidate.predicted.root
+            ):
                 return []  # it is worth waiting for
         return going
 
@@ -206,15 +214,15 @@ class LookAhead:
         file = request.file
         if request.finished or request.count != 1 or file.length != row.start:
             return False
-        if not self._queue.holds(request) or not self._batcher.keep(request):
+        if not self._queue.is_queued(request) or not self._batcher.readmit(request):
             return False
         return file.block_table(row.start + 1).item(-1) == row.block_table.item(-1)
 
     def _keep(self, lookahead: LookAheadStep, rows: list[int]) -> None:
         """Of the drafts behind it, only what goes on behind these rows."""
         lookahead.alive = rows
-        for following in self.there:
-            if len(rows) == len(lookahead.heads):
+        for following in self.steps:
+            if len(rows) == len(lookahead.candidates):
                 return
             kept = set(rows)
             following.alive = [
@@ -224,12 +232,12 @@ class LookAhead:
 
     def _drop_all(self) -> None:
         self.revoke()
-        self.there = []
+        self.steps = []
 
-    def _taken_back(self, lookahead: LookAheadStep) -> None:
+    def _revoked(self, lookahead: LookAheadStep) -> None:
         for _, prediction in lookahead.predictions:
-            assert self._predictions is not None
-            self._predictions.taken_back(prediction)
+            assert self._predictor is not None
+            self._predictor.row_revoked(prediction)
 
 
 def _row(request: Request, before: int) -> Row | None:

@@ -42,7 +42,7 @@ class SchedulerMetrics:
             "step_tokens": Histogram(STEP_TOKENS),
             "step_seconds": Histogram(STEP_SECONDS),
         }
-        self.lips: set[int] = set()  # that have submitted something
+        self.runs: set[int] = set()  # that have submitted something
         self._first: dict[int, float] = {}  # those without a first token, and since when
         self._now = 0.0
         self._gaps: dict[float, int] = {}  # rows of this step by when their files were computed
@@ -50,12 +50,12 @@ class SchedulerMetrics:
 
     def submitted(self, root: int, now: float) -> None:
         """A LIP that is not in `lips` has submitted a pred."""
-        self.lips.add(root)
+        self.runs.add(root)
         self._first[root] = now
 
-    def forget(self, root: int) -> None:
+    def forget_run(self, root: int) -> None:
         """A LIP has ended."""
-        self.lips.discard(root)
+        self.runs.discard(root)
         self._first.pop(root, None)
 
     def launched(self, step: Step) -> None:
@@ -83,7 +83,7 @@ class SchedulerMetrics:
             if since is not None:
                 self._observe("time_to_first_token_seconds", self._now - since)
 
-    def kept(self, request: Request) -> None:
+    def predicted(self, request: Request) -> None:
         """A pred that ends now was computed in a step that has ended before it came."""
         assert request.count == 1
         self.rows += 1

@@ -85,25 +85,29 @@ class Prediction:
         self.dropped = False
 
 
-Head: TypeAlias = Request | Prediction  # whose row it is
+Candidate: TypeAlias = Request | Prediction  # whose row it is
 
 
 class LookAheadStep:
-    """A step that may be; `heads[i]` has row i of the batch."""
+    """A step that may be; `candidates[i]` has row i of the batch."""
 
-    __slots__ = ("alive", "batch", "follow", "heads", "step")
+    __slots__ = ("alive", "batch", "candidates", "follow", "step")
 
-    def __init__(self, heads: list[Head], batch: Batch, follow: Chain) -> None:
-        self.heads = heads
+    def __init__(self, candidates: list[Candidate], batch: Batch, follow: Chain) -> None:
+        self.candidates = candidates
         self.batch = batch
         self.follow = follow
-        self.alive = list(range(len(heads)))  # rows behind rows computed for their works
+        self.alive = list(range(len(candidates)))  # rows behind rows computed for their works
         self.step: Step | None = None  # what it has become
 
     @property
     def predictions(self) -> list[tuple[int, Prediction]]:
         """Its rows that are guesses'."""
-        return [(row, head) for row, head in enumerate(self.heads) if isinstance(head, Prediction)]
+        return [
+            (row, candidate)
+            for row, candidate in enumerate(self.candidates)
+            if isinstance(candidate, Prediction)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +164,7 @@ class Predictor:
         self.misses = 0  # rows that were computed for none
 
     @classmethod
-    def beside(
+    def for_executor(
         cls, executor: Executor, kvfs: KVFS, options: PredictionOptions | None
     ) -> "Predictor | None":
         """Return what guesses preds on these files; None where the device goes from step to step
@@ -170,19 +174,19 @@ class Predictor:
             return None
         model = executor.model
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        predictions = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
-        kvfs.hear_of_edits(predictions.drop)
-        return predictions
+        predictor = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
+        kvfs.hear_of_edits(predictor.drop_file)
+        return predictor
 
     # -- What preds show ------------------------------------------------------------------------
-    def ended(self, request: Request, result: bytes) -> None:
+    def expect_next(self, request: Request, result: bytes) -> None:
         """A pred has ended well: what is expected behind it has its token now."""
         file = cast(KVFile, request.file)
         predicted = self._predicted_files.get(file)
         if predicted is None:
-            if not _is_of_a_course(request):
+            if not _is_predictable(request):
                 return
-            predicted = self._begin(request)
+            predicted = self._new_file(request)
         if not predicted.predictions:
             predicted.predictions.append(Prediction(predicted, file.length))
         prediction = predicted.predictions[0]
@@ -199,20 +203,20 @@ class Predictor:
         if predicted is None:
             return None
         prediction = predicted.predictions[0] if predicted.predictions else None
-        if prediction is None or not (prediction.open and _is_guessed(prediction, request)):
+        if prediction is None or not (prediction.open and _is_predicted(prediction, request)):
             predicted.history.add(-self._options.odd)
-            self._drop(predicted)
+            self._drop_predictions(predicted)
             return None
         predicted.history.add(1)
         lookahead = prediction.lookahead
         if lookahead is None:
             predicted.predictions.clear()
-            self._tidy(predicted)
+            self._forget_if_empty(predicted)
             return None
         if (
             lookahead.step is None and prediction.result is None
         ) or prediction.moved != self._pool.moved:
-            self._drop(predicted)
+            self._drop_predictions(predicted)
             return None
         del predicted.predictions[0]
         prediction.request = request
@@ -234,9 +238,9 @@ class Predictor:
         """A claimed guess was computed for nothing: the pred has to be computed as any."""
         prediction.request = None
         prediction.predicted.predictions.insert(0, prediction)
-        self._drop(prediction.predicted)
+        self._drop_predictions(prediction.predicted)
 
-    def _begin(self, request: Request) -> PredictedFile:
+    def _new_file(self, request: Request) -> PredictedFile:
         file = cast(KVFile, request.file)
         history = self._history(request)
         predicted = PredictedFile(
@@ -246,13 +250,13 @@ class Predictor:
         return predicted
 
     # -- Rows -----------------------------------------------------------------------------------
-    def may_follow(self, before: Request | Prediction) -> bool:
+    def may_predict_after(self, before: Request | Prediction) -> bool:
         """Whether the pred behind another one, or behind a guess, is to be guessed."""
         if isinstance(before, Prediction):
             predicted, start = before.predicted, before.start + 1
             history = predicted.history
         else:
-            if not _is_of_a_course(before):
+            if not _is_predictable(before):
                 return False
             history, start = self._history(before), before.file.length + before.count
         return history.credit >= self._options.least and start < len(self._positions)
@@ -265,7 +269,7 @@ class Predictor:
             and len(before.predicted.predictions) >= (_AHEAD_MAX)
         )
 
-    def behind(self, before: Request | Prediction) -> tuple[Prediction, Row] | None:
+    def predict_after(self, before: Request | Prediction) -> tuple[Prediction, Row] | None:
         """Return a guess behind another one or a pred in a step, and its row.
 
         None: its entry has no place.
@@ -279,10 +283,10 @@ class Predictor:
         predicted = self._predicted_files.get(file)
         if predicted is None:
             assert request is not None
-            predicted = self._begin(request)
+            predicted = self._new_file(request)
         table = self._table(predicted, start)
         if table is None:
-            self._tidy(predicted)
+            self._forget_if_empty(predicted)
             return None
         prediction = predicted.predictions[-1] if predicted.predictions else None
         if prediction is None or prediction.start != start:
@@ -311,7 +315,7 @@ class Predictor:
         return np.append(frames, np.int32(predicted.spare))
 
     # -- Drafts ---------------------------------------------------------------------------------
-    def taken_back(self, prediction: Prediction) -> None:
+    def row_revoked(self, prediction: Prediction) -> None:
         """The draft that was to compute a guess will not: the pred is expected all the same."""
         prediction.lookahead = None
         predicted = prediction.predicted
@@ -324,33 +328,33 @@ class Predictor:
             self._pool.leave_spare(predicted.spare, predicted)
             predicted.spare = -1
 
-    def computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
+    def row_computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
         """The draft of a guess that nobody has claimed has ended."""
         if prediction.dropped:
             self.misses += 1
         else:
             prediction.result = result
 
-    def lost(self, prediction: Prediction) -> None:
+    def row_failed(self, prediction: Prediction) -> None:
         """The device has failed at the draft of a guess."""
         if prediction.request is None and not prediction.dropped:
-            self._drop(prediction.predicted)
+            self._drop_predictions(prediction.predicted)
 
     # -- Ends -----------------------------------------------------------------------------------
-    def drop(self, file: object) -> None:
+    def drop_file(self, file: object) -> None:
         """Nothing more is known of a file's next preds."""
         predicted = self._predicted_files.get(cast(KVFile, file))
         if predicted is not None:
-            self._drop(predicted)
+            self._drop_predictions(predicted)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         """An instance, or a whole LIP, has ended."""
         history = self._histories.get(root)
         if history is None:
             return
         for predicted in list(history.predicted_files.values()):
             if instance in (None, predicted.instance):
-                self._drop(predicted)
+                self._drop_predictions(predicted)
         if instance is not None:
             return
         del self._histories[root]
@@ -367,7 +371,7 @@ class Predictor:
             history = self._histories[request.root] = RunHistory(request.tenant, first)
         return history
 
-    def _drop(self, predicted: PredictedFile) -> None:
+    def _drop_predictions(self, predicted: PredictedFile) -> None:
         for prediction in predicted.predictions:
             prediction.dropped = True
             if prediction.lookahead is not None:  # unless that is taken back
@@ -376,9 +380,9 @@ class Predictor:
                 predicted.history.sum -= self._options.vain
             self.misses += prediction.result is not None
         predicted.predictions.clear()
-        self._tidy(predicted)
+        self._forget_if_empty(predicted)
 
-    def _tidy(self, predicted: PredictedFile) -> None:
+    def _forget_if_empty(self, predicted: PredictedFile) -> None:
         """Forget a line without guesses."""
         if not predicted.predictions:
             if predicted.spare >= 0:
@@ -388,7 +392,7 @@ class Predictor:
             predicted.history.predicted_files.pop(predicted.file, None)
 
 
-def _is_of_a_course(request: Request) -> bool:
+def _is_predictable(request: Request) -> bool:
     """Whether a pred could be one of a course: its token is the next one's, where it ends."""
     options = request.options
     if request.continuation is not None or request.recomputes or request.matcher is not None:
@@ -405,7 +409,7 @@ def _is_of_a_course(request: Request) -> bool:
     return not (options.get is Get.SAMPLE and sampling is not None and sampling.seed is None)
 
 
-def _is_guessed(prediction: Prediction, request: Request) -> bool:
+def _is_predicted(prediction: Prediction, request: Request) -> bool:
     """Whether a pred that has come is the one that was expected."""
     predicted = prediction.predicted
     return (
@@ -420,7 +424,7 @@ def _is_guessed(prediction: Prediction, request: Request) -> bool:
     )
 
 
-def others_wait(request: Request) -> bool:
+def has_waiting_calls(request: Request) -> bool:
     """Whether other calls wait behind a pred on its file: they come before any that is guessed."""
     queue = cast(KVFile, request.file).queue
     return queue is not None and len(queue) > 1

@@ -5,7 +5,7 @@ quanta and at the same price as any prompt, for the LIP whose pred it is. It is 
 nothing and answers nobody.
 
 Where each entry was computed behind exactly those before it, a stretch of absent entries is one row
-of the file itself. Where not, the file's lineage says what to compute, and some of it on a bench:
+of the file itself. Where not, the file's lineage says what to compute, and some of it on a scratch:
 pages of its own with the context that there was then, whence the file's entries are copied.
 """
 
@@ -32,7 +32,7 @@ _NOTHING: Final = PredOptions(get=Get.NONE)
 class RecomputedFile:
     """Entries that a row of a rebuild reads and writes, as a `WorkFile`: `length` are there.
 
-    `gone` is called when the rebuild ends before its time.
+    `abandoned` is called when the rebuild ends before its time.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class RecomputedFile:
         length: int,
         table: Callable[[int], Int32],
         failed: Callable[[], Errno | None],
-        gone: Callable[[], None],
+        abandoned: Callable[[], None],
     ) -> None:
         self._table = table
         self._failed = failed
-        self._gone = gone
+        self._gone = abandoned
         self.length = length
         self.computed_at = 0.0
 
@@ -118,28 +118,28 @@ class Recompute:
         return sum(len(step.tokens) for step in self._steps)
 
     @property
-    def over(self) -> bool:
+    def complete(self) -> bool:
         """Whether all has been computed."""
         return self._next == len(self._steps)
 
-    def take_benches(self) -> None:
+    def take_scratch_pages(self) -> None:
         """Take the frames that its steps need beside the file; there must be so many."""
         self._spare = self._eviction.pool.take_bench(scratch_peak(self._steps))
 
     def request(
-        self, target: Request, done: Callable[[bytes | int], None], gone: Callable[[], None]
+        self, target: Request, done: Callable[[bytes | int], None], abandoned: Callable[[], None]
     ) -> Request:
         """Return the next row as a work for the LIP of `target`."""
         step = self._steps[self._next]
-        bench = None if step.in_place else self._lay_out(step)
-        table = self._file.rebuild_table if bench is None else bench.table
+        scratch = None if step.in_place else self._prepare_scratch(step)
+        table = self._file.rebuild_table if scratch is None else scratch.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
         request = Request(
             instance=target.instance,
             root=target.root,
             tenant=target.tenant,
             seq=0,
-            file=RecomputedFile(step.start, table, self._failed, gone),
+            file=RecomputedFile(step.start, table, self._failed, abandoned),
             tokens=step.tokens,
             positions=step.positions,
             options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
@@ -149,34 +149,34 @@ class Recompute:
         request.reserved = request.recomputes = True
         return request
 
-    def computed(self) -> None:
+    def row_computed(self) -> None:
         """The row was computed: the file's pages that are whole now are no longer hollow."""
-        step, bench = self._steps[self._next], self._scratch.get(self._next)
+        step, scratch = self._steps[self._next], self._scratch.get(self._next)
         for copy in step.copies:
             there = np.arange(copy.at, copy.at + copy.end - copy.start)
-            if bench is not None:
-                slots = bench.slots(bench.start + np.arange(copy.start, copy.end))
+            if scratch is not None:
+                slots = scratch.slots(scratch.start + np.arange(copy.start, copy.end))
                 self._eviction.transfers.copy(slots, self._file.slots(there))
-            self._count(there)
+            self._note_computed(there)
         for number in step.finished:
-            self._leave(number)
+            self._free_scratch(number)
         self._next += 1
-        if self.over:
+        if self.complete:
             self._eviction.pool.leave_bench(self._spare)
 
     def abandon(self) -> None:
         """Give everything back that is not whole."""
         for number in list(self._scratch):
-            self._leave(number)
+            self._free_scratch(number)
         self._eviction.pool.leave_bench(self._spare)
         pages = self._file.pages
         hollow = pages[: len(self._missing)][self._missing > 0]
         self._eviction.tiers.evict(hollow, host=False)
 
-    def _lay_out(self, step: Step) -> _ScratchPages:
-        """Return a bench for the next step, its context copied there."""
+    def _prepare_scratch(self, step: Step) -> _ScratchPages:
+        """Return a scratch for the next step, its context copied there."""
         frames, self._spare = np.split(self._spare, [step.scratch_pages])
-        bench = self._scratch[self._next] = _ScratchPages(frames, step.start)
+        scratch = self._scratch[self._next] = _ScratchPages(frames, step.start)
         at = 0
         for chunk in step.context:
             count = chunk.end - chunk.start
@@ -186,15 +186,15 @@ class Recompute:
             else:
                 other = self._scratch[chunk.source]
                 sources = other.slots(other.start + entries)
-            self._eviction.transfers.copy(sources, bench.slots(np.arange(at, at + count)))
+            self._eviction.transfers.copy(sources, scratch.slots(np.arange(at, at + count)))
             at += count
-        return bench
+        return scratch
 
     def _failed(self) -> Errno | None:
-        """What a batch that failed has written, a bench perhaps, is not what it should be."""
+        """What a batch that failed has written, a scratch perhaps, is not what it should be."""
         return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
 
-    def _count(self, entries: Int64) -> None:
+    def _note_computed(self, entries: Int64) -> None:
         """Entries ([n]) of the file have come."""
         indices = entries // PAGE_TOKENS
         hollow = self._missing[indices] > 0
@@ -204,10 +204,10 @@ class Recompute:
         # A page that stands in the file twice has come with the first.
         self._eviction.tiers.filled(pages[self._eviction.pool.hollow[pages]])
 
-    def _leave(self, number: int) -> None:
-        bench = self._scratch.pop(number, None)
-        if bench is not None:
-            self._spare = np.concatenate((self._spare, bench.frames))
+    def _free_scratch(self, number: int) -> None:
+        scratch = self._scratch.pop(number, None)
+        if scratch is not None:
+            self._spare = np.concatenate((self._spare, scratch.frames))
 
 
 def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:

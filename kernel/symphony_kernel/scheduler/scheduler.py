@@ -79,7 +79,7 @@ class Scheduler:
         traced: Emit | None = None,
         anticipation: Anticipation | None = None,
         eviction: Eviction | None = None,
-        predictions: Predictor | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
@@ -97,42 +97,44 @@ class Scheduler:
             self._costs,
             limits.rows,
             limits.tokens,
-            limits.lot_ms / 1000,
+            limits.delivery_ms / 1000,
             self._busy_tenants,
         )
-        self.processors = CpuAccounts(self._queue, self._shares.present, limits.beside)
+        self.cpu_accounts = CpuAccounts(self._queue, self._shares.present, limits.cpu)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Request] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
-        self._predictions = predictions
-        self._lookaheads = LookAhead(
-            self._queue, self._batcher, predictions, self._anticipation.soon
+        self._predictor = predictor
+        self._lookahead = LookAhead(
+            self._queue, self._batcher, predictor, self._anticipation.answers_soon
         )
-        self._kept: list[tuple[Request, Prediction]] = []  # with results that were there before
+        self._answerable: list[
+            tuple[Request, Prediction]
+        ] = []  # with results that were there before
         self._metrics = SchedulerMetrics()
-        self._turn: float | None = None  # when the works came that `poll` has not seen
+        self._arrived: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
     # -- Works ---------------------------------------------------------------------------------
     def submit(self, request: Request) -> None:
         """Queue a pred; `request.done` hears of its end."""
-        prediction = self._claim(request) if self._predictions is not None else None
+        prediction = self._claim(request) if self._predictor is not None else None
         if self._replies is None:
-            if prediction is None and self._lookaheads.there and not self._is_ahead(request):
-                self._lookaheads.revoke()
-            if self._turn is None:
-                self._turn = self._clock.now()
-            self._anticipation.heard(request.root, self._turn)
+            if prediction is None and self._lookahead.steps and not self._is_ahead(request):
+                self._lookahead.revoke()
+            if self._arrived is None:
+                self._arrived = self._clock.now()
+            self._anticipation.request_arrived(request.root, self._arrived)
         else:  # it waited behind a pred that has just been answered: nobody else need answer
             self._replies[request.root] = self._replies.get(request.root, 0) - 1
-        if request.root not in self._metrics.lips:
-            self._metrics.submitted(request.root, self._turn or self._clock.now())
+        if request.root not in self._metrics.runs:
+            self._metrics.submitted(request.root, self._arrived or self._clock.now())
         if self._traces.runs:
             self._traces.submitted(request, self._clock.now())
         if prediction is not None:
-            self._take_in(request, prediction)
+            self._accept_predicted(request, prediction)
             return
         if self._steps and not self._waiting:
             self._batcher.reserve_ahead(request)
@@ -146,16 +148,18 @@ class Scheduler:
             self._take_out(request)
             self._fail(request, Errno.ECANCELED)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of the whole LIP, which has ended; nobody is told."""
-        gone = self._admission.forget(root, instance) if self._admission is not None else []
-        if self._predictions is not None:
-            self._predictions.forget(root, instance)
-        gone += [w for w, _ in self._kept if w.root == root and instance in (None, w.instance)]
+        gone = self._admission.drop_requests(root, instance) if self._admission is not None else []
+        if self._predictor is not None:
+            self._predictor.drop_requests(root, instance)
+        gone += [
+            w for w, _ in self._answerable if w.root == root and instance in (None, w.instance)
+        ]
         if instance is None:
-            gone += self._queue.forget_lip(root)
-            self._anticipation.forget(root)
-            self._metrics.forget(root)
+            gone += self._queue.forget_run(root)
+            self._anticipation.forget_run(root)
+            self._metrics.forget_run(root)
             self._traces.close(root, self._clock.now())
         else:
             gone += self._queue.forget_instance(root, instance)
@@ -169,18 +173,18 @@ class Scheduler:
             if not request.finished:
                 request.finished = True
                 request.file.unreserve()
-        self._lookaheads.revoke()
+        self._lookahead.revoke()
         self._changed = self._clock.now()
 
-    def trace(self, root: int) -> None:
+    def trace_run(self, root: int) -> None:
         """Tell of a LIP's preds and steps from now on, until it is forgotten."""
         self._traces.open(root, self._clock.now())
 
-    def charge(self, root: int, tenant: str, weight: float, tokens: float) -> None:
+    def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:
         """Charge a LIP for what the device does beside its works: as for so many tokens."""
         seconds = tokens * self._costs.service_seconds
-        self._queue.charge(root, tenant, weight, seconds)
-        self._queue.pay(tenant, seconds)
+        self._queue.charge_run(root, tenant, weight, seconds)
+        self._queue.charge_tenant(tenant, seconds)
 
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant a share relative to the others' (1 by default)."""
@@ -190,7 +194,9 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and no step is under way."""
-        return not (self._steps or self._queue.requests or self._parked or self._kept)
+        return not (
+            self._steps or self._queue.requests or self._in_memory_queue or self._answerable
+        )
 
     # -- Stalls (see `maintenance.watchdog`) -------------------------------------------------------
     @property
@@ -218,13 +224,13 @@ class Scheduler:
         return (
             f"steps {steps}; {queue.requests} works queued ({queue.decodes} decodes, {queue.tokens} "
             f"tokens), the first {(first := queue.first()) and first.describe()}; "
-            f"{len(self._waiting)} wait for pages, {self._parked} parked, {blocked} blocked, "
-            f"{len(self._kept)} kept; {len(self._lookaheads)} drafts"
+            f"{len(self._waiting)} wait for pages, {self._in_memory_queue} parked, {blocked} blocked, "
+            f"{len(self._answerable)} kept; {len(self._lookahead)} drafts"
         )
 
     def mend(self) -> None:
         """Forget steps that nobody computes, and look again at what waits for others."""
-        self._lookaheads.forget()
+        self._lookahead.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
             for chunk in step.chunks:
@@ -236,7 +242,7 @@ class Scheduler:
     def give_up(self) -> int:
         """End all works with EIO; return how many."""
         self.mend()
-        gone = self._queue.everything() + (
+        gone = self._queue.all_requests() + (
             self._admission.waiting if self._admission is not None else []
         )
         for request in gone:
@@ -263,12 +269,15 @@ class Scheduler:
 
         None means: nothing can change until a work comes or a step completes.
         """
-        self._turn = None
-        if not (self._queue.requests or self._parked) or len(self._steps) >= _STEPS_AHEAD_MAX:
+        self._arrived = None
+        if (
+            not (self._queue.requests or self._in_memory_queue)
+            or len(self._steps) >= _STEPS_AHEAD_MAX
+        ):
             return None
         now = self._clock.now()
         if self._steps:
-            ahead = not self._lookaheads and self._may_run_ahead(now)
+            ahead = not self._lookahead and self._may_run_ahead(now)
             return self._form(now) if ahead else None
         # Prompts leave room for decodes that come: only rows can be too few for them.
         wait = 0.0
@@ -279,39 +288,41 @@ class Scheduler:
             wait = self._anticipation.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
-    def lookahead(self) -> LookAheadStep | None:
+    def form_lookahead(self) -> LookAheadStep | None:
         """Return a step that the device may go on with, if nobody else wants to run."""
-        if len(self._steps) != 1 or self._waiting or self._parked:
+        if len(self._steps) != 1 or self._waiting or self._in_memory_queue:
             return None
-        step, lookaheads = self._steps[0], self._lookaheads
-        return lookaheads.make(step) if self._may_follow(step, 1 + len(lookaheads)) else None
+        step, lookahead_steps = self._steps[0], self._lookahead
+        return (
+            lookahead_steps.form(step) if self._may_follow(step, 1 + len(lookahead_steps)) else None
+        )
 
-    def adopt(self) -> Step | None:
+    def adopt_lookahead(self) -> Step | None:
         """Return the step that the device went on with behind one that has just ended."""
-        step = self._lookaheads.adopt()
+        step = self._lookahead.adopt()
         if step is not None:
             self._launched(step, self._clock.now())
         if step is None or not self._may_follow(step, 1):
-            self._lookaheads.revoke()
+            self._lookahead.revoke()
         return step
 
-    def draft_ended(self, lookahead: LookAheadStep, results: Results) -> None:
+    def lookahead_ended(self, lookahead: LookAheadStep, results: Results) -> None:
         """The device is done with a draft, before `complete`; without results it has failed."""
-        self._lookaheads.ended(lookahead, results)
+        self._lookahead.step_ended(lookahead, results)
 
-    def answer_kept(self) -> None:
+    def answer_predicted(self) -> None:
         """End the preds whose results were there before they came."""
-        while self._kept:
-            kept, self._kept = self._kept, []
+        while self._answerable:
+            kept, self._answerable = self._answerable, []
             now = self._clock.now()
             self._metrics.completing(now)
             for request, prediction in kept:
                 if not request.finished:
-                    self._answer_kept(request, prediction, now)
+                    self._answer_prediction(request, prediction, now)
 
-    def revoke_drafts(self) -> None:
+    def revoke_lookahead(self) -> None:
         """Let the device not begin what it goes on with; what it has begun it ends."""
-        self._lookaheads.revoke()
+        self._lookahead.revoke()
 
     def complete(
         self,
@@ -370,7 +381,7 @@ class Scheduler:
         counts = self._metrics
         return SchedulerStatistics(
             queue=self._queue.statistics(),
-            waiting_for_pages=self._parked or len(self._waiting),
+            waiting_for_pages=self._in_memory_queue or len(self._waiting),
             steps=counts.steps,
             rows=counts.rows,
             decode_rows=counts.decode_rows,
@@ -381,9 +392,9 @@ class Scheduler:
             preds=counts.preds,
             preds_starved=counts.starved,
             preemptions=self._admission.preemptions if self._admission is not None else 0,
-            rebuilt_tokens=self._admission.rebuilt_tokens if self._admission is not None else 0,
-            preds_guessed=self._predictions.hits if self._predictions is not None else 0,
-            preds_guessed_in_vain=self._predictions.misses if self._predictions is not None else 0,
+            rebuilt_tokens=self._admission.recomputed_tokens if self._admission is not None else 0,
+            preds_guessed=self._predictor.hits if self._predictor is not None else 0,
+            preds_guessed_in_vain=self._predictor.misses if self._predictor is not None else 0,
             step_ms=1000 * counts.step_seconds,
         )
 
@@ -392,14 +403,14 @@ class Scheduler:
 
         `tokens` computed in `seconds` of steps, since the start. Looks at every waiting work.
         """
-        tenants = {name: list(found) for name, found in self._queue.waiting().items()}
+        tenants = {name: list(found) for name, found in self._queue.waiting_by_tenant().items()}
         for request in self._admission.waiting if self._admission is not None else ():
             tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
 
-    def lips_running(self) -> int:
+    def runs_computing(self) -> int:
         """Return how many LIPs have a row in a step that computes now."""
         return len({chunk.request.root for step in self._steps for chunk in step.chunks})
 
@@ -410,31 +421,31 @@ class Scheduler:
     # -- Within --------------------------------------------------------------------------------
     def _claim(self, request: Request) -> Prediction | None:
         """Return the guess that was computed for a pred which has come, if it can have it."""
-        assert self._predictions is not None
-        prediction = self._predictions.claim(request)
+        assert self._predictor is not None
+        prediction = self._predictor.claim(request)
         if prediction is None:
             return None
-        free = not (self._waiting or self._parked) and self._replies is None
-        if free and self._batcher.keep(request) and self._predictions.settle(prediction):
-            self._predictions.claimed()
+        free = not (self._waiting or self._in_memory_queue) and self._replies is None
+        if free and self._batcher.readmit(request) and self._predictor.settle(prediction):
+            self._predictor.claimed()
             return prediction
-        self._predictions.not_settled(prediction)
+        self._predictor.not_settled(prediction)
         return None
 
-    def _take_in(self, request: Request, prediction: Prediction) -> None:
+    def _accept_predicted(self, request: Request, prediction: Prediction) -> None:
         if prediction.result is None:
-            self._lookaheads.take_in(prediction, request)
+            self._lookahead.add_claimed(prediction, request)
             return
-        self._queue.serve_at_once(request)
-        self._kept.append((request, prediction))
+        self._queue.serve_new(request)
+        self._answerable.append((request, prediction))
 
     def _charge_masks(self, request: Request, matcher: GrammarMatcher) -> None:
         """Charge a LIP for its masks; its tenant pays for them with the step."""
         spent = matcher.spent
-        if spent < _MASKS_SECONDS or not self._queue.knows(request.root):
+        if spent < _MASKS_SECONDS or not self._queue.has_run(request.root):
             return
         matcher.spent = 0.0
-        self._queue.charge(request.root, request.tenant, request.weight, spent)
+        self._queue.charge_run(request.root, request.tenant, request.weight, spent)
 
     def _put_back(self, chunk: Chunk, matcher: GrammarMatcher) -> None:
         """A row's mask was not there in time: it is computed again."""
@@ -443,14 +454,14 @@ class Scheduler:
         chunk.request.placed -= chunk.count
         self._queue.put_back(chunk.request)
 
-    def _answer_kept(self, request: Request, prediction: Prediction, now: float) -> None:
+    def _answer_prediction(self, request: Request, prediction: Prediction, now: float) -> None:
         assert prediction.lookahead is not None
         assert prediction.lookahead.step is not None
         result = prediction.result
         if self._traces.runs:
-            self._traces.kept(request, prediction.lookahead.step, now)
+            self._traces.predicted(request, prediction.lookahead.step, now)
         request.computed = 1
-        self._metrics.kept(request)
+        self._metrics.predicted(request)
         self._anticipation.replied(request.root, now)
         errno = result.errno if isinstance(result, SyscallError) else request.file.error
         if errno is not None:
@@ -488,15 +499,15 @@ class Scheduler:
             return False
         if any(step.decodes for step in self._steps):
             return True
-        if queue.lips_active > 1:
-            return queue.decodes > 0 or self._anticipation.anybody_decodes(now)
+        if queue.runs_active > 1:
+            return queue.decodes > 0 or self._anticipation.any_decoding(now)
         first = queue.first()
-        return first is not None and self._anticipation.anybody_decodes(now, besides=first.root)
+        return first is not None and self._anticipation.any_decoding(now, besides=first.root)
 
     @property
-    def _parked(self) -> int:
+    def _in_memory_queue(self) -> int:
         """Works that wait for frames, beside the queue."""
-        return self._admission.parked if self._admission is not None else 0
+        return self._admission.queued if self._admission is not None else 0
 
     def _busy_tenants(self) -> set[str]:
         """Return the tenants whose works compute, or wait for frames."""
@@ -516,9 +527,9 @@ class Scheduler:
         return self._queue.requests - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
-        formed = self._batcher.form(self._queue, *self._room(now))
-        if formed.step is None and self._parked and not (self._steps or formed.failed):
-            formed = self._batcher.form_under_pressure(self._queue, *self._room(now))
+        formed = self._batcher.form(self._queue, *self._step_space(now))
+        if formed.step is None and self._in_memory_queue and not (self._steps or formed.failed):
+            formed = self._batcher.form_without_frames(self._queue, *self._step_space(now))
         self._waiting = formed.waiting
         for request, errno in formed.failed:
             self._fail(request, errno)
@@ -550,7 +561,7 @@ class Scheduler:
                 load.features[FORMED] = 1.0
                 if request.count == 1:
                     stepwise.add(request.tenant)
-        for tenant, entry in step.guessed:
+        for tenant, entry in step.predicted:
             if tenant not in loads:
                 loads[tenant] = StepLoad()
             loads[tenant].add_entry(entry)
@@ -562,7 +573,7 @@ class Scheduler:
         if not self._queue.requests:
             several = self._queue.several
             return not several or self._shares.may_follow(step.loads, self._clock.now())
-        if self._waiting or self._parked or not self._queue.several:
+        if self._waiting or self._in_memory_queue or not self._queue.several:
             return False
         seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
         return self._shares.all_ahead(step.loads, more, seconds)
@@ -575,15 +586,15 @@ class Scheduler:
         seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
         return self._shares.is_ahead(request.tenant, step.loads, seconds)
 
-    def _room(self, now: float) -> tuple[int, StepBudget | None, float]:
+    def _step_space(self, now: float) -> tuple[int, StepBudget | None, float]:
         """Return how many tokens of prompts fit beside decodes, how the step is divided among
         several tenants, and how many seconds it may take with prompts, as the operator bounds it.
         """
-        limits, plan = self._batcher.limits, self._shares.plan(now)
+        limits, budget = self._batcher.limits, self._shares.plan(now)
         bounded = self._prompts_are_bounded(now)
         gap = limits.decode_gap_ms / 1000 if bounded else inf
-        if plan is not None:
-            return limits.tokens, plan, gap
+        if budget is not None:
+            return limits.tokens, budget, gap
         decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
         if bounded:
@@ -621,12 +632,12 @@ class Scheduler:
         else:
             request.file.unreserve()
         self._metrics.finished(request)
-        if self._predictions is not None:
-            self._predictions.ended(request, result)
+        if self._predictor is not None:
+            self._predictor.expect_next(request, result)
         request.done(result)
         if len(result) >= _LARGE_RESULT_BYTES:  # they are sent while the next step computes
             seconds = _RESULT_BYTE_SECONDS * len(result)
-            self.processors.called(
+            self.cpu_accounts.charge_calls(
                 request.root, request.tenant, request.weight, seconds, self._clock.now()
             )
 
@@ -639,9 +650,9 @@ class Scheduler:
     def _fail(self, request: Request, errno: Errno) -> None:
         request.finished = True
         request.file.unreserve()
-        if self._predictions is not None:
-            self._predictions.drop(request.file)
-        self._lookaheads.revoke()
+        if self._predictor is not None:
+            self._predictor.drop_file(request.file)
+        self._lookahead.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
             self._traces.ended(request, self._changed, errno)
@@ -664,7 +675,7 @@ class Scheduler:
         self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
         if seconds or ended is None:
             self._learn(step, seconds)
-        self._anticipation.stepped(replies, now, seconds)
+        self._anticipation.step_ended(replies, now, seconds)
 
     def _learn(self, step: Step, seconds: float) -> None:
         load = StepLoad()

@@ -117,7 +117,7 @@ class StepLoop:
     def when_idle(self, action: Callable[[], None]) -> None:
         """Do something when no step computes, before another one does."""
         self._when_idle.append(action)
-        self._scheduler.revoke_drafts()
+        self._scheduler.revoke_lookahead()
 
     def when_quiet(self, request: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
         """Return what `request` gives, which is begun when no step computes and no move is owed.
@@ -161,14 +161,14 @@ class StepLoop:
         except Exception as error:  # ours
             self._failed(error)
 
-    def _look_again(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
         self.look()
 
     def _launch(self) -> bool:
         """Launch what can be launched, and look again when that may change; return whether any."""
         self._cancel_timer()
-        self._scheduler.answer_kept()
+        self._scheduler.answer_predicted()
         launched = False
         while self._running and self._may_launch():
             polled = self._scheduler.poll()
@@ -182,21 +182,21 @@ class StepLoop:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(polled, self._look_again)
+                    self._timer = loop.call_later(polled, self._timer_fired)
                 break
         if self._follows and self._running and not (self._when_idle or self._quiet):
-            self._lookahead()
+            self._give_lookahead()
         return launched
 
-    def _lookahead(self) -> None:
+    def _give_lookahead(self) -> None:
         """Give the device what it may go on with when the step that it computes has ended."""
-        while (lookahead := self._scheduler.lookahead()) is not None:
+        while (lookahead := self._scheduler.form_lookahead()) is not None:
             if self._kvfs.moves_pending:
                 self._give_moves(lookahead.batch)
             self._computing += 1
             outcome = self._start(lookahead.batch)
             self._following.append(outcome)
-            outcome.then(partial(self._drafted, lookahead))
+            outcome.then(partial(self._lookahead_ended, lookahead))
 
     def _may_launch(self) -> bool:
         if self._quiet:
@@ -234,17 +234,17 @@ class StepLoop:
         self._count(outcome)
         self._end(step, outcome)
 
-    def _drafted(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
+    def _lookahead_ended(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
         """A draft's turn has come and is over, whatever has become of it."""
         self._following.popleft()
         computed = outcome.error is None and lookahead.follow.tokens is not None
         try:
-            self._scheduler.draft_ended(lookahead, outcome.value if computed else [])
+            self._scheduler.lookahead_ended(lookahead, outcome.value if computed else [])
         except Exception as error:  # ours
             self._failed(error)
             return
         if lookahead.follow.tokens is None:
-            self._computing_less()
+            self._one_ended()
         else:
             self._count(outcome)
             self.statistics.device_steps_ahead += lookahead.step is not None
@@ -267,7 +267,7 @@ class StepLoop:
                 _check_fault(outcome.error, f"a step of {len(step.chunks)} rows failed")
                 self._kvfs.lose_moves(step.batch)
                 self._scheduler.fail(step)
-            self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
+            self._continue(adopted=self._running and self._scheduler.adopt_lookahead() is not None)
         except Exception as error:  # ours
             self._failed(error)
 
@@ -283,11 +283,11 @@ class StepLoop:
             else:  # the files that were written to hear EIO
                 _check_fault(outcome.error, "copies and moves failed")
                 self._kvfs.lose_moves(batch)
-            self._go_on()
+            self._continue()
         except Exception as error:  # ours
             self._failed(error)
 
-    def _go_on(self, adopted: bool = False) -> None:
+    def _continue(self, adopted: bool = False) -> None:
         if adopted and self._following[0].done:
             return  # it has ended already: what follows from both follows once
         if self._launch() and not adopted:
@@ -296,13 +296,13 @@ class StepLoop:
         else:
             self._flush()
 
-    def _computing_less(self) -> None:
+    def _one_ended(self) -> None:
         self._computing -= 1
         if not self._computing and self._drained is not None:
             self._drained.set()
 
     def _count(self, outcome: StepFuture[Results]) -> None:
-        self._computing_less()
+        self._one_ended()
         counts = self.statistics
         counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
         pause = outcome.began - self._ended

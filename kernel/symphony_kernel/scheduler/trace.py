@@ -1,7 +1,7 @@
 """Traces: which steps computed the preds of runs that asked to be traced, and when.
 
     submit -> submitted      a pred waits           steps end -> stepped      its share of them
-                                                    answer_kept -> kept       of one before it came
+                                                    answer_predicted -> kept       of one before it came
                                                     fail, forget -> ended     without a result
 
 Whoever is not traced pays for one look at an empty dict, once a pred and once a step. Events leave
@@ -91,7 +91,7 @@ class Traces:
                 self._end(trace, request, step.ended, None)
                 self._leave_in_time(request.root, trace, now)
 
-    def kept(self, request: Request, step: Step, now: float) -> None:
+    def predicted(self, request: Request, step: Step, now: float) -> None:
         """A pred has its result from a step that computed it before it came."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:

@@ -25,16 +25,18 @@ _RELEASE_SECONDS: Final = 0.005  # of calls that go on at once, even where nobod
 _ITEM_BYTES: Final = 64  # of a value without what it holds, about
 _DEPTH: Final = 3  # of lists: a call's, its grants, and what is said of one
 _PLAIN: Final = frozenset((type(None), bool, int, float))
-_SOMEBODY: Final = 1  # an instance, where it is known whose tenant it is
+_ANY_INSTANCE: Final = 1  # an instance, where it is known whose tenant it is
 
 
 class CpuMeter(Protocol):
     """Who knows the tenants' shares of the kernel's thread."""
 
-    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
+    def charge_calls(
+        self, root: int, tenant: str, weight: float, seconds: float, now: float
+    ) -> bool:
         """A LIP's calls have taken so long; whether its tenant's next ones have to wait."""
 
-    def wait(self, tenant: str, now: float) -> float:
+    def seconds_until_calls(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
 
 
@@ -55,7 +57,7 @@ class CallQueue:
 
     # What belongs to the process, and is not kept.
     OWN: ClassVar = (
-        "observer", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
+        "observer", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_timed",
         "_spent", "_mark", "_callers", "_ended", "calls_max",
     )  # fmt: skip
 
@@ -82,7 +84,7 @@ class CallQueue:
         self.queues: dict[str, deque[list[Any]]] = {}
         self.sizes: dict[str, int] = {}
         # Whose calls are timed now, for how long, and the thread's own time at the frame's start.
-        self._who: Instance | None = None
+        self._timed: Instance | None = None
         self._spent = 0.0
         self._mark = 0.0
         # Of the frame that was executed last: one LIP's caller for each tenant, and when it ended.
@@ -95,7 +97,7 @@ class CallQueue:
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute a frame's calls, but for those that have to wait."""
-        queues, now, last = self.queues, self._now, self._begin()
+        queues, now, last = self.queues, self._now, self._start_timing()
         replaying = self.observer is not None and self.observer.replaying
         for position, call in enumerate(calls):
             if replaying:
@@ -103,12 +105,12 @@ class CallQueue:
             caller = self._find(worker, call)
             if caller is None:
                 continue
-            if self._who is not None and caller.run is not self._who.run:
+            if self._timed is not None and caller.run is not self._timed.run:
                 self._charge(position, last)
             if queues and caller.tenant.name in queues:
                 size = _size(call)
                 if size >= 0:
-                    self._put(caller, call, size)
+                    self._enqueue(caller, call, size)
                 else:  # refused in any case: nothing that is kept shall be anything
                     self._work(caller, call)
                 last = now()
@@ -116,7 +118,7 @@ class CallQueue:
             counts = self._work(caller, call)
             ended = now()
             if counts:
-                self._who = caller
+                self._timed = caller
                 self._spent += ended - last
                 if self._spent > _LOOK_SECONDS:
                     self._charge(position + 1, ended)
@@ -126,14 +128,14 @@ class CallQueue:
         else:
             self._charge(len(calls), last)
 
-    def answered(self) -> None:
+    def charge_reply(self) -> None:
         """What came of a frame's calls has been written down and sent: that was for them, too."""
         callers = self._callers
         if callers:
             self._callers = {}
             now = self._now()
             for caller in callers.values():
-                self._tell(caller, (now - self._ended) / len(callers), now)
+                self._charge_seconds(caller, (now - self._ended) / len(callers), now)
 
     def release(self, tenant: str) -> None:
         """Let a tenant's calls go on, until it has had its share again or none is left."""
@@ -142,17 +144,17 @@ class CallQueue:
         if observer is not None and observer.replaying:
             position = 0
             while queue and not observer.holding(position):
-                self._take(tenant, queue)
+                self._execute_first(tenant, queue)
                 position += 1
             if not queue and not observer.holding(position):
-                self._free(tenant)
+                self._remove_queue(tenant)
             return
-        position, over = self._go_on(tenant, queue)
+        position, over = self._execute_queued(tenant, queue)
         if not queue and not over:
-            self._free(tenant)
+            self._remove_queue(tenant)
             return
         if observer is not None:
-            observer.held(position, _SOMEBODY)
+            observer.held(position, _ANY_INSTANCE)
         self._wait(tenant)
 
     def resume(self) -> None:
@@ -178,7 +180,7 @@ class CallQueue:
         if caller is not None:
             self._hold(caller.tenant.name)
 
-    def _put(self, caller: Instance, call: list[Any], size: int) -> None:
+    def _enqueue(self, caller: Instance, call: list[Any], size: int) -> None:
         """Let a call of so many bytes wait; past the limit the first go on, and are charged."""
         tenant = caller.tenant.name
         queue = self.queues[tenant]
@@ -186,55 +188,57 @@ class CallQueue:
         self.sizes[tenant] += size
         while len(queue) > self.calls_max or self.sizes[tenant] > TENANT_HELD_BYTES_MAX:
             began = self._now()
-            self._take(tenant, queue)
+            self._execute_first(tenant, queue)
             now = self._now()
-            self._tell(caller, now - began, now)
+            self._charge_seconds(caller, now - began, now)
 
-    def _take(self, tenant: str, queue: deque[list[Any]]) -> tuple[Instance | None, bool]:
+    def _execute_first(self, tenant: str, queue: deque[list[Any]]) -> tuple[Instance | None, bool]:
         """Execute the first call that waits; return whose it was, and whether its time counts."""
         call = queue.popleft()
         self.sizes[tenant] -= _size(call)
         caller = self._get(call[0])
         return caller, caller is not None and self._work(caller, call)
 
-    def _go_on(self, tenant: str, queue: deque[list[Any]]) -> tuple[int, bool]:
+    def _execute_queued(self, tenant: str, queue: deque[list[Any]]) -> tuple[int, bool]:
         """Execute calls that wait; return how many, and whether the tenant has had its share."""
-        began = last = self._begin()
+        began = last = self._start_timing()
         position, over = 0, False
         while queue and not over and last - began < _RELEASE_SECONDS:
-            caller, counts = self._take(tenant, queue)
+            caller, counts = self._execute_first(tenant, queue)
             position += 1
             ended = self._now()
             if counts:
-                self._who = caller
+                self._timed = caller
                 self._spent += ended - last
                 if self._spent > _LOOK_SECONDS:
-                    over = self._told(ended)
+                    over = self._charge_timed(ended)
             last = ended
-        return position, self._told(last) or over
+        return position, self._charge_timed(last) or over
 
-    def _free(self, tenant: str) -> None:
+    def _remove_queue(self, tenant: str) -> None:
         del self.queues[tenant]
         del self.sizes[tenant]
 
     def _wait(self, tenant: str) -> None:
         """Look again when there may be time for a tenant's calls."""
-        seconds = 0.0 if self._meter is None else self._meter.wait(tenant, self._now())
+        seconds = (
+            0.0 if self._meter is None else self._meter.seconds_until_calls(tenant, self._now())
+        )
         loop = asyncio.get_running_loop()
-        self._timers[tenant] = loop.call_later(seconds, self._ring, tenant)
+        self._timers[tenant] = loop.call_later(seconds, self._timer_fired, tenant)
 
-    def _ring(self, tenant: str) -> None:
+    def _timer_fired(self, tenant: str) -> None:
         del self._timers[tenant]
-        if self._meter is not None and self._meter.wait(tenant, self._now()) > 0.0:
+        if self._meter is not None and self._meter.seconds_until_calls(tenant, self._now()) > 0.0:
             self._wait(tenant)
         else:
             self._due(tenant)
-            self.answered()
+            self.charge_reply()
 
     # -- Time ------------------------------------------------------------------------------------
-    def _begin(self) -> float:
+    def _start_timing(self) -> float:
         """Return the time as calls begin to be executed."""
-        self._who, self._spent = None, 0.0
+        self._timed, self._spent = None, 0.0
         self._callers = {}
         if self._cpu is not None:
             self._mark = self._cpu()
@@ -242,30 +246,30 @@ class CallQueue:
 
     def _charge(self, position: int, now: float) -> None:
         """Charge those whose calls were timed; hold their tenant's next ones if it is too much."""
-        caller = self._who
-        if self._told(now) and caller is not None:
+        caller = self._timed
+        if self._charge_timed(now) and caller is not None:
             self._hold(caller.tenant.name)
             if self.observer is not None:
                 self.observer.held(position, caller.id)
             self._wait(caller.tenant.name)
 
-    def _told(self, now: float) -> bool:
+    def _charge_timed(self, now: float) -> bool:
         """Charge those whose calls were timed, and begin anew; whether that is too much."""
-        caller, spent = self._who, self._spent
-        self._who, self._spent = None, 0.0
+        caller, spent = self._timed, self._spent
+        self._timed, self._spent = None, 0.0
         if caller is None:
             return False
         self._callers[caller.tenant.name], self._ended = caller, now
         if spent > _PREEMPTED_SECONDS and self._cpu is not None:
             spent = min(spent, self._cpu() - self._mark)
-        return self._tell(caller, spent, now)
+        return self._charge_seconds(caller, spent, now)
 
-    def _tell(self, caller: Instance, seconds: float, now: float) -> bool:
+    def _charge_seconds(self, caller: Instance, seconds: float, now: float) -> bool:
         observer = self.observer
         if self._meter is None or (observer is not None and observer.replaying):
             return False  # a replay makes no pauses: who waited then is in the record
         run, tenant = caller.run, caller.tenant.name
-        return self._meter.called(run.root, tenant, run.weight, seconds, now)
+        return self._meter.charge_calls(run.root, tenant, run.weight, seconds, now)
 
 
 def _size(value: Any, depth: int = _DEPTH) -> int:

@@ -40,16 +40,16 @@ class WaitingCall:
 class ConstraintCalls:
     """Constraints of all instances. `happen` notes and does what the compiler has said."""
 
-    OWN: ClassVar = ("_grammars", "_happen", "_live", "_turns")  # a process's own
+    OWN: ClassVar = ("_grammars", "_happen", "_live", "_context")  # a process's own
 
     def __init__(
         self,
         grammars: GrammarCompiler,
-        turns: CallContext,
+        context: CallContext,
         happen: Callable[[str, list[Any]], None],
     ) -> None:
         self._grammars = grammars
-        self._turns = turns
+        self._context = context
         self._happen = happen
         self._live = True  # the compiler is asked; else what it said is told again
         self.waiting: dict[int, WaitingCall] = {}  # by a number of their own
@@ -97,7 +97,7 @@ class ConstraintCalls:
         if errno:
             text = words.encode()[:CONSTRAINT_WORDS_MAX].decode(errors="ignore")
             answer: bytes = msgpack.packb([errno, text])
-            self._turns.answer(caller, asked.seq, answer)
+            self._context.answer(caller, asked.seq, answer)
             return
         self.made += 1
         tenant = caller.tenant.name
@@ -106,7 +106,7 @@ class ConstraintCalls:
         self._look_up(constraint)
         handle = caller.constraints_made = caller.constraints_made % _HANDLE_MAX + 1
         caller.constraints[handle] = constraint
-        self._turns.answer(caller, asked.seq, handle)
+        self._context.answer(caller, asked.seq, handle)
 
     # -- Kernels that come and go ---------------------------------------------------------------
     def rest(self) -> None:

@@ -31,10 +31,10 @@ SAVE_PUBLIC: Final = 4
 class NameCalls:
     """Acts on the tree of names; arguments have been checked."""
 
-    def __init__(self, kvfs: KVFS, durable_names: DurableNames, turns: CallContext) -> None:
+    def __init__(self, kvfs: KVFS, durable_names: DurableNames, context: CallContext) -> None:
         self._kvfs = kvfs
         self._durable_names = durable_names
-        self._turns = turns
+        self._context = context
 
     # -- Programs' ------------------------------------------------------------------------------
     def open(self, call: Call, number: int, path: str, rights: int) -> Result | None:
@@ -84,7 +84,7 @@ class NameCalls:
         except SyscallError as refusal:
             result = -refusal.errno
         if result is not None:
-            self._turns.answer(caller, seq, result)
+            self._context.answer(caller, seq, result)
 
     def save(self, call: Call, file: KVFile, path: str, flags: int) -> Result | None:
         """Name what a file holds now; SyscallError as `DurableNames.save`."""
@@ -104,7 +104,7 @@ class NameCalls:
         return 0 if self._durable_names.remove(call.caller.tenant.name, path, done) else None
 
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
-        self._turns.answer(caller, seq, 0 if error is None else -error.errno)
+        self._context.answer(caller, seq, 0 if error is None else -error.errno)
 
     def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
         """Return how many names have a prefix, and all; SyscallError EFBIG past LIST_ITEMS_MAX."""

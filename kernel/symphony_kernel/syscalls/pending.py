@@ -4,6 +4,7 @@ A call whose files have nothing queued is done at once and never becomes an obje
 their files' queues (`kvfs.file_queue`), and a pred stays there until the scheduler has computed it.
 """
 
+import struct
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -27,7 +28,6 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
-from symphony_kernel.syscalls.run_ahead import RunAhead
 from symphony_kernel.syscalls.validation import tree_depths
 
 Result: TypeAlias = int | bytes
@@ -35,6 +35,7 @@ Action: TypeAlias = Callable[[], Result | None]  # None: the answer comes from e
 
 _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
+_read_token = struct.Struct("<I").unpack_from
 
 
 class PredObserver(Protocol):
@@ -66,14 +67,14 @@ class CallContext:
     observer: PredObserver | None = None
     failed: int = 0  # calls answered with an errno
     made: int = 0  # works
-    untold: list["Generation"] = field(default_factory=list)  # that have given records since `tell`
+    unsent: list["Generation"] = field(default_factory=list)  # that have given records since `tell`
     positions: Int32 = field(init=False)  # [entries_max], 0, 1, ..: slices of it are constants
 
     def __post_init__(self) -> None:
         self.positions = np.arange(self.entries_max, dtype=np.int32)
         self.positions.flags.writeable = False
 
-    def in_order(
+    def run_in_order(
         self,
         call: Call,
         files: tuple[KVFile, ...],
@@ -96,8 +97,8 @@ class CallContext:
             for file in files:
                 if file.queue:
                     if not behind:
-                        self.check_file(*files)
-                    self.check_room(call.caller, size)
+                        self.check_not_generating(*files)
+                    self.check_call_budget(call.caller, size)
                     submit(FileCall(self, call, files, size, action, sticky, new))
                     return None
             return action()
@@ -106,14 +107,14 @@ class CallContext:
                 sticky.error = error.errno
             raise
 
-    def check_room(self, caller: Instance, size: int) -> None:
+    def check_call_budget(self, caller: Instance, size: int) -> None:
         """Check that one more call with arguments of `size` bytes may wait; SyscallError EAGAIN."""
         if len(caller.operations) >= INSTANCE_CALLS_PENDING_MAX:
             raise SyscallError(Errno.EAGAIN, f"{len(caller.operations)} calls wait")
         if caller.run.call_bytes + size > LIP_CALL_BYTES_MAX:
             raise SyscallError(Errno.EAGAIN, f"{caller.run.call_bytes} bytes of calls wait")
 
-    def check_file(self, *files: KVFile) -> None:
+    def check_not_generating(self, *files: KVFile) -> None:
         """Check that no generation goes on in these files; SyscallError EBUSY."""
         for file in files:
             if file.generating:
@@ -121,8 +122,8 @@ class CallContext:
 
     def tell(self) -> None:
         """Reply with what generations have given since the last time: one reply each."""
-        untold, self.untold = self.untold, []
-        for generation in untold:
+        unsent, self.unsent = self.unsent, []
+        for generation in unsent:
             generation.tell()
 
     def answer(self, caller: Instance, seq: int, result: Result) -> None:
@@ -134,18 +135,18 @@ class CallContext:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class _Pending(FileOperation):
+class _QueuedCall(FileOperation):
     """A call in its files' queues, counted among its caller's."""
 
-    __slots__ = ("caller", "seq", "size", "turns")
+    __slots__ = ("caller", "context", "seq", "size")
 
     def __init__(
-        self, turns: CallContext, call: Call, files: tuple[KVFile, ...], size: int
+        self, context: CallContext, call: Call, files: tuple[KVFile, ...], size: int
     ) -> None:
         self.files = files
         self.started = False
         self._waits = 0
-        self.turns = turns
+        self.context = context
         caller, seq = call
         self.caller = caller
         self.seq = seq
@@ -164,20 +165,20 @@ class _Pending(FileOperation):
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
-        release = self.turns.kvfs.let_go
+        release = self.context.kvfs.let_go
         for file in self.files:
             release(file)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class FileCall(_Pending):
+class FileCall(_QueuedCall):
     """A call that has finished as soon as its turn comes."""
 
     __slots__ = ("action", "new", "sticky")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         call: Call,
         files: tuple[KVFile, ...],
         size: int,
@@ -185,7 +186,7 @@ class FileCall(_Pending):
         sticky: KVFile | None,
         new: bool,
     ) -> None:
-        super().__init__(turns, call, files, size)
+        super().__init__(context, call, files, size)
         self.action = action
         self.sticky = sticky
         self.new = new
@@ -202,7 +203,7 @@ class FileCall(_Pending):
             if self.sticky is not None:
                 self.sticky.error = error.errno
         if result is not None:
-            self.turns.answer(self.caller, self.seq, result)
+            self.context.answer(self.caller, self.seq, result)
         return True
 
     def finished(self) -> None:
@@ -213,14 +214,14 @@ class FileCall(_Pending):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Pred(_Pending):
+class Pred(_QueuedCall):
     """A pred: first in its file's queue until the scheduler is done with it."""
 
     __slots__ = ("constraint", "count", "options", "positions", "request", "token", "tokens")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -232,11 +233,11 @@ class Pred(_Pending):
     ) -> None:
         # First, since it may be that there is none.
         self.constraint = caller.constraint(options.constraint) if options.constraint else None
-        # All of `_Pending`, too: each token makes one of these.
+        # All of `_QueuedCall`, too: each token makes one of these.
         self.files = (file,)
         self.started = False
         self._waits = 0
-        self.turns = turns
+        self.context = context
         self.caller = caller
         self.seq = seq
         self.size = size
@@ -264,22 +265,22 @@ class Pred(_Pending):
     def cancel(self) -> None:
         """Drop it, wherever it is; it is answered with ECANCELED."""
         if self.request is not None:
-            self.turns.scheduler.cancel(self.request)
+            self.context.scheduler.cancel(self.request)
             return
         caller, seq = self.caller, self.seq
         drop(self)
-        self.turns.answer(caller, seq, -Errno.ECANCELED)
+        self.context.answer(caller, seq, -Errno.ECANCELED)
 
     def start(self) -> bool:
         """Hand it to the scheduler."""
         if self.caller.ended:
             return True
         try:
-            self.request = self._request()
+            self.request = self._make_request()
         except SyscallError as error:
-            self.turns.answer(self.caller, self.seq, -error.errno)
+            self.context.answer(self.caller, self.seq, -error.errno)
             return True
-        self.turns.scheduler.submit(self.request)
+        self.context.scheduler.submit(self.request)
         return False
 
     def finished(self) -> None:
@@ -289,7 +290,7 @@ class Pred(_Pending):
             if self.request is not None:
                 self.request.matcher = None
         self.request = None
-        # As `_Pending`'s, with the one file that it has.
+        # As `_QueuedCall`'s, with the one file that it has.
         caller, file = self.caller, self.files[0]
         caller.run.call_bytes -= self.size
         del caller.operations[self]
@@ -298,23 +299,23 @@ class Pred(_Pending):
         if file.references > 1:
             file.references -= 1
         else:
-            self.turns.kvfs.release(file)
+            self.context.kvfs.release(file)
 
-    def _request(self) -> Request:
-        file, caller, turns, options = self.files[0], self.caller, self.turns, self.options
+    def _make_request(self) -> Request:
+        file, caller, context, options = self.files[0], self.caller, self.context, self.options
         n, length, tokens, positions = self.count, file.length, self.tokens, self.positions
         if file.error is not None:
             raise SyscallError(file.error)
-        if length + n > turns.entries_max:
+        if length + n > context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {n} more")
         if options.parents is not None and options.keep:
             assert tokens is not None
             file.prepare_tree(tokens, options.parents)
-        turns.processes.charge_tokens(caller, n)
-        turns.made += 1
+        context.processes.charge_tokens(caller, n)
+        context.made += 1
         run = caller.run
         if positions is None and tokens is not None:
-            positions = turns.positions[length : length + n]
+            positions = context.positions[length : length + n]
             if options.parents is not None:
                 positions = tree_depths(options.parents) + np.int32(length)
         return Request(  # by position: names cost as much again
@@ -326,10 +327,10 @@ class Pred(_Pending):
             tokens,
             positions,
             options,
-            self._done if turns.observer is None else self._witnessed,
+            self._done if context.observer is None else self._observed,
             0 if options.sampling is None else self._seed(),
             run.weight,
-            turns.made,
+            context.made,
             None,
             None if self.constraint is None else self._matcher(file, self.constraint),
             self.token,
@@ -352,10 +353,10 @@ class Pred(_Pending):
     def _seed(self) -> int:
         sampling = self.options.sampling
         assert sampling is not None
-        return self.turns.draw_seed() if sampling.seed is None else sampling.seed
+        return self.context.draw_seed() if sampling.seed is None else sampling.seed
 
-    def _witnessed(self, result: bytes | int) -> None:
-        observer, request = self.turns.observer, self.request
+    def _observed(self, result: bytes | int) -> None:
+        observer, request = self.context.observer, self.request
         assert request is not None
         if observer is None:
             self._done(result)
@@ -391,8 +392,42 @@ class Pred(_Pending):
                 usage.completion_tokens += 1
             elif options.get in _SAMPLED:
                 usage.completion_tokens += options.places(n)
-        self.turns.answer(self.caller, self.seq, result)
+        self.context.answer(self.caller, self.seq, result)
         finish(self)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RunAhead:
+    """One generation's counters. `room` is how many tokens the file and the model have room for."""
+
+    __slots__ = ("_ahead", "_left", "stop", "untaken")
+
+    def __init__(self, options: GenerateOptions, room: int) -> None:
+        assert room > 0
+        self._left = min(options.tokens_max, room)
+        self.stop = options.stop
+        self._ahead = options.ahead
+        self.untaken = 0  # tokens given that the program has not taken, as far as the kernel knows
+
+    def give(self, record: bytes) -> bool:
+        """Count the token of a step's record; return whether it is the last one."""
+        self.untaken += 1
+        self._left -= 1
+        return not self._left or (bool(self.stop) and _read_token(record)[0] in self.stop)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the next step waits until the program has taken more."""
+        return self.untaken > self._ahead
+
+    def goes_on(self, tokens: int) -> bool:
+        """Whether the step behind so many tokens more is sure, but for the stop tokens."""
+        return self._left > tokens and self.untaken + tokens <= self._ahead
+
+    def take(self, n: int) -> None:
+        """The program has taken n tokens of the untaken ones."""
+        assert 0 < n <= self.untaken
+        self.untaken -= n
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -404,11 +439,11 @@ class Generation(Pred):
     steps that are told of together are one reply. The last reply is empty, or an errno.
     """
 
-    __slots__ = ("asked", "last", "run_ahead", "untold")
+    __slots__ = ("asked", "last", "run_ahead", "unsent")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -416,11 +451,11 @@ class Generation(Pred):
         options: GenerateOptions,
         size: int,
     ) -> None:
-        super().__init__(turns, caller, seq, file, tokens, None, options.pred, size)
+        super().__init__(context, caller, seq, file, tokens, None, options.pred, size)
         self.asked = options
         self.run_ahead: RunAhead  # set when it starts
         self.last: UInt32 | None = None  # [1], the last one given, while its step is not launched
-        self.untold = b""  # records given in this turn
+        self.unsent = b""  # records given in this turn
         file.generating = True
 
     @property
@@ -441,22 +476,22 @@ class Generation(Pred):
             raise SyscallError(Errno.EINVAL, f"{n} records were not given")
         self.run_ahead.take(n)
         if self.last is not None:
-            self._go_on()
+            self._continue()
 
     def tell(self) -> None:
         """Reply with the records that it has given and not told."""
-        records, self.untold = self.untold, b""
+        records, self.unsent = self.unsent, b""
         if records:
-            self.turns.answer(self.caller, self.seq, records)
+            self.context.answer(self.caller, self.seq, records)
 
     def finished(self) -> None:
         """Leave; the file is free."""
         self.files[0].generating = False
         super().finished()
 
-    def _request(self) -> Request:
-        request = super()._request()
-        room = self.turns.entries_max - self.files[0].length - self.count
+    def _make_request(self) -> Request:
+        request = super()._make_request()
+        room = self.context.entries_max - self.files[0].length - self.count
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
         if self.constraint is not None:  # behind the end of its text nothing comes
@@ -477,7 +512,7 @@ class Generation(Pred):
 
     def position(self, entry: int) -> Int32:
         """Return the position ([1]) of its file's entry with that number."""
-        return self.turns.positions[entry : entry + 1]
+        return self.context.positions[entry : entry + 1]
 
     def _value(self, result: bytes) -> int:
         return int(np.frombuffer(result, _U32, 1)[0])
@@ -492,16 +527,16 @@ class Generation(Pred):
         if request.count > 1:
             usage.prompt_tokens += request.count
         usage.completion_tokens += 1
-        if not self.untold:
-            self.turns.untold.append(self)
-        self.untold += result
+        if not self.unsent:
+            self.context.unsent.append(self)
+        self.unsent += result
         if self.run_ahead.give(result):
             self._end(b"")
         else:
             self.last = np.frombuffer(result, _U32, 1)
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Submit the step that appends the last token, unless the program is too far behind."""
         if self.run_ahead.stalled:
             return
@@ -509,17 +544,17 @@ class Generation(Pred):
         assert request is not None
         assert token is not None
         try:
-            self.turns.processes.charge_tokens(self.caller, 1)
+            self.context.processes.charge_tokens(self.caller, 1)
         except SyscallError as error:
             self._end(-error.errno)
             return
         self.last = None
         length = self.files[0].length
-        request.renew(token, self.turns.positions[length : length + 1])
-        self.turns.scheduler.submit(request)
+        request.renew(token, self.context.positions[length : length + 1])
+        self.context.scheduler.submit(request)
 
     def _end(self, result: bytes | int) -> None:
         self.files[0].unreserve()  # what was reserved for steps that do not come
         self.tell()
-        self.turns.answer(self.caller, self.seq, result)
+        self.context.answer(self.caller, self.seq, result)
         finish(self)

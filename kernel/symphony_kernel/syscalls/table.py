@@ -115,18 +115,20 @@ class Syscalls:
         self._vocab_size = model.vocab_size
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._turns = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
+        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
         self._durable_names = durable_names or without_disk(kvfs)
-        self.named = NameCalls(kvfs, self._durable_names, self._turns)
+        self.named = NameCalls(kvfs, self._durable_names, self._context)
         self.constraints = ConstraintCalls(
             grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
-            self._turns,
+            self._context,
             happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
         )
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
-        self.held = CallQueue(processes.get, self._caller, self._request, meter, clock.now, cpu)
-        self.held.serve(self.release if happen is None else partial(_release, happen))
+        self.call_queue = CallQueue(
+            processes.get, self._caller, self._execute, meter, clock.now, cpu
+        )
+        self.call_queue.serve(self.release if happen is None else partial(_release, happen))
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -157,7 +159,7 @@ class Syscalls:
             Op.WAITS: (self._waits, 1),  # whether it does
             Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
             Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
-            Op.PRED: (self._other_pred, 4),  # handle, tokens, positions, options -> results
+            Op.PRED: (self._pred_call, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
@@ -165,40 +167,40 @@ class Syscalls:
         }
 
     @property
-    def turns(self) -> CallContext:
+    def context(self) -> CallContext:
         """What waiting calls share."""
-        return self._turns
+        return self._context
 
     def listen_with(self, hooks: SyscallObserver | None) -> None:
         """Let a scribe hear what calls do, or nobody."""
-        self._turns.observer = self.held.observer = hooks
+        self._context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
         """Go on with what a replay has left."""
         self.constraints.resume(self._processes)
-        self.held.resume()
+        self.call_queue.resume()
 
     def end(self) -> None:
         """Execute nothing more that has not begun."""
         self.constraints.end()
-        self.held.close()
+        self.call_queue.close()
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute one frame's calls, in order."""
         self._listed.clear()
         self._calls += len(calls)
-        if self.held.queues or self._processes.tenants_live > 1:
-            self.held.execute(worker, calls)
+        if self.call_queue.queues or self._processes.tenants_live > 1:
+            self.call_queue.execute(worker, calls)
             return
         for call in calls:
             caller = self._caller(worker, call)
             if caller is not None:
-                self._request(caller, call)
+                self._execute(caller, call)
 
     def release(self, tenant: str) -> None:
         """Execute calls that waited because their tenant had had its share."""
         self._listed.clear()
-        self.held.release(tenant)
+        self.call_queue.release(tenant)
 
     def _caller(self, worker: str, call: Any) -> Instance | None:
         """Return who makes a call, if it is one of that worker's."""
@@ -211,7 +213,7 @@ class Syscalls:
         self._dropped += 1
         return None
 
-    def _request(self, caller: Instance, call: list[Any]) -> bool:
+    def _execute(self, caller: Instance, call: list[Any]) -> bool:
         """Execute a call; whether the time that it took is of interest: tokens are counted."""
         op, seq = call[1], call[2]
         result: Result | None
@@ -228,18 +230,18 @@ class Syscalls:
         except SyscallError as error:
             result = -error.errno
         if result is not None:
-            self._turns.answer(caller, seq, result)
+            self._context.answer(caller, seq, result)
         return True
 
     def answer(self, flush: Callable[[], None]) -> None:
         """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
         flush()
-        self.held.answered()
+        self.call_queue.charge_reply()
 
     def statistics(self) -> SyscallStatistics:
         """Return the counters."""
         grammars = self.constraints.statistics()
-        return SyscallStatistics(self._calls, self._turns.failed, self._dropped, **grammars)
+        return SyscallStatistics(self._calls, self._context.failed, self._dropped, **grammars)
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
@@ -272,7 +274,7 @@ class Syscalls:
             raise
         source_file = origin.file
         fork = partial(self._share, call.caller, file, source_file)
-        return self._turns.in_order(call, (source_file, file), fork, sticky=file, new=True)
+        return self._context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
 
     def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
         file.share(_content(source))
@@ -289,7 +291,7 @@ class Syscalls:
             self._new_failed(call.caller, new, error.errno)
             raise
         source_file = origin.file
-        return self._turns.in_order(
+        return self._context.run_in_order(
             call,
             (source_file, file),
             partial(self._append, call.caller, file, source_file, ranges),
@@ -305,16 +307,16 @@ class Syscalls:
         try:
             origin = call.caller.handles.get(source, READ).file
             ranges = arguments.one_range(start, end)
-            self._turns.check_file(origin)
-            self._turns.check_file(file)
+            self._context.check_not_generating(origin)
+            self._context.check_not_generating(file)
         except SyscallError as error:
             # Calls before this one have not failed: the file learns of it when their turn is over.
-            return self._turns.in_order(
+            return self._context.run_in_order(
                 call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
         files = (file,) if origin is file else (origin, file)
         append = partial(self._append, call.caller, file, origin, ranges)
-        return self._turns.in_order(call, files, append, sticky=file)
+        return self._context.run_in_order(call, files, append, sticky=file)
 
     def _fail(self, errno: Errno) -> Result:
         raise SyscallError(errno)
@@ -322,12 +324,12 @@ class Syscalls:
     def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
         entries = ranges.entries(_content(source).length)
         length = _content(file).length
-        if length + ranges.total > self._turns.entries_max:
+        if length + ranges.total > self._context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
         if copied:  # the next step does that first, whoever is in it
             run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
-            self._turns.scheduler.charge(run.root, caller.tenant.name, run.weight, cost)
+            self._context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 
@@ -366,7 +368,7 @@ class Syscalls:
         caller.handles.insert(number, file, ALL_RIGHTS)
 
     # -- Calls on a file's content ----------------------------------------------------------------
-    def _other_pred(
+    def _pred_call(
         self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
     ) -> Result | None:
         self._pred(*call, number, tokens, positions, options)
@@ -375,7 +377,7 @@ class Syscalls:
     def _pred(
         self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
     ) -> None:
-        turns, model = self._turns, self._model
+        context, model = self._context, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         token = arguments.only_token(tokens, self._vocab_size)
         ids, given, parsed, count = None, None, DEFAULT, 1  # as most preds want it
@@ -392,9 +394,9 @@ class Syscalls:
             token = -1
         size = len(tokens) + len(options)
         if file.generating:
-            turns.check_file(file)
-        turns.check_room(caller, size)
-        submit(Pred(turns, caller, seq, file, ids, given, parsed, size, token))
+            context.check_not_generating(file)
+        context.check_call_budget(caller, size)
+        submit(Pred(context, caller, seq, file, ids, given, parsed, size, token))
 
     def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
         file = call.caller.handles.get(number, APPEND).file
@@ -403,9 +405,9 @@ class Syscalls:
         if not call.seq:
             raise SyscallError(Errno.EINVAL, "a generation that nobody could take from")
         size = len(tokens) + len(options)
-        self._turns.check_file(file)
-        self._turns.check_room(call.caller, size)
-        Generation(self._turns, *call, file, ids, parsed, size).begin()
+        self._context.check_not_generating(file)
+        self._context.check_call_budget(call.caller, size)
+        Generation(self._context, *call, file, ids, parsed, size).begin()
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
@@ -422,7 +424,9 @@ class Syscalls:
 
     def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
         file = call.caller.handles.get(number, TRUNCATE).file
-        return self._turns.in_order(call, (file,), partial(self._truncate, file, integer(length)))
+        return self._context.run_in_order(
+            call, (file,), partial(self._truncate, file, integer(length))
+        )
 
     def _truncate(self, file: KVFile, kept: int) -> Result:
         if kept > _content(file).length:
@@ -432,14 +436,14 @@ class Syscalls:
 
     def _kv_len(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), partial(self._length, file))
+        return self._context.run_in_order(call, (file,), partial(self._length, file))
 
     def _length(self, file: KVFile) -> Result:
         return _content(file).length
 
     def _kv_stat(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.get(number, READ)
-        return self._turns.in_order(call, (handle.file,), partial(self._stat, handle))
+        return self._context.run_in_order(call, (handle.file,), partial(self._stat, handle))
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
@@ -448,7 +452,7 @@ class Syscalls:
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         tokens = partial(self._tokens, file, integer(start), integer(n))
-        return self._turns.in_order(call, (file,), tokens)
+        return self._context.run_in_order(call, (file,), tokens)
 
     def _tokens(self, file: KVFile, first: int, count: int) -> Result:
         if first + count > _content(file).length:
@@ -460,14 +464,14 @@ class Syscalls:
         chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
         name = parse_path(text(path))
         save = partial(self._save, call, file, name, chosen)
-        return self._turns.in_order(call, (file,), save)
+        return self._context.run_in_order(call, (file,), save)
 
     def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
         return self.named.save(call, _content(file), name, flags)
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), partial(self._offer, file))
+        return self._context.run_in_order(call, (file,), partial(self._offer, file))
 
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))

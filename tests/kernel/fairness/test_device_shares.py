@@ -130,7 +130,7 @@ class World:
         mine = [(began, took, own[index]) for began, took, own in self.steps if index in own]
         if not mine:  # it had a step of its own before anything was known, and pays for it
             queue = self.scheduler._queue
-            assert queue.counter(str(index)) > queue.least
+            assert queue.counter(str(index)) > queue.least_counter
             return 0.0, 0.0
         seconds, longest = sum(took for _, took, _ in self.steps), max(s[1] for s in self.steps)
         usual = max(each for _, _, each in mine)

@@ -428,12 +428,12 @@ def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
             bench.scheduler.submit(request)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    bench.scheduler.forget(1, 10)
+    bench.scheduler.drop_requests(1, 10)
     bench.scheduler.complete(step, [b""] * len(step.chunks))
     bench.run()
     assert [root for root, _ in bench.results] == [1, 1, 1]
     bench.submit(1, 5)
-    bench.scheduler.forget(1)
+    bench.scheduler.drop_requests(1)
     bench.run()
     assert len(bench.results) == 3
     statistics = bench.scheduler.statistics()

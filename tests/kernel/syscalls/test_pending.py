@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from symphony_kernel.protocol.generate_options import GenerateOptions
-from symphony_kernel.syscalls.run_ahead import RunAhead
+from symphony_kernel.syscalls.pending import RunAhead
 
 
 def record(token: int) -> bytes:
