@@ -291,7 +291,7 @@ class Kernel:
     def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
         """Execute a worker's calls."""
         self._syscalls.execute(port.name, calls)
-        self._syscalls.answer(self._flush)
+        self._syscalls.send_replies(self._flush)
 
     def calls_taken(self, count: int) -> None:
         """A frame of so many calls is executed: look what there is to compute.
@@ -323,7 +323,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._stepper.when_idle(self._check)
-        elif not self._durable_names.requests.take(message):
+        elif not self._durable_names.requests.handle(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -456,7 +456,7 @@ class Kernel:
         """
         recovery = self.make_keeper(store, log_bytes, threads)
         if found is not None:
-            self._durable_names.rest()
+            self._durable_names.pause()
         recovery.start(found)
         self._recovery = recovery
 
@@ -490,7 +490,7 @@ class Kernel:
         self._kvfs.use(hooks)
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
-            self.constraints.rest()
+            self.constraints.pause()
 
     def remember(self) -> Remembered:
         """Return what of this kernel outlives it."""
@@ -554,7 +554,7 @@ class Kernel:
         self._stepper.plan()
 
     def _flush(self) -> None:
-        self._syscalls.context.tell()
+        self._syscalls.context.send_records()
         while self._dirty:
             self._dirty.pop().flush()
         if self.hooks is not None:

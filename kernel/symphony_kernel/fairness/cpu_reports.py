@@ -1,16 +1,16 @@
-"""What tenants cost outside the kernel: processor time of workers and of the gateway.
+"""Processor time outside the kernel, which workers and the gateway report.
 
-    a worker's turns, the gateway's frames -> Spent -> the tenant's account -> Pace -> the worker
-    a tenant's compilers                   -> Spent -> the tenant's account -> Pace -> the gateway
+    a worker's slices, the gateway's frames -> Spent -> the tenant's account -> Pace -> the worker
+    a tenant's compilers                    -> Spent -> the tenant's account -> Pace -> the gateway
 
-Both tell now and then what instances have cost them. It is charged like the calls that these make,
-and a worker hears for how long a tenant that has had its share is to rest: neither its messages nor
-its loops go through the kernel, so nothing here could hold them. A worker speaks for those that run
-in it alone, so one that lies harms no tenant but theirs; what it does not tell, or does not do, the
-kernel's own account still bounds (`syscalls.dispatch`). What is no instance's the gateway tells by
-the tenant's name, and hears itself when that is to wait.
+Both report what instances have cost them. It is charged like calls of the instances. A worker is
+told how long a tenant with an empty account is throttled: neither its messages nor its loops go
+through the kernel, so nothing here could hold them. A worker reports only instances that run in it,
+so one that lies harms no tenant but theirs. What it does not report or obey is bounded by the
+kernel's own account (`syscalls.dispatch`). The gateway reports other costs by the tenant's name,
+and is itself told when that tenant must wait.
 
-What time it took is no input that anything but an account follows from: a replay charges nothing.
+Nothing but an account follows from these times: a replay charges nothing.
 """
 
 from typing import Any, Final, Protocol
@@ -20,36 +20,35 @@ from symphony_kernel.processes.table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_MAX
 
-_SHORTEST_SECONDS: Final = 0.002  # of rest: for less nobody is told
+_SHORTEST_SECONDS: Final = 0.002  # shorter throttling is not worth a message
 
 
 class ReportingPeer(Protocol):
-    """A port whose peer tells what it has spent."""
+    """A port whose peer reports processor time."""
 
     name: str
 
-    def send(self, message: m.Message) -> None:
-        """Send one message."""
+    def send(self, message: m.Message) -> None: ...
 
 
 class ReplayState(Protocol):
-    """Who knows whether what is told happened to a kernel before."""
+    """Whether the kernel replays a journal."""
 
     replaying: bool
 
 
 class Accounts(Protocol):
-    """Who keeps the tenants' accounts (`fairness.cpu_accounts`)."""
+    """The part of `CpuAccounts` that this module calls."""
 
     def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
-        """A tenant has cost so much of processors outside the kernel."""
+        """Charge a tenant for processor time outside the kernel."""
 
     def throttle_seconds(self, tenant: str, now: float) -> float:
-        """Return the seconds for which a tenant is to rest: its share will have paid by then."""
+        """Return how long a tenant must wait until its share has paid for its time."""
 
 
 class CpuReports:
-    """Charges what is told."""
+    """Charges what is reported."""
 
     def __init__(self, processes: ProcessTable, accounts: Accounts, clock: Clock) -> None:
         self._processes, self._accounts, self._clock = processes, accounts, clock
@@ -57,12 +56,12 @@ class CpuReports:
     def charge_report(
         self, port: ReportingPeer, times: list[Any], hooks: ReplayState | None, *, gateway: bool
     ) -> None:
-        """Charge [[instance, microseconds], ...]; answer with what is to rest there.
+        """Charge [[instance, microseconds], ...]; reply with the tenants to throttle.
 
-        The gateway may name a tenant in an instance's place.
+        The gateway may name a tenant in place of an instance.
 
         Raises:
-            MessageError: an item is none.
+            MessageError: an item is malformed.
         """
         replaying = hooks is not None and hooks.replaying
         now, told = self._clock.now(), set[str]()
@@ -77,7 +76,7 @@ class CpuReports:
                 continue
             caller = self._processes.live.get(whose)
             if caller is None or replaying or not (gateway or caller.worker == port.name):
-                continue  # it has ended, perhaps
+                continue  # it may have ended
             tenant = caller.tenant.name
             self._accounts.charge_reported(tenant, spent / 1e6, now)
             if not gateway:

@@ -1,17 +1,19 @@
-"""Level 1, who may run: one queue a LIP, under one a tenant, in virtual time.
+"""Level 1, which request may run: a queue for each run, under one for each tenant.
 
-Every tenant, and within it every LIP (a run with its children), has a counter of the service it
-has had: weighted cost over its own weight. The next work is the first of the least served LIP of
-the least served tenant. Whoever comes back with work after having had none is lifted to the least
-served of those that have some: idling earns no credit (the Virtual Token Counter of arXiv
-2401.00588). So of two tenants that both have work waiting, neither gets more than a constant ahead,
-whatever they submit; tests/kernel/fairness/test_fairness.py states that bound.
+Each tenant, and within it each run with its children, has a counter of the service it has had, its
+virtual time: weighted cost over its own weight. The next request is the first of the least served
+run of the least served tenant. A tenant or run that comes back after having had no requests is
+lifted to the least served of those that have some: idling earns no credit (the Virtual Token
+Counter of arXiv 2401.00588). So of two tenants that both have requests waiting, neither gets more
+than a constant ahead, whatever they submit; tests/kernel/fairness/test_fairness.py states that
+bound.
 
-A LIP is not idle while the pager has a work of it, parked, blocked or rebuilt. Such a work is
-*away*. Its LIP is not lifted, else it would lose service whenever all its works wait for frames.
+A run is not idle while the admission has a request of it: queued, blocked or recomputing. Such a
+request is *away*. Its run is not lifted. Otherwise the run would lose service whenever all its
+requests wait for frames.
 
-Both heaps are pruned lazily: who leaves from the middle stays as a stale entry until it comes to
-the front, so that thousands may come and go. The first entry of a heap is always a valid one.
+Both heaps are pruned lazily: an entry removed from the middle stays as a stale one until it comes
+to the front, so that thousands may come and go. The first entry of a heap is always valid.
 """
 
 from collections import OrderedDict
@@ -25,9 +27,9 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 from symphony_kernel.request import Request
 
-_ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
+_ASIDE_MAX: Final = 64  # requests of one run that are set aside for one step
 _UNLIMITED: Final = float("inf")
-_STALE_MAX: Final = 64  # entries of a heap, besides as many as are valid
+_STALE_MAX: Final = 64  # stale entries of a heap, in addition to as many as are valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class _Run:
     served: float = 0.0  # cost over weight, never lifted
     # In order. Not a deque: a program may cancel any of a hundred thousand.
     requests: OrderedDict[Request, None] = field(default_factory=OrderedDict)
-    aside: int = 0  # works that are set aside
-    # Works that the pager has, in order. A LIP with any is not idle and is not lifted.
+    aside: int = 0  # requests that are set aside
+    # Requests that the admission has, in order. A run with any is not idle and is not lifted.
     away: dict[Request, None] = field(default_factory=dict)
     active: bool = False  # in its tenant's heap, under its counter
 
@@ -64,13 +66,13 @@ class _Tenant:
     weight: float
     counter: float = 0.0
     runs: "_Heap[_Run]" = field(default_factory=list)
-    last: float = 0.0  # the counter of the LIP that was active last
+    last: float = 0.0  # the counter of the run that was active last
     runs_active: int = 0
-    prompts: int = 0  # works of more than one token
+    prompts: int = 0  # requests of more than one token
     decodes: int = 0  # the others
     active: bool = False
-    present: bool = False  # it has work, here or on the device, or had some a moment ago
-    run_counter_max: float = _UNLIMITED  # of its LIPs' counters, while a batch is formed
+    present: bool = False  # it has requests, here or on the device, or had some a moment ago
+    run_counter_max: float = _UNLIMITED  # of runs that may be served, while a step is formed
 
 
 _Node = TypeVar("_Node", _Run, _Tenant)
@@ -79,10 +81,10 @@ _Heap = list[tuple[float, int, _Node]]
 
 
 class FairQueue:
-    """Waiting works in fair order.
+    """Waiting requests in fair order.
 
-    A batch is formed between `first` and `restore`: look at the first work, then either `serve` it
-    (some or all of its tokens) or `set_aside` what cannot run in this batch.
+    A step is formed between `first` and `restore`: look at the first request, then either `serve`
+    it (some or all of its tokens) or `set_aside` what cannot run in this step.
     """
 
     def __init__(self, costs: StepCost | None = None) -> None:
@@ -94,22 +96,16 @@ class FairQueue:
         self._heap: _Heap[_Tenant] = []
         self._tenants_active = self._runs_active = 0
         self._aside: list[tuple[_Run, Request]] = []
-        self._passed: list[_Tenant] = []  # over, until `restore`
+        self._skipped: list[_Tenant] = []  # until `restore`
         self._limited: list[_Tenant] = []  # those with a run_counter_max
-        self._tenant_counter_max = _UNLIMITED  # of tenants' counters, while a batch is formed
+        self._tenant_counter_max = _UNLIMITED  # of tenants that may be served
         self._last = 0.0  # the largest counter of a tenant that was present
         self._made = 0
         self.requests = 0
-        self.decodes = 0  # works of one token
-        self.tokens = 0  # of the works, not yet placed
-
-    @property
-    def tenants(self) -> int:
-        """Tenants that have ever been here."""
-        return len(self._tenants)
+        self.decodes = 0  # requests of one token
+        self.tokens = 0  # of the requests, not yet placed
 
     def tenant_weight(self, tenant: str) -> float:
-        """Return a tenant's share, relative to the others'."""
         node = self._tenants.get(tenant)
         return 1.0 if node is None else node.weight
 
@@ -125,7 +121,7 @@ class FairQueue:
         return len(self._present) > 1
 
     def remove_tenant(self, tenant: str) -> None:
-        """A tenant has had nothing to do for a while: the others share the device without it."""
+        """Take a tenant off the device's shares: it has had no requests for a while."""
         node = self._present.pop(tenant, None)
         if node is not None:
             node.present = False
@@ -136,33 +132,33 @@ class FairQueue:
         return self._present[tenant].counter
 
     def is_active(self, tenant: str) -> bool:
-        """Whether a tenant has works here."""
+        """Whether a tenant has requests here."""
         node = self._tenants.get(tenant)
         return node is not None and node.active
 
     def size(self, tenant: str) -> int:
-        """Return how many works of a tenant are here."""
+        """Return how many requests a tenant has here."""
         node = self._tenants[tenant]
         return node.decodes + node.prompts
 
     def requests_of(self, tenant: str) -> Iterator[Request]:
-        """Give a tenant's works, each LIP's in order; those set aside are not among them."""
+        """Yield a tenant's requests, each run's in order, without those set aside."""
         for counter, _, run in self._tenants[tenant].runs:
             if run.active and run.counter == counter:
                 yield from run.requests
 
     @property
     def least_counter(self) -> float:
-        """The virtual time of the tenant furthest behind of those that have works here."""
+        """The virtual time of the tenant furthest behind of those with requests here."""
         return self._heap[0][0] if self._heap else _UNLIMITED
 
     def charge_tenant(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for time of the device; not while a batch is formed."""
+        """Charge a tenant for device time; not while a step is formed."""
         node = self._tenant(tenant)
         self._set_counter(node, node.counter + seconds / node.weight)
 
     def bound_credit(self, seconds: float) -> None:
-        """Let no tenant be owed more time than this; not while a batch is formed."""
+        """Let no tenant be owed more device time than this; not while a step is formed."""
         present = self._present.values()
         if not present:
             return
@@ -181,7 +177,7 @@ class FairQueue:
             self._insert(node)
 
     def focus_tenant(self, tenant: str) -> bool:
-        """Let the queue be this tenant's alone until `unfocus`; return whether it has works."""
+        """Restrict the queue to a tenant until `unfocus`; return whether it has requests."""
         node = self._tenants[tenant]
         if not self._others:
             self._others = self._heap
@@ -189,25 +185,23 @@ class FairQueue:
         return node.active
 
     def unfocus(self) -> None:
-        """Undo `focus`."""
         if self._others:
             self._heap, self._others = self._others, []
             _prune(self._heap)
 
-    # -- Coming and going ----------------------------------------------------------------------
+    # -- Requests that come and go -------------------------------------------------------------
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
-        """Give a tenant this share of the service, relative to the others' (1 by default)."""
         assert weight > 0
         self._tenant(tenant).weight = weight
 
     def push(self, request: Request) -> None:
-        """Queue a work behind those of its LIP."""
+        """Queue a request behind those of its run."""
         run = self._runs.get(request.root)
         if run is None:
             run = self._new_run(request)
         run.weight = request.weight
         run.requests[request] = None
-        if request.count == 1:  # as `_entered`, for most works there are
+        if request.count == 1:  # `_entered`, inlined for most requests
             self.requests += 1
             self.decodes += 1
             self.tokens += 1
@@ -219,21 +213,21 @@ class FairQueue:
             self._activate(run)
 
     def put_back(self, request: Request) -> None:
-        """Queue a work before those of its LIP that has been here before: it has kept its claim."""
+        """Queue a request that was here before, in front of its run's: it keeps its claim."""
         run = self._runs[request.root]
         run.away.pop(request, None)
         run.requests[request] = None
         run.requests.move_to_end(request, last=False)
         tenant = run.tenant
         self._entered(tenant, request)
-        if not tenant.present:  # it has waited elsewhere, which is no idleness
+        if not tenant.present:  # its request has waited elsewhere: the tenant was not idle
             tenant.present = True
             self._present[tenant.name] = tenant
         if not run.active:
             self._activate(run)
 
     def remove(self, request: Request) -> bool:
-        """Take out a work that waits or is away; return whether it waited here."""
+        """Remove a request that waits or is away; return whether it waited here."""
         run = self._runs.get(request.root)
         if run is None:
             return False
@@ -247,18 +241,18 @@ class FairQueue:
         return True
 
     def send_away(self, request: Request) -> None:
-        """Take a waiting work out until `put_back` or `remove`; its LIP keeps its claim."""
+        """Remove a request until `put_back` or `remove`; its run keeps its claim."""
         self.remove(request)
         self._runs[request.root].away[request] = None
 
     def away_requests(self, root: int, instance: int | None) -> list[Request]:
-        """Return the works of an instance, or of a LIP (None), that are away."""
+        """Return the requests of an instance, or of a run (None), that are away."""
         run = self._runs.get(root)
         requests = () if run is None else run.away
         return [request for request in requests if instance in (None, request.instance)]
 
     def forget_instance(self, root: int, instance: int) -> list[Request]:
-        """Take out all works of one instance of the LIP `root` and return them."""
+        """Remove and return all requests of one instance of the run `root`."""
         run = self._runs.get(root)
         if run is None:
             return []
@@ -272,7 +266,7 @@ class FairQueue:
         return gone
 
     def forget_run(self, root: int) -> list[Request]:
-        """Take out a LIP with all its works and return these; its counter is forgotten."""
+        """Remove a run and return its requests; its counter is forgotten."""
         run = self._runs.pop(root, None)
         if run is None:
             return []
@@ -284,16 +278,16 @@ class FairQueue:
             self._deactivate(run)
         return gone
 
-    # -- Forming a batch -----------------------------------------------------------------------
+    # -- Forming a step ------------------------------------------------------------------------
     def first(self) -> Request | None:
-        """Return the work that has the best claim to run, if any waits that is not set aside."""
+        """Return the request with the best claim to run, if any waits."""
         return _first(self._heap[0][2].runs[0][2]) if self._heap else None
 
     def serve(self, tokens: int) -> None:
-        """Charge the first work's LIP and tenant for its next `tokens` tokens.
+        """Charge the first request's run and tenant for its next `tokens` tokens.
 
-        A work with tokens left goes behind its LIP's others, so that a LIP's long prompt does not
-        hold up its own branches.
+        A request with tokens left goes behind its run's others, so that a run's long prompt does
+        not hold up its own branches.
         """
         tenant = self._heap[0][2]
         run = tenant.runs[0][2]
@@ -304,7 +298,7 @@ class FairQueue:
             requests.move_to_end(request)
         else:
             del requests[request]
-            if request.count == 1:  # as `_left`, for most works there are
+            if request.count == 1:  # `_left`, inlined for most requests
                 self.requests -= 1
                 self.decodes -= 1
                 tenant.decodes -= 1
@@ -313,7 +307,7 @@ class FairQueue:
         self._reorder_first(tenant, run, bool(requests))
 
     def set_aside(self) -> None:
-        """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
+        """Skip the first request until `restore`, and its run after _ASIDE_MAX of them."""
         tenant = self._heap[0][2]
         run = tenant.runs[0][2]
         self._aside.append((run, run.requests.popitem(last=False)[0]))
@@ -321,9 +315,9 @@ class FairQueue:
         self._reorder_first(tenant, run, bool(run.requests) and run.aside < _ASIDE_MAX)
 
     def skip_tenant_of_prompts(self) -> bool:
-        """Pass over the first work's tenant until `restore` if it has prompts only; return whether.
+        """Skip the first request's tenant if it has prompts only; return whether.
 
-        However many they are: a look at each, in each step, is what everybody would wait for.
+        There may be many: a look at each, in each step, would delay all tenants.
         """
         tenant = self._heap[0][2]
         if tenant.decodes:
@@ -332,9 +326,9 @@ class FairQueue:
         return True
 
     def limit_tenant_runs(self, service: float) -> None:
-        """Let no LIP be served further ahead of the first work's, of its tenant, than `service`.
+        """Limit the first tenant's runs to `service` more than its first request's run.
 
-        For a batch in which that work has no room and smaller ones have; until `restore`.
+        For a step in which that request has no room and smaller ones have; until `restore`.
         """
         tenant = self._heap[0][2]
         if tenant.run_counter_max == _UNLIMITED:
@@ -342,7 +336,10 @@ class FairQueue:
         tenant.run_counter_max = min(tenant.run_counter_max, tenant.runs[0][2].counter + service)
 
     def limit_to(self, root: int, served: float, service: float) -> None:
-        """As `limit_tenant_runs`, for a LIP that need not be first: it counts as served so much."""
+        """As `limit_tenant_runs`, for a run that need not be first and was served so much.
+
+        Other tenants are limited alike.
+        """
         tenant = self._runs[root].tenant
         seconds = service * self._costs.service_seconds
         self._tenant_counter_max = min(self._tenant_counter_max, tenant.counter + seconds)
@@ -351,17 +348,17 @@ class FairQueue:
         tenant.run_counter_max = min(tenant.run_counter_max, served + service)
 
     def limit_tenants(self, counter: float) -> None:
-        """Let no tenant be served that is further in virtual time; until `restore`."""
+        """Skip tenants past this virtual time until `restore`."""
         self._tenant_counter_max = min(self._tenant_counter_max, counter)
 
     def skip_tenant(self) -> None:
-        """Pass over the first work's tenant until `restore`."""
+        """Skip the first request's tenant until `restore`."""
         tenant = self._heap[0][2]
         self._remove(tenant)
-        self._passed.append(tenant)
+        self._skipped.append(tenant)
 
     def skip_if_ahead(self) -> bool:
-        """Pass over the first work's tenant if it would get too far ahead; return whether."""
+        """Skip the first request's tenant if it is past a limit; return whether."""
         if not self._heap:
             return False
         tenant = self._heap[0][2]
@@ -374,16 +371,16 @@ class FairQueue:
         return True
 
     def drop_first(self) -> None:
-        """Take the first work out for good, because it has failed."""
+        """Remove the first request, which has failed."""
         tenant = self._heap[0][2]
         run = tenant.runs[0][2]
         self._forgot(run.requests.popitem(last=False)[0])
         self._reorder_first(tenant, run, bool(run.requests))
 
     def extend(self, request: Request, tokens: int) -> None:
-        """Serve a work that need not be the first with `tokens` tokens more.
+        """Serve a request that need not be the first with `tokens` tokens more.
 
-        For room that is left in a batch when no other LIP can use it; only after `restore`.
+        For room that no other run can use; only after `restore`.
         """
         run = self._runs[request.root]
         tenant = run.tenant
@@ -401,11 +398,11 @@ class FairQueue:
             self._insert(tenant)
 
     def serve_fully(self, request: Request) -> None:
-        """Serve a waiting work with all its tokens, though it need not be the first."""
+        """Serve a waiting request with all its tokens; it need not be the first."""
         self.extend(request, request.remaining)
 
     def serve_new(self, request: Request) -> None:
-        """Serve a work that has just come with all its tokens: it never waits."""
+        """Serve a request that has just come with all its tokens: it never waits."""
         run = self._runs.get(request.root)
         if run is None:
             run = self._new_run(request)
@@ -421,14 +418,15 @@ class FairQueue:
         tenant.last = run.counter
 
     def charge_run(self, root: int, tenant: str, weight: float, seconds: float) -> None:
-        """Charge a LIP, not its tenant, for time beside its works; not while a batch is formed.
+        """Charge a run, not its tenant, for time outside its requests.
+
+        Not while a step is formed.
 
         Raises:
-            KernelBug: the cost is no cost. What is not a number would be lost in the heaps, and
-                with it everybody's work: nothing that is compared with it comes first.
+            KernelBug: the seconds are negative, infinite or not a number (NaN breaks heap order).
         """
         if not 0.0 <= seconds < _UNLIMITED:
-            raise KernelBug(f"LIP {root} is charged {seconds}")
+            raise KernelBug(f"run {root} is charged {seconds} seconds")
         run = self._runs.get(root)
         if run is None:
             self._made += 1
@@ -445,7 +443,7 @@ class FairQueue:
             home.last = run.counter
 
     def restore(self) -> None:
-        """Put what was set aside back to where it was: in front, with its counter as it is."""
+        """Undo `set_aside`, skips and limits: requests are in front again."""
         while self._aside:
             run, request = self._aside.pop()
             run.requests[request] = None
@@ -453,8 +451,8 @@ class FairQueue:
             run.aside = 0
             if not run.active:
                 self._activate(run)
-        while self._passed:
-            tenant = self._passed.pop()
+        while self._skipped:
+            tenant = self._skipped.pop()
             if not tenant.active:
                 self._insert(tenant)
         while self._limited:
@@ -462,7 +460,7 @@ class FairQueue:
         self._tenant_counter_max = _UNLIMITED
 
     def precedes(self, root: int) -> bool:
-        """Whether a LIP that has no work waiting would have as good a claim as any if it had."""
+        """Whether a run without requests would come first if it had one."""
         run = self._runs.get(root)
         if run is None or run.active or not self._heap:
             return False
@@ -472,18 +470,16 @@ class FairQueue:
         return run.counter <= first.runs[0][0]
 
     def all_requests(self) -> list[Request]:
-        """Return all works that wait."""
         return [request for run in self._runs.values() for request in run.requests]
 
     def is_queued(self, request: Request) -> bool:
-        """Whether a work waits."""
         run = self._runs.get(request.root)
         return run is not None and request in run.requests
 
     def service_ahead(self, root: int, other: int, served: float) -> float:
-        """Return how much more than LIP `other` a LIP was served, where they compare.
+        """Return how much more service a run has had than run `other`.
 
-        `other` counts as served so much within its tenant. A LIP that is gone is ahead of all.
+        `other` counts as served so much within its tenant. A run that is gone is ahead of all.
         """
         run = self._runs.get(root)
         if run is None:
@@ -494,30 +490,27 @@ class FairQueue:
         return run.counter - served
 
     def has_run(self, root: int) -> bool:
-        """Whether a LIP has been here and not been forgotten."""
         return root in self._runs
 
     def has_requests(self, root: int) -> bool:
-        """Whether a LIP has work waiting."""
         run = self._runs.get(root)
         return run is not None and bool(run.requests)
 
     @property
     def runs_active(self) -> int:
-        """LIPs with work waiting."""
+        """Runs with waiting requests."""
         return self._runs_active
 
     def counters(self, root: int) -> tuple[float, float]:
-        """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
+        """Return the counters of a run's tenant and of the run, which order the queue."""
         run = self._runs[root]
         return run.tenant.counter, run.counter
 
     def served(self, root: int) -> float:
-        """Return all the service that a LIP has had, over its weight."""
+        """Return all the service that a run has had, over its weight."""
         return self._runs[root].served
 
     def statistics(self) -> FairQueueStatistics:
-        """Return what waits now."""
         return FairQueueStatistics(
             tenants=self._tenants_active,
             lips=self._runs_active,
@@ -527,9 +520,9 @@ class FairQueue:
         )
 
     def waiting_by_tenant(self) -> dict[str, tuple[int, float]]:
-        """Return of each tenant that has works here their tokens, and its weight.
+        """Return the waiting tokens and the weight of each tenant with requests here.
 
-        Looks at every work: for whoever admits new runs, now and then.
+        Looks at each request: for rare calls only.
         """
         found: dict[str, tuple[int, float]] = {}
         for run in self._runs.values():
@@ -540,7 +533,7 @@ class FairQueue:
                 found[tenant.name] = tokens, tenant.weight
         return found
 
-    # -- Within --------------------------------------------------------------------------------
+    # -- Internal ------------------------------------------------------------------------------
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -634,7 +627,7 @@ class FairQueue:
         _prune(self._heap)
 
     def _reorder_first(self, tenant: _Tenant, run: _Run, waits: bool) -> None:
-        """The first LIP of the first tenant has a new counter, or no more work for now."""
+        """Replace the first run's entry: it has a new counter, or no more requests."""
         runs = tenant.runs
         if waits:
             heapreplace(runs, (run.counter, run.order, run))
@@ -661,12 +654,12 @@ class FairQueue:
 
 
 class TenantWeights:
-    """Sets tenants' weights. Nothing of it is kept: the gateway tells it again."""
+    """Sets tenants' weights. Nothing is journaled: the gateway sends them again."""
 
     def __init__(
         self, set_weight: Callable[[str, float], None], usual: Mapping[str, float]
     ) -> None:
-        """`usual` are the options' weights; 1 where none stands."""
+        """`usual` holds the options' weights; the others are 1."""
         self._set_weight = set_weight
         self._usual = dict(usual)
         self._weights = dict(usual)
@@ -674,17 +667,17 @@ class TenantWeights:
             set_weight(tenant, weight)
 
     def set(self, tenant: str, weight: object) -> None:
-        """Give a tenant a weight, or its usual one (None); EINVAL."""
+        """Set a tenant's weight, or its usual one (None); EINVAL."""
         if weight is None:
             weight = self._usual.get(tenant, 1.0)
         number = weight if isinstance(weight, int | float) and type(weight) is not bool else 0
         if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
-            raise SyscallError(Errno.EINVAL, f"a weight is a number from {TENANT_WEIGHT_MIN}")
+            limits = f"from {TENANT_WEIGHT_MIN}, below {TENANT_WEIGHT_MAX}"
+            raise SyscallError(Errno.EINVAL, f"weight must be a number {limits}")
         self._weights[tenant] = number
         self._set_weight(tenant, number)
 
     def weight(self, tenant: str) -> float:
-        """Return a tenant's weight."""
         return self._weights.get(tenant, 1.0)
 
 

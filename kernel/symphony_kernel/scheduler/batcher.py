@@ -1,15 +1,15 @@
-"""Level 2, what runs now: forms one step from the works that wait, in fair order.
+"""Level 2, what runs now: forms one step from the waiting requests, in fair order.
 
 A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
-time: after each, whoever has had less service comes first, so that decodes (which cost little) find
-space in every step and a prompt gets what they leave. A tree is taken whole or not at all.
+time: after each, the least served run comes first. So decodes, which cost little, are in every
+step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
-Where several tenants are present each first has its share, with its part of the step's time, rows
-and tokens (`device_shares`). What is left goes in fair order, until the step would take
-longer than their shares allow. While works wait for the next step, others with worse claims may
-fill this one, but get no further ahead than one step's service.
+Where several tenants are present, each first gets its share of the step's time, rows and tokens
+(`device_shares`). What is left goes in fair order, until the step would take longer than their
+shares allow. While requests wait for the next step, others with worse claims may fill this one, but
+get at most one step's service ahead.
 
-A pred reserves the space for all its tokens when its first chunk is taken. So one that has started
+A pred reserves room for all its tokens when its first chunk is taken. So a pred that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
 """
 
@@ -46,17 +46,17 @@ class StepLimits:
     tokens: int = STEP_TOKENS_MAX
     rows: int = STEP_ROWS_MAX
     quantum: int = PREFILL_QUANTUM_TOKENS
-    # How long one with prompts cpu others' decodes may take; inf: any time.
+    # How long a step with prompts may take when others decode; inf: any time.
     decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
-    # Steps that take no longer together are told of together: others' prompts may have their share
-    # of all of them in one. 0: they have it of each.
+    # Steps within this time are delivered together. Other tenants' prompts may have their share of
+    # all of them in one step. 0: they have it of each step.
     delivery_ms: float = 0.0
-    # What tenants may have of processors cpu steps; by default there is enough for everybody.
+    # What tenants may have of the processors in addition to steps; by default without bound.
     cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
 class Chunk:
-    """A work's share of a step: its tokens [start, start + count)."""
+    """The tokens [start, start + count) of a request that one step computes."""
 
     __slots__ = ("count", "request", "start")
 
@@ -70,17 +70,8 @@ class Step:
     """One formed step: `chunks[i]` is row i of the batch, or its row `adopted[i]`."""
 
     __slots__ = (
-        "adopted",
-        "batch",
-        "began",
-        "chunks",
-        "decodes",
-        "ended",
-        "launched",
-        "loads",
-        "predicted",
-        "probe",
-        "tokens",
+        "adopted", "batch", "began", "chunks", "decodes", "ended", "launched", "loads", "predicted",
+        "probe", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -90,16 +81,16 @@ class Step:
         self.batch = batch
         self.tokens = tokens  # new ones
         self.launched = 0.0  # clock seconds
-        self.began = self.ended = 0.0  # between which the device computed it, once it has
+        self.began = self.ended = 0.0  # on the device, once it has ended
         self.decodes = 0  # rows of preds with a single token
-        self.loads: dict[str, StepLoad] = {}  # of its tenants
+        self.loads: dict[str, StepLoad] = {}  # by tenant
         self.probe = False  # see `StepBudget.probe`
-        self.predicted: list[tuple[str, int]] = []  # rows for preds to come: tenant, entry
-        self.adopted = adopted  # of a draft: the batch's rows that are its parts'
+        self.predicted: list[tuple[str, int]] = []  # rows of predictions: tenant, entry
+        self.adopted = adopted  # of a look-ahead step: the batch's rows that were adopted
 
 
 class FormedStep:
-    """What came of one look at the queue."""
+    """The result of one look at the queue."""
 
     __slots__ = ("failed", "step", "unready", "waiting")
 
@@ -107,27 +98,15 @@ class FormedStep:
         self.step: Step | None = None
         self.waiting: list[Request] = []  # for pages
         self.failed: list[tuple[Request, Errno]] = []  # taken out of the queue
-        self.unready = False  # some wait for a grammar that is being compiled
+        self.unready = False  # a request waits for a grammar that is being compiled
 
 
 class _StepSpace:
     """What a step that is being formed has left."""
 
     __slots__ = (
-        "budget",
-        "costs",
-        "gap",
-        "held",
-        "limited",
-        "load",
-        "mask",
-        "masks",
-        "memory_limited",
-        "prefill",
-        "prefilled",
-        "seconds",
-        "share",
-        "tokens",
+        "budget", "costs", "gap", "held", "limited", "load", "mask", "masks", "memory_limited",
+        "prefill", "prefilled", "seconds", "share", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -138,35 +117,34 @@ class _StepSpace:
         self.costs = costs
         self.budget = budget
         self.gap = gap  # seconds that it may take with prompts
-        self.share: TenantShare | None = None  # whose share it is; None: no tenant's
+        self.share: TenantShare | None = None  # of the tenant that fills the step now, if one does
         self.seconds = _ENDLESS if budget is None else budget.seconds
         self.load = StepLoad()
         self.prefilled = 0  # tokens that prompts have got
         self.limited = False  # others must not get far ahead of a prompt that waits
-        self.held = False  # the pages that are free are for a work that has waited too long
-        self.memory_limited = False  # others must not get far ahead of a work that waits for frames
-        self.masks = 0.0  # seconds that the masks of its rows take, as far as that is known
-        self.mask = 0.0  # that of the row that was looked at last
+        self.held = False  # free pages are for a request that has waited too long
+        self.memory_limited = False  # others must not get far ahead of the memory queue
+        self.masks = 0.0  # seconds that the bitmasks of its rows take, as far as known
+        self.mask = 0.0  # that of the row looked at last
 
     def add_prefill(self, tokens: int) -> None:
-        """A prompt has got so many tokens."""
         self.prefill -= tokens
         self.prefilled += tokens
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether one more row whose mask takes so long does not make all others wait for it."""
+        """Whether a row's bitmask of `seconds` fits: all rows wait for the bitmasks."""
         self.mask = seconds
         return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
     def tokens_fitting(self, request: Request, most: int, new: bool) -> int:
-        """Return how many of a work's next `most` tokens the step has time for, and its share.
+        """Return how many of a request's next `most` tokens fit the step and the share.
 
         A tree fits as a whole or not at all. `new`: it would be another row.
         """
         budget, share = self.budget, self.share
         if budget is None or most <= 0:
             return most
-        # A first row need not fit: the one furthest behind may have had none that can run.
+        # The first row of the tenant furthest behind need not fit.
         behind = not self.load.tokens if share is None else share.furthest_behind
         if share is not None and share.rows < 1.0 and new and not behind:
             return 0
@@ -197,7 +175,7 @@ class _StepSpace:
         return seconds <= bound * _ROUNDING
 
     def add_tokens(self, request: Request, count: int, new: bool) -> None:
-        """A work has got so many tokens of the step."""
+        """Charge the step and the share for a request's next `count` tokens."""
         budget, share = self.budget, self.share
         if budget is None:
             return
@@ -223,12 +201,12 @@ def _constant(*values: int) -> Int32:
     return array
 
 
-_NOWHERE: Final = _constant()  # of no token
-ONLY: Final = _constant(0)  # of a row's only one
+_NOWHERE: Final = _constant()  # places of a row without results
+ONLY: Final = _constant(0)  # the place of a row's only token
 
 
 class Batcher:
-    """Forms steps. `pages` is the size of the pool: what needs more can never run."""
+    """Forms steps. A request that needs more than `pages` pages can never run."""
 
     def __init__(
         self,
@@ -244,7 +222,6 @@ class Batcher:
 
     @property
     def limits(self) -> StepLimits:
-        """How large a step may be."""
         return self._limits
 
     def form(
@@ -254,11 +231,11 @@ class Batcher:
         budget: StepBudget | None = None,
         gap: float = _ENDLESS,
     ) -> FormedStep:
-        """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
+        """Take the next step's requests from the queue.
 
-        With a `budget` prompts have what is in it, while the step takes no longer than `gap` seconds.
-        A work that has been passed over for long while it waited for pages gets the next free ones,
-        unless nothing else could run.
+        Prompts get at most `prefill` tokens. With a `budget` they get what is in it, while the step
+        takes at most `gap` seconds. A request that waited for pages while many steps were formed
+        gets the next free ones, unless nothing else could run.
         """
         prefill = self._limits.tokens if prefill is None else prefill
         formed = self._form(queue, prefill, budget, gap, hold_pages=True)
@@ -271,10 +248,10 @@ class Batcher:
     def form_without_frames(
         self, queue: FairQueue, prefill: int, budget: StepBudget | None, gap: float
     ) -> FormedStep:
-        """Form a step when nothing computes and `form` has found nothing for want of frames.
+        """Form a step when nothing computes and `form` found nothing for lack of frames.
 
-        First what is memory_limited longest takes what nobody holds. If that is not enough, works that were
-        admitted hold the rest: they go on, and nobody else gets a frame.
+        First the oldest request of the memory queue takes the frames that are not held. If those
+        are too few, admitted requests hold the rest: these run, and no other request gets a frame.
         """
         admission = self._admission
         assert admission is not None
@@ -289,7 +266,7 @@ class Batcher:
         return formed
 
     def reserve_ahead(self, request: Request) -> None:
-        """Do what can be done for a work while a step computes: give it its pages."""
+        """Give a request its pages while a step computes, if there are any."""
         if self._admission is not None:
             self._admission.reserve_ahead(request)
             return
@@ -297,10 +274,10 @@ class Batcher:
             request.file.reserve(request.count)
             request.reserved = True
         except SyscallError:
-            return  # `form` tries again and knows what to do about it
+            return  # `form` tries again and handles the error
 
     def readmit(self, request: Request) -> bool:
-        """Admit a work that goes on from one that ran; return whether it lacks nothing."""
+        """Admit a continuation of a request that ran; return whether it has all it needs."""
         if self._admission is not None:
             return self._admission.readmit(request)
         self.reserve_ahead(request)
@@ -353,7 +330,7 @@ class Batcher:
         formed: FormedStep,
         hold_pages: bool,
     ) -> None:
-        """Take works until nothing fits any more, or all that is left is set aside."""
+        """Take requests until no more fits, or all that remain are set aside."""
         admission = self._admission
         while space.tokens and (request := queue.first()) is not None:
             if space.limited and queue.skip_if_ahead():
@@ -376,7 +353,7 @@ class Batcher:
                 continue
             if chunk is None:
                 if request.matcher is not None and not _has_mask(request.matcher, space, formed):
-                    queue.set_aside()  # whoever waits is among the first of the next step
+                    queue.set_aside()  # it is among the first of the next step
                     continue
                 if request.reserved:
                     pass
@@ -394,7 +371,7 @@ class Batcher:
                         )
                         continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
-                if request.matcher is not None:  # not before: others wait for pages, or frames
+                if request.matcher is not None:  # only now is it certain that it runs
                     space.masks += space.mask
             assert count > 0
             space.add_tokens(request, count, not chunk.count)
@@ -406,26 +383,25 @@ class Batcher:
 
     def _chunk_size(self, request: Request, space: "_StepSpace") -> int:
         count, most = request.remaining, space.prefill
-        if (
-            request.options.parents is not None
-        ):  # among a step's first it may take more than its time
+        if request.options.parents is not None:
+            # One of a step's first prompts may take more than the time for prompts.
             early = space.prefilled < PREFILL_TOKENS_MIN and most > 0
             return count if count <= space.tokens and (count <= most or early) else 0
         return min(count, space.tokens, max(most, 0), self._limits.quantum)
 
     def _skip_prompt(self, queue: FairQueue, space: "_StepSpace", request: Request) -> bool:
-        """Pass over a prompt or tree that has no space; return whether others may have some."""
+        """Pass over a prompt or tree that has no room; return whether others may fit."""
         if space.prefill <= 0 and not queue.decodes:
             return False
         space.limited = True
         queue.limit_tenant_runs(self._limits.tokens)
-        # Of a tree that is too large for what is left: a prompt may still fit in.
+        # A prompt may still fit where a tree is too large.
         if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
         return True
 
     def _reserve(self, request: Request, held: bool) -> Errno | None:
-        """Reserve a work's space; return why it has none, EAGAIN when it should wait for pages."""
+        """Reserve a request's room; return an errno, EAGAIN when it waits for pages."""
         needed = request.count
         try:
             if held and request.file.pages_needed(needed):
@@ -440,7 +416,7 @@ class Batcher:
     def _note_failure(
         self, queue: FairQueue, request: Request, errno: Errno, formed: FormedStep
     ) -> bool:
-        """Note why a work cannot run; return whether it has waited for pages too long."""
+        """Record why a request cannot run; return whether it waited too long for pages."""
         if errno is Errno.EAGAIN:
             queue.set_aside()
             formed.waiting.append(request)
@@ -452,7 +428,7 @@ class Batcher:
     def _fill_rest(
         self, queue: FairQueue, chunks: dict[Request, Chunk], space: "_StepSpace"
     ) -> None:
-        """When rows ran out before tokens did, let the prompts in the step have the rest."""
+        """Give prompts in the step the tokens that remain when all rows are taken."""
         if space.tokens == 0 or space.prefill <= 0 or len(chunks) < self._limits.rows:
             return
         for chunk in chunks.values():
@@ -469,7 +445,7 @@ class Batcher:
 # -- Rows --------------------------------------------------------------------------------------
 def _row(chunk: Chunk) -> Row:
     request, start, count = chunk.request, chunk.start, chunk.count
-    if request.count == 1 and request.options is DEFAULT:  # most rows there are
+    if request.count == 1 and request.options is DEFAULT:  # as most rows are
         length = request.file.length
         return Row(
             request.tokens, request.positions, length, request.file.block_table(length + 1), ONLY
@@ -491,7 +467,7 @@ def _row(chunk: Chunk) -> Row:
 
 
 def _has_mask(matcher: GrammarMatcher, space: _StepSpace, formed: FormedStep) -> bool:
-    """Whether a row's mask can be made in this step."""
+    """Whether a row's bitmask can be made in this step."""
     if not matcher.ready():
         formed.unready = True
         return False
@@ -499,7 +475,7 @@ def _has_mask(matcher: GrammarMatcher, space: _StepSpace, formed: FormedStep) ->
 
 
 def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:
-    """Return the guide of a row with the tokens [start, start + count), if it is asked about."""
+    """Return the matcher of a row with these tokens, if the row has results."""
     matcher = request.matcher
     if matcher is None or start + count < request.count or request.options.get is Get.NONE:
         return None
@@ -508,7 +484,7 @@ def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:
 
 
 def _places(request: Request, start: int, count: int) -> Int32:
-    """Return the places of the work's tokens [start, start + count) that are asked about."""
+    """Return the places of tokens [start, start + count) that have results."""
     options = request.options
     if options.get is Get.NONE:
         return _NOWHERE
@@ -523,7 +499,10 @@ def _places(request: Request, start: int, count: int) -> Int32:
 
 
 def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
-    """Add a chunk's result to its work's; return all of it, in the order asked for, at the end."""
+    """Add a chunk's result to its request's; return all of it after the last chunk.
+
+    The result is in the order that the caller asked for.
+    """
     request = chunk.request
     place_bytes = request.options.place_bytes(vocab_size)
     if request.result is None:
@@ -540,7 +519,7 @@ def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
 
 
 def _scatter(whole: bytearray, result: bytes, place_bytes: int, chunk: Chunk) -> None:
-    """Put a chunk's places to where the caller listed them."""
+    """Write a chunk's places to where the caller listed them."""
     taken = 0
     for index, place in enumerate(chunk.request.options.at):
         assert isinstance(place, int)

@@ -1,12 +1,12 @@
-"""Rebuilds: entries of a file whose K and V are nowhere any more, computed again.
+"""Recompute: computes entries whose K and V are in no tier again.
 
-A rebuild is a work of its own in front of the pred that needs it: rows without results, in the same
-quanta and at the same price as any prompt, for the LIP whose pred it is. It is no pred: it appends
-nothing and answers nobody.
+A recompute is a request of its own in front of the pred that needs it. It is rows without results,
+in the same quanta and at the same price as any prompt, charged to the pred's run. It is no pred: it
+appends nothing and has no reply.
 
 Where each entry was computed behind exactly those before it, a stretch of absent entries is one row
-of the file itself. Where not, the file's lineage says what to compute, and some of it on a scratch:
-pages of its own with the context that there was then, whence the file's entries are copied.
+of the file itself. Otherwise the file's lineage says what to compute. Some of that is computed in
+scratch pages, with the context that there was then, and copied to the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +30,9 @@ _NOTHING: Final = PredOptions(get=Get.NONE)
 
 
 class RecomputedFile:
-    """Entries that a row of a rebuild reads and writes, as a `WorkFile`: `length` are there.
+    """Entries that a row of a recompute reads and writes, as a `RequestFile`.
 
-    `abandoned` is called when the rebuild ends before its time.
+    `length` entries exist. `abandoned` is called when the recompute ends early.
     """
 
     def __init__(
@@ -53,37 +53,34 @@ class RecomputedFile:
         """Why it cannot be computed any more, if so."""
         return self._failed()
 
-    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every WorkFile
-        """Return 0: the pages are there, only what lies in them is not."""
-        return 0
+    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every RequestFile
+        return 0  # the pages exist: only their content is absent
 
     def reserve(self, n: int) -> None:
         """Do nothing: there is room."""
 
     def block_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries."""
         return self._table(entries)
 
     def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
-        """Do nothing: the entries existed all the time."""
+        """Do nothing: the entries exist already."""
 
     def commit_one(self, token: int, position: int) -> None:
         """Do nothing, as `commit`."""
 
     def unreserve(self) -> None:
-        """The rebuild was cancelled, or has failed."""
+        """Abandon the recompute, which was cancelled or has failed."""
         self._gone()
 
 
 @dataclass(frozen=True, slots=True)
 class _ScratchPages:
-    """Frames beside the file, in which a step is computed."""
+    """Scratch frames in which a step is computed."""
 
     frames: Int32
     start: int  # entries of its context
 
     def table(self, entries: int) -> Int32:
-        """Return the frames of its first `entries` entries."""
         return self.frames[: page_count(entries)]
 
     def slots(self, entries: Int64) -> Int64:
@@ -94,7 +91,7 @@ class _ScratchPages:
 
 
 class Recompute:
-    """What has to be computed of one file before it is whole: rows, one after the other.
+    """The rows, in order, that make one file whole again.
 
     The file's absent pages are hollow.
     """
@@ -105,10 +102,10 @@ class Recompute:
         self._steps = steps
         self._next = 0
         self._scratch: dict[int, _ScratchPages] = {}
-        self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
+        self._spare: Int32 = np.empty(0, np.int32)  # frames of scratch pages to come
         self._faults = eviction.faults
         hollow = eviction.pool.hollow[file.pages]
-        self._missing: Int64 = np.zeros(len(hollow), np.int64)  # entries of each page, to come
+        self._missing: Int64 = np.zeros(len(hollow), np.int64)  # absent entries of each page
         for index in np.flatnonzero(hollow):
             self._missing[index] = min(PAGE_TOKENS, file.length - int(index) * PAGE_TOKENS)
 
@@ -119,17 +116,17 @@ class Recompute:
 
     @property
     def complete(self) -> bool:
-        """Whether all has been computed."""
+        """Whether all rows were computed."""
         return self._next == len(self._steps)
 
     def take_scratch_pages(self) -> None:
-        """Take the frames that its steps need beside the file; there must be so many."""
+        """Take the scratch frames that its steps need; so many must be free."""
         self._spare = self._eviction.pool.take_bench(scratch_peak(self._steps))
 
     def request(
         self, target: Request, done: Callable[[bytes | int], None], abandoned: Callable[[], None]
     ) -> Request:
-        """Return the next row as a work for the LIP of `target`."""
+        """Return the next row as a request of the run of `target`."""
         step = self._steps[self._next]
         scratch = None if step.in_place else self._prepare_scratch(step)
         table = self._file.rebuild_table if scratch is None else scratch.table
@@ -150,7 +147,7 @@ class Recompute:
         return request
 
     def row_computed(self) -> None:
-        """The row was computed: the file's pages that are whole now are no longer hollow."""
+        """Copy the row's entries to the file; pages that are whole are no longer hollow."""
         step, scratch = self._steps[self._next], self._scratch.get(self._next)
         for copy in step.copies:
             there = np.arange(copy.at, copy.at + copy.end - copy.start)
@@ -165,7 +162,7 @@ class Recompute:
             self._eviction.pool.leave_bench(self._spare)
 
     def abandon(self) -> None:
-        """Give everything back that is not whole."""
+        """Free the scratch frames and evict the pages that are not whole."""
         for number in list(self._scratch):
             self._free_scratch(number)
         self._eviction.pool.leave_bench(self._spare)
@@ -174,7 +171,7 @@ class Recompute:
         self._eviction.tiers.evict(hollow, host=False)
 
     def _prepare_scratch(self, step: Step) -> _ScratchPages:
-        """Return a scratch for the next step, its context copied there."""
+        """Return scratch pages for the next step, with its context copied to them."""
         frames, self._spare = np.split(self._spare, [step.scratch_pages])
         scratch = self._scratch[self._next] = _ScratchPages(frames, step.start)
         at = 0
@@ -191,17 +188,17 @@ class Recompute:
         return scratch
 
     def _failed(self) -> Errno | None:
-        """What a batch that failed has written, a scratch perhaps, is not what it should be."""
+        """Return why it cannot continue; a failed batch may have damaged scratch pages."""
         return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
 
     def _note_computed(self, entries: Int64) -> None:
-        """Entries ([n]) of the file have come."""
+        """Count entries ([n] indices) of the file that were computed."""
         indices = entries // PAGE_TOKENS
         hollow = self._missing[indices] > 0
         np.subtract.at(self._missing, indices[hollow], 1)
         whole = np.unique(indices[hollow])
         pages = np.unique(self._file.pages[whole[self._missing[whole] == 0]])
-        # A page that stands in the file twice has come with the first.
+        # A page that is in the file twice is filled once.
         self._eviction.tiers.filled(pages[self._eviction.pool.hollow[pages]])
 
     def _free_scratch(self, number: int) -> None:
@@ -211,9 +208,9 @@ class Recompute:
 
 
 def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
-    """Return the steps of a file whose entries were computed each behind all before it.
+    """Return the steps of a file whose entries were computed behind all before them.
 
-    `absent` ([pages of its entries]) says which pages are to come: one step for each run of them.
+    `absent` ([pages of its entries]) marks the absent pages: one step for each run of them.
     """
     steps: list[Step] = []
     for first, end in _runs(absent):
@@ -226,7 +223,7 @@ def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 
 
 def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
-    """Return what computes the absent ones of a file's pages ([pages of its entries]) again.
+    """Return the steps that recompute a file's absent pages ([pages of its entries]).
 
     Raises:
         NotRecomputableError: some of it depends on what is lost.
@@ -238,6 +235,6 @@ def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 
 
 def _runs(flags: "npt.NDArray[np.bool_]") -> Iterator[tuple[int, int]]:
-    """Yield [start, end) of each run of true ones."""
+    """Yield [start, end) of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

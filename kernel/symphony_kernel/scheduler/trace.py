@@ -1,11 +1,11 @@
-"""Traces: which steps computed the preds of runs that asked to be traced, and when.
+"""Traces: when the preds of traced runs were computed, and in which steps.
 
     submit -> submitted      a pred waits           steps end -> stepped      its share of them
-                                                    answer_predicted -> kept       of one before it came
-                                                    fail, forget -> ended     without a result
+                                                    answer_predicted -> predicted
+                                                    fail, drop_requests -> ended  no result
 
-Whoever is not traced pays for one look at an empty dict, once a pred and once a step. Events leave
-in bundles; none is kept here but those of preds under way.
+A run that is not traced costs one look at an empty dict, once a pred and once a step. Events leave
+in bundles. Only events of preds in flight are kept here.
 """
 
 from collections.abc import Callable
@@ -21,29 +21,29 @@ _BUNDLE_SECONDS: Final = TRACE_BUNDLE_MS_MAX / 1000
 
 
 class _RunTrace:
-    """One run's preds under way, and the events that have not left yet."""
+    """One run's preds in flight, and the events that have not left yet."""
 
     __slots__ = ("begun", "events", "left")
 
     def __init__(self, now: float) -> None:
-        # When each was submitted, its steps, and what its file's pages took.
+        # When each was submitted, its steps, and the transfers of its file.
         self.begun: dict[Request, tuple[float, list[list[Any]], list[int]]] = {}
         self.events: list[Any] = []
         self.left = now  # when events left last
 
 
 class Traces:
-    """Of all traced runs, by their roots. An event is one pred:
+    """Traced runs by their roots. An event is one pred:
 
-    [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
+        [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
 
-    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. One
-    whose file was not on the device has [loaded, read, rebuilt] besides: pages that came from the
-    host and from disk, and tokens that were computed again.
+    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. A
+    pred whose file was not on the device has [loaded, read, rebuilt] in addition: pages from the
+    host and from disk, and tokens that were recomputed.
 
-    The times of a step are the device's: the kernel may hear of several steps at once, later. So
-    a step of a pred that was guessed may have begun, or ended, before the pred came. A pred of a
-    generation is the kernel's own: it is submitted when its first step begins at the latest.
+    A step's times are the device's: the kernel may learn of several steps at once, later. So a step
+    of a predicted pred may have begun, or ended, before the pred came. A pred of a generation is
+    the kernel's own: it counts as submitted when its first step begins, at the latest.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -51,11 +51,10 @@ class Traces:
         self._emit = emit
 
     def open(self, root: int, now: float) -> None:
-        """Trace a run from now on."""
         self.runs[root] = _RunTrace(now)
 
     def close(self, root: int, now: float) -> None:
-        """A run has ended: its last events leave."""
+        """Emit the last events of a run that has ended."""
         trace = self.runs.get(root)
         if trace is None:
             return
@@ -65,20 +64,19 @@ class Traces:
         del self.runs[root]
 
     def submitted(self, request: Request, now: float) -> None:
-        """A pred waits from now on for its step."""
         trace = self.runs.get(request.root)
         if trace is not None:
             trace.begun[request] = (now, [], [0, 0, 0])
 
     def moved(self, request: Request, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
-        """A pred's file is brought to the device: so many pages, and tokens computed again."""
+        """Record the pages loaded and read, and tokens recomputed, for a pred's file."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             transfers = trace.begun[request][2]
             transfers[:] = transfers[0] + loaded, transfers[1] + read, transfers[2] + rebuilt
 
     def stepped(self, step: Step, now: float) -> None:
-        """A step has ended; before its works hear of it."""
+        """Record a step that has ended, before its requests' `done`."""
         rows = len(step.chunks)
         for chunk in step.chunks:
             request = chunk.request
@@ -92,7 +90,7 @@ class Traces:
                 self._leave_in_time(request.root, trace, now)
 
     def predicted(self, request: Request, step: Step, now: float) -> None:
-        """A pred has its result from a step that computed it before it came."""
+        """Record a pred that was computed before it came."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             trace.begun[request][1].append([step.began, step.ended, 1, 1, 1])
@@ -100,7 +98,7 @@ class Traces:
             self._leave_in_time(request.root, trace, now)
 
     def ended(self, request: Request, now: float, errno: Errno) -> None:
-        """A pred has failed, or was dropped."""
+        """Record a pred that has failed or was dropped."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             self._end(trace, request, now, errno)

@@ -91,7 +91,7 @@ class CallQueue:
         self._callers: dict[str, Instance] = {}
         self._ended = 0.0
 
-    def serve(self, due: Callable[[str], None]) -> None:
+    def set_release(self, due: Callable[[str], None]) -> None:
         """Have `due` called when a tenant's calls may go on: it leads to `release`."""
         self._due = due
 

@@ -146,7 +146,7 @@ class DurableNameService:
             now=now,
             unix_offset=options.unix() - now(),
         )
-        self.durable_names.ending = self.look
+        self.durable_names.ending = self.schedule_expiry
         self._transfers = Transfers(
             kvfs,
             self.durable_names,
@@ -189,7 +189,7 @@ class DurableNameService:
             if not known:
                 self.durable_names.restore(found)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """A kernel before this one is being followed: ask nobody anything until `resume`."""
         self.durable_names.live = False
 
@@ -197,7 +197,7 @@ class DurableNameService:
         """Go on from what the kernel before this one had under way."""
         self.durable_names.resume()
         self.requests.resume()
-        self.look()
+        self.schedule_expiry()
 
     async def close(self, *, wait: bool) -> None:
         """End transfers, and wait for what is under way on disk if the device still answers."""
@@ -208,7 +208,7 @@ class DurableNameService:
         self._pool.shutdown()
 
     # -- Names that end -------------------------------------------------------------------------
-    def look(self) -> None:
+    def schedule_expiry(self) -> None:
         """Take away the names whose time has come, and look again when the next one's has."""
         if self._timer is not None:
             self._timer.cancel()
@@ -222,7 +222,7 @@ class DurableNameService:
     def _expire(self) -> None:
         try:
             self.durable_names.expire(1000 * self._options.unix())
-            self.look()
+            self.schedule_expiry()
         except Exception as error:  # ours
             self._failed(error)
 

@@ -67,12 +67,12 @@ class FileRequests:
             "kv_write": (self._write, {"transfer": int, "data": bytes}),
         }
 
-    def take(self, ask: m.Ask) -> bool:
+    def handle(self, ask: m.Ask) -> bool:
         """Take a request; return whether it is one of these."""
         if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close", "kv_changes"):
             return False
         try:
-            self._take(ask.seq, ask.what, dict(ask.args))
+            self._handle(ask.seq, ask.what, dict(ask.args))
         except SyscallError as error:
             self._ended(ask.seq, error)
         return True
@@ -93,7 +93,7 @@ class FileRequests:
         self._transfers.close_all()
 
     # -- Requests -------------------------------------------------------------------------------
-    def _take(self, seq: int, what: str, args: dict[str, Any]) -> None:
+    def _handle(self, seq: int, what: str, args: dict[str, Any]) -> None:
         if what == "kv_remove":
             tenant, path = _values(args, {"tenant": str, "path": str})
             if self._durable_names.remove(tenant, parse_path(path), partial(self._ended, seq)):
@@ -106,15 +106,15 @@ class FileRequests:
             (tenant,) = _values(args, {"tenant": str})
             self._reply(seq, self._durable_names.waiting(tenant))
         elif what == "kv_put":
-            self._take_put(seq, args)
+            self._handle_put(seq, args)
         else:
             work, wanted = self._pieces[what]
             values = _values(args, {"tenant": str, **wanted})
             self.pending[seq] = None
             if self._durable_names.live:
-                self._tasks.spawn(self._piece(seq, work(*values)))
+                self._tasks.spawn(self._run_piece(seq, work(*values)))
 
-    def _take_put(self, seq: int, args: dict[str, Any]) -> None:
+    def _handle_put(self, seq: int, args: dict[str, Any]) -> None:
         wanted: dict[str, type] = {"tenant": str, "transfer": int, "path": str}
         options: dict[str, type] = {"replace": bool, "public": bool, "expires_ms": int}
         tenant, number, path, *given = _values(args, {**wanted, **options, "rebuild": bool})
@@ -177,7 +177,7 @@ class FileRequests:
     async def _write(self, tenant: str, number: int, data: bytes) -> int:
         return await self._transfers.write(tenant, number, data)
 
-    async def _piece(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run_piece(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
             value = await work
         except SyscallError as error:

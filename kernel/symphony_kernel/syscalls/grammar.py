@@ -109,7 +109,7 @@ class ConstraintCalls:
         self._context.answer(caller, asked.seq, handle)
 
     # -- Kernels that come and go ---------------------------------------------------------------
-    def rest(self) -> None:
+    def pause(self) -> None:
         """A kernel before this one is being followed: ask nobody anything until `resume`."""
         self._live = False
 

@@ -120,11 +120,11 @@ class CallContext:
             if file.generating:
                 raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
 
-    def tell(self) -> None:
+    def send_records(self) -> None:
         """Reply with what generations have given since the last time: one reply each."""
         unsent, self.unsent = self.unsent, []
         for generation in unsent:
-            generation.tell()
+            generation.send_records()
 
     def answer(self, caller: Instance, seq: int, result: Result) -> None:
         """Reply, if the call wants one and its caller is still there."""
@@ -252,10 +252,6 @@ class Pred(_QueuedCall):
         self.positions = positions  # [n], or None: those after the file's end
         self.options = options
         self.request: Request | None = None
-
-    def begin(self) -> None:
-        """Take its place in the file's queue."""
-        submit(self)
 
     @property
     def submitted(self) -> Request | None:
@@ -409,7 +405,7 @@ class RunAhead:
         self._ahead = options.ahead
         self.untaken = 0  # tokens given that the program has not taken, as far as the kernel knows
 
-    def give(self, record: bytes) -> bool:
+    def add_given(self, record: bytes) -> bool:
         """Count the token of a step's record; return whether it is the last one."""
         self.untaken += 1
         self._left -= 1
@@ -424,7 +420,7 @@ class RunAhead:
         """Whether the step behind so many tokens more is sure, but for the stop tokens."""
         return self._left > tokens and self.untaken + tokens <= self._ahead
 
-    def take(self, n: int) -> None:
+    def add_taken(self, n: int) -> None:
         """The program has taken n tokens of the untaken ones."""
         assert 0 < n <= self.untaken
         self.untaken -= n
@@ -470,15 +466,15 @@ class Generation(Pred):
         else:
             self._end(-Errno.ECANCELED)
 
-    def taken(self, n: int) -> None:
+    def add_taken(self, n: int) -> None:
         """The program has taken n records; SyscallError EINVAL when there were not so many."""
         if self.request is None or n > self.run_ahead.untaken:
             raise SyscallError(Errno.EINVAL, f"{n} records were not given")
-        self.run_ahead.take(n)
+        self.run_ahead.add_taken(n)
         if self.last is not None:
             self._continue()
 
-    def tell(self) -> None:
+    def send_records(self) -> None:
         """Reply with the records that it has given and not told."""
         records, self.unsent = self.unsent, b""
         if records:
@@ -530,7 +526,7 @@ class Generation(Pred):
         if not self.unsent:
             self.context.unsent.append(self)
         self.unsent += result
-        if self.run_ahead.give(result):
+        if self.run_ahead.add_given(result):
             self._end(b"")
         else:
             self.last = np.frombuffer(result, _U32, 1)
@@ -555,6 +551,6 @@ class Generation(Pred):
 
     def _end(self, result: bytes | int) -> None:
         self.files[0].unreserve()  # what was reserved for steps that do not come
-        self.tell()
+        self.send_records()
         self.context.answer(self.caller, self.seq, result)
         finish(self)

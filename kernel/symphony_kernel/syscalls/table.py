@@ -128,7 +128,7 @@ class Syscalls:
         self.call_queue = CallQueue(
             processes.get, self._caller, self._execute, meter, clock.now, cpu
         )
-        self.call_queue.serve(self.release if happen is None else partial(_release, happen))
+        self.call_queue.set_release(self.release if happen is None else partial(_release, happen))
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -233,7 +233,7 @@ class Syscalls:
             self._context.answer(caller, seq, result)
         return True
 
-    def answer(self, flush: Callable[[], None]) -> None:
+    def send_replies(self, flush: Callable[[], None]) -> None:
         """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
         flush()
         self.call_queue.charge_reply()
@@ -407,13 +407,13 @@ class Syscalls:
         size = len(tokens) + len(options)
         self._context.check_not_generating(file)
         self._context.check_call_budget(call.caller, size)
-        Generation(self._context, *call, file, ids, parsed, size).begin()
+        submit(Generation(self._context, *call, file, ids, parsed, size))
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
         generation, records = call.caller.pending.get(integer(target)), integer(count, 1)
         if isinstance(generation, Generation):  # else it has ended meanwhile
-            generation.taken(records)
+            generation.add_taken(records)
         return 0
 
     def _cancel(self, call: Call, target: Any) -> Result | None:

@@ -21,7 +21,7 @@ from symphony_kernel.fairness.device_shares import divide
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
 from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work
 
@@ -82,8 +82,8 @@ class World:
             self.scheduler.submit(request)
         while self.launched < LEARN_STEPS + MEASURE_STEPS:
             polled = self.scheduler.poll()
-            if isinstance(polled, float):
-                await self.clock.sleep(polled)
+            if isinstance(polled, Wait):
+                await self.clock.sleep(polled.seconds)
                 continue
             assert isinstance(polled, Step), "all of them always have work"
             began = self.clock.now()

@@ -92,7 +92,7 @@ class World:
             if isinstance(polled, Step):
                 await self._compute(polled)
                 continue
-            timer = self.loop.call_later(0.1 if polled is None else polled, self.came.set)
+            timer = self.loop.call_later(0.1 if polled is None else polled.seconds, self.came.set)
             await self.came.wait()
             timer.cancel()
 
