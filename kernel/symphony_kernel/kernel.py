@@ -116,7 +116,7 @@ class Kernel:
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
         self._stepper: StepLoop = StepLoop(
-            self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
+            self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
         self._maintenance = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds

@@ -67,7 +67,7 @@ class Continuation(Protocol):
     def stop(self) -> Container[int]:
         """Tokens after which it does not continue."""
 
-    def goes_on(self, steps: int) -> bool:
+    def continues(self, steps: int) -> bool:
         """Whether it surely continues after `steps` more tokens, except those of `stop`."""
 
     def position(self, entry: int) -> Int32:
@@ -154,7 +154,6 @@ class Request:
 
     @property
     def positions(self) -> Int32:
-        """Their positions ([n]), below max_context."""
         return np.array([self.position], np.int32) if self._positions is None else self._positions
 
     def commit(self) -> None:
@@ -165,7 +164,6 @@ class Request:
             self.file.commit(self.tokens, self.positions, self.options.parents)
 
     def describe(self) -> str:
-        """Return its state as text for the log of a stall."""
         return (
             f"pred {self.number} of instance {self.instance}: {self.count} tokens, {self.placed} "
             f"placed, {self.computed} computed, behind {self.file.length}"

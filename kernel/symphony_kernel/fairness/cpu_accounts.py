@@ -59,7 +59,6 @@ class _Account:
         self.at = now
 
     def recent(self, now: float) -> float:
-        """Return the seconds used lately; older ones count less."""
         return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
 
 
@@ -159,7 +158,6 @@ class CpuAccounts:
     def __init__(
         self, queue: FairQueue, present: Callable[[float], Iterable[str]], options: CpuOptions
     ) -> None:
-        """`present` returns the tenants that share the device at a time."""
         self._queue = queue
         self._calling = Accounts(queue.tenant_weight, present, saved=_CALLS_SAVED_SECONDS)
         self._options = options
@@ -184,7 +182,6 @@ class CpuAccounts:
         return over
 
     def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant for processor time outside the kernel."""
         if self._all is not None:
             self._all.charge(tenant, seconds, now)
         if self._queue.several and tenant in self._queue.present:

@@ -15,6 +15,7 @@ Nothing but an account follows from these times: a replay charges nothing.
 
 from typing import Any, Final, Protocol
 
+from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.processes.table import ProcessTable
 from symphony_kernel.protocol import messages as m
@@ -37,20 +38,10 @@ class ReplayState(Protocol):
     replaying: bool
 
 
-class Accounts(Protocol):
-    """The part of `CpuAccounts` that this module calls."""
-
-    def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant for processor time outside the kernel."""
-
-    def throttle_seconds(self, tenant: str, now: float) -> float:
-        """Return how long a tenant must wait until its share has paid for its time."""
-
-
 class CpuReports:
     """Charges what is reported."""
 
-    def __init__(self, processes: ProcessTable, accounts: Accounts, clock: Clock) -> None:
+    def __init__(self, processes: ProcessTable, accounts: CpuAccounts, clock: Clock) -> None:
         self._processes, self._accounts, self._clock = processes, accounts, clock
 
     def charge_report(

@@ -19,10 +19,11 @@ or a client that sends its next request, finds no step longer than its share all
 """
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from symphony_kernel.fairness.fair_queue import FairQueue
-from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad
+from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad, total_load
 from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN, PRESENT_MS
 
 _MARGIN: Final = 0.9  # of the time that others may have: no prediction is exact
@@ -42,57 +43,44 @@ _ENDLESS: Final = float("inf")
 _LONG_AGO: Final = float("-inf")
 
 
+@dataclass(slots=True, eq=False)
 class TenantShare:
     """What one tenant may have of a step, before what is left is shared."""
 
-    __slots__ = ("furthest_behind", "reserve", "rows", "seconds", "tenant", "tokens")
-
-    def __init__(
-        self, tenant: str, seconds: float, rows: float, tokens: float, reserve: float
-    ) -> None:
-        self.tenant = tenant
-        self.seconds = seconds  # in addition to the base of one token
-        self.rows = rows
-        self.tokens = tokens
-        self.reserve = reserve  # of the seconds, for its own decodes
-        self.furthest_behind = False  # then its first row need not fit
+    tenant: str
+    seconds: float  # in addition to the base of one token
+    rows: float
+    tokens: float
+    reserve: float  # of the seconds, for its own decodes
+    furthest_behind: bool  # then its first row need not fit
 
 
+@dataclass(slots=True, eq=False)
 class StepBudget:
     """How one step is divided."""
 
-    __slots__ = ("counter_max", "probe", "seconds", "shares", "slope", "tokens")
-
-    def __init__(
-        self,
-        seconds: float,
-        slope: float,
-        shares: list[TenantShare],
-        counter_max: float,
-        tokens: int,
-    ) -> None:
-        self.seconds = seconds  # that the step may take
-        self.slope = slope  # seconds of each token after the first
-        self.shares = shares  # tenants with the fewest requests first
-        self.tokens = tokens  # that it may have; a tree may have more
-        self.counter_max = counter_max  # virtual time past which tenants wait
-        self.probe = False  # one tenant's rows only, to learn what they take
+    seconds: float  # that the step may take
+    slope: float  # seconds of each token after the first
+    shares: list[TenantShare]  # tenants with the fewest requests first
+    counter_max: float  # virtual time past which tenants wait
+    tokens: int  # that it may have; a tree may have more
+    probe: bool  # one tenant's rows only, to learn what they take
 
 
+@dataclass(slots=True, eq=False)
 class _Demand:
     """What a present tenant wants of a step."""
 
-    __slots__ = (
-        "alone", "batched", "decodes", "load", "most_rows", "most_tokens", "name", "others", "rows",
-        "weight",
-    )  # fmt: skip
-
-    def __init__(self, name: str, weight: float) -> None:
-        self.name, self.weight = name, weight
-        self.load, self.rows, self.decodes = StepLoad(), 0, 0
-        self.alone = self.others = 0.0  # seconds of its rows, and of others' at most
-        self.most_rows = self.most_tokens = 0.0  # that it may have
-        self.batched = False  # it may be slowed for several of its steps at once
+    name: str
+    weight: float
+    load: StepLoad = field(default_factory=StepLoad)
+    rows: int = 0
+    decodes: int = 0
+    alone: float = 0.0  # seconds of its rows
+    others: float = 0.0  # seconds that others' rows may add
+    most_rows: float = 0.0
+    most_tokens: float = 0.0
+    batched: bool = False  # it may be slowed for several of its steps at once
 
 
 class DeviceShares:
@@ -163,9 +151,7 @@ class DeviceShares:
         ]
         seconds = min(absent, *bounds)
         if fit:
-            whole = StepLoad()
-            for each in taken:
-                whole = whole.plus(each.load)
+            whole = total_load([each.load for each in taken])
             fit = self._costs.seconds(whole) <= seconds
         probe = self._to_probe(taken, crowded=not fit) if len(taken) > 1 else -1
         if fit and probe < 0 and len(taken) == len(waiting):
@@ -173,7 +159,6 @@ class DeviceShares:
         return self._divide(taken, seconds, counter_max, probe)
 
     def _fit(self, demands: list[_Demand]) -> bool:
-        """Whether a step has rows and tokens for all requests of these tenants."""
         if any(each.rows < self._queue.size(each.name) for each in demands):
             return False
         rows, tokens = sum([each.rows for each in demands]), sum([d.load.tokens for d in demands])
@@ -271,11 +256,8 @@ class DeviceShares:
         for index, each in enumerate(demands):
             reserve = min(slope * each.decodes, 0.5 * seconds[index])
             room = seconds[index], each.most_rows, each.most_tokens
-            shares.append(TenantShare(each.name, *room, reserve))
-            shares[-1].furthest_behind = each.name == behind
-        budget = StepBudget(most, slope, shares, counter_max, self._most_tokens)
-        budget.probe = probe >= 0
-        return budget
+            shares.append(TenantShare(each.name, *room, reserve, each.name == behind))
+        return StepBudget(most, slope, shares, counter_max, self._most_tokens, probe >= 0)
 
     def _to_probe(self, demands: list[_Demand], crowded: bool) -> int:
         """Return which tenant has the next step alone, to measure its time; -1: none."""
@@ -328,9 +310,7 @@ class DeviceShares:
         queue = self._queue
         names = list(loads)
         # A machine that is slow for a moment is slow for all.
-        whole = StepLoad()
-        for load in loads.values():
-            whole = whole.plus(load)
+        whole = total_load(loads.values())
         slow = min(max(seconds / max(self._costs.seconds(whole), 1e-9), 1.0), _SLOW_MOST)
         alone = [slow * self._costs.seconds(loads[name]) for name in names]
         paid = divide(seconds, alone, [queue.tenant_weight(name) for name in names])
@@ -352,9 +332,7 @@ class DeviceShares:
             return True
         if self._shared >= _PROBE_STEPS_MOST:
             return False
-        whole = StepLoad()
-        for load in loads.values():
-            whole = whole.plus(load)
+        whole = total_load(loads.values())
         weight_sum = sum([self._queue.tenant_weight(name) for name in loads])
         most = min(
             [
@@ -364,26 +342,26 @@ class DeviceShares:
         )
         return self._costs.seconds(whole) <= most
 
-    def is_ahead(self, tenant: str, loads: dict[str, StepLoad], seconds: float) -> bool:
+    def is_ahead(self, tenant: str, loads: dict[str, StepLoad]) -> bool:
         """Whether a tenant must wait while those of `loads` have one more step alone."""
         if tenant in loads or tenant not in self._queue.present:
             return False
-        return self._queue.counter(tenant) > self._reached(loads, 1, seconds)
+        return self._queue.counter(tenant) > self._reached(loads, 1)
 
-    def all_ahead(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> bool:
+    def all_ahead(self, loads: dict[str, StepLoad], steps: int) -> bool:
         """Whether all waiting tenants must wait while those of `loads` have `steps` alone."""
-        return self._queue.least_counter > self._reached(loads, steps, seconds)
+        return self._queue.least_counter > self._reached(loads, steps)
 
-    def _reached(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> float:
+    def _reached(self, loads: dict[str, StepLoad], steps: int) -> float:
         queue = self._queue
         if not loads:
             return _ENDLESS
+        seconds = sum([self._costs.seconds(load) for load in loads.values()])
         each = steps * seconds / sum([queue.tenant_weight(name) for name in loads])
         counters = [queue.counter(name) for name in loads if name in queue.present]
         return max(counters, default=_ENDLESS) + each + self._slack
 
     def _refresh_present(self, now: float) -> None:
-        """Update which tenants are present, and bound what a tenant is owed."""
         queue, seen = self._queue, self._seen
         since, busy = now - PRESENT_MS / 1000, self._busy()
         for name in list(queue.present):

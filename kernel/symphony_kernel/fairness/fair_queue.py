@@ -112,12 +112,10 @@ class FairQueue:
     # -- Tenants -------------------------------------------------------------------------------
     @property
     def present(self) -> KeysView[str]:
-        """The tenants that share the device now."""
         return self._present.keys()
 
     @property
     def several(self) -> bool:
-        """Whether more than one tenant shares the device now."""
         return len(self._present) > 1
 
     def remove_tenant(self, tenant: str) -> None:
@@ -128,16 +126,13 @@ class FairQueue:
             self._last = max(self._last, node.counter)
 
     def counter(self, tenant: str) -> float:
-        """Return a present tenant's virtual time."""
         return self._present[tenant].counter
 
     def is_active(self, tenant: str) -> bool:
-        """Whether a tenant has requests here."""
         node = self._tenants.get(tenant)
         return node is not None and node.active
 
     def size(self, tenant: str) -> int:
-        """Return how many requests a tenant has here."""
         node = self._tenants[tenant]
         return node.decodes + node.prompts
 
@@ -195,7 +190,6 @@ class FairQueue:
         self._tenant(tenant).weight = weight
 
     def push(self, request: Request) -> None:
-        """Queue a request behind those of its run."""
         run = self._runs.get(request.root)
         if run is None:
             run = self._new_run(request)
@@ -246,13 +240,11 @@ class FairQueue:
         self._runs[request.root].away[request] = None
 
     def away_requests(self, root: int, instance: int | None) -> list[Request]:
-        """Return the requests of an instance, or of a run (None), that are away."""
         run = self._runs.get(root)
         requests = () if run is None else run.away
         return [request for request in requests if instance in (None, request.instance)]
 
     def forget_instance(self, root: int, instance: int) -> list[Request]:
-        """Remove and return all requests of one instance of the run `root`."""
         run = self._runs.get(root)
         if run is None:
             return []
@@ -266,7 +258,6 @@ class FairQueue:
         return gone
 
     def forget_run(self, root: int) -> list[Request]:
-        """Remove a run and return its requests; its counter is forgotten."""
         run = self._runs.pop(root, None)
         if run is None:
             return []
@@ -352,7 +343,6 @@ class FairQueue:
         self._tenant_counter_max = min(self._tenant_counter_max, counter)
 
     def skip_tenant(self) -> None:
-        """Skip the first request's tenant until `restore`."""
         tenant = self._heap[0][2]
         self._remove(tenant)
         self._skipped.append(tenant)
@@ -371,7 +361,6 @@ class FairQueue:
         return True
 
     def drop_first(self) -> None:
-        """Remove the first request, which has failed."""
         tenant = self._heap[0][2]
         run = tenant.runs[0][2]
         self._forgot(run.requests.popitem(last=False)[0])
@@ -498,7 +487,6 @@ class FairQueue:
 
     @property
     def runs_active(self) -> int:
-        """Runs with waiting requests."""
         return self._runs_active
 
     def counters(self, root: int) -> tuple[float, float]:
@@ -507,7 +495,6 @@ class FairQueue:
         return run.tenant.counter, run.counter
 
     def served(self, root: int) -> float:
-        """Return all the service that a run has had, over its weight."""
         return self._runs[root].served
 
     def statistics(self) -> FairQueueStatistics:
@@ -659,7 +646,6 @@ class TenantWeights:
     def __init__(
         self, set_weight: Callable[[str, float], None], usual: Mapping[str, float]
     ) -> None:
-        """`usual` holds the options' weights; the others are 1."""
         self._set_weight = set_weight
         self._usual = dict(usual)
         self._weights = dict(usual)
@@ -682,13 +668,11 @@ class TenantWeights:
 
 
 def _drop_stale(heap: _Heap[_Node]) -> None:
-    """Keep one entry of each active node."""
     heap[:] = {entry[1]: entry for entry in heap if _is_valid(entry)}.values()
     heapify(heap)
 
 
 def _prune(heap: _Heap[_Node]) -> None:
-    """Drop stale entries from the front."""
     while heap and not _is_valid(heap[0]):
         heappop(heap)
 

@@ -40,7 +40,6 @@ class _Tenant:
         self.waiting += request.count
 
     def drop(self, request: Request) -> bool:
-        """Remove a held request; return whether it was held."""
         requests = self.held.get(request.root)
         if requests is None or request not in requests:
             return False
@@ -170,7 +169,6 @@ class RateLimiter:
         self._scheduler.drop_requests(root, instance)
 
     def _release(self, name: str) -> None:
-        """Submit the held requests that there are tokens for."""
         tenant = self._tenants[name]
         if tenant.timer is not None:
             tenant.timer.cancel()

@@ -10,6 +10,7 @@ coefficients by a Kalman filter. Its covariance says how far each may be off, an
 together. No numbers of a machine are assumed.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -68,7 +69,6 @@ class StepLoad:
         self.seconds = 0.0  # that are known beforehand: of bitmasks
 
     def add(self, request: Request, start: int, count: int) -> None:
-        """Add a request's tokens [start, start + count)."""
         self.tokens += count
         features = self.features
         length = request.file.length + start
@@ -101,6 +101,13 @@ class StepLoad:
         found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
         found.seconds = self.seconds + other.seconds
         return found
+
+
+def total_load(loads: Iterable[StepLoad]) -> StepLoad:
+    whole = StepLoad()
+    for load in loads:
+        whole = whole.plus(load)
+    return whole
 
 
 def _add_places(features: list[float], options: PredOptions, count: int) -> None:
@@ -147,16 +154,15 @@ class StepCost:
         return found
 
     def seconds(self, load: StepLoad) -> float:
-        """Return the predicted seconds of a step with this load."""
         return self.base(load.tokens) + self.rows_seconds(load)
 
     def rows_seconds(self, load: StepLoad) -> float:
-        """Return the seconds that the rows of a load add to the base."""
-        found = load.seconds
-        values = self._values
-        for index, amount in enumerate(load.features):
+        return self._features_seconds(load.features, load.seconds)
+
+    def _features_seconds(self, features: list[float], found: float) -> float:
+        for index, amount in enumerate(features):
             if amount:
-                found += amount * values[_FIRST + index]
+                found += amount * self._values[_FIRST + index]
         return found
 
     def row_seconds(self, request: Request, start: int, count: int) -> float:
@@ -176,11 +182,7 @@ class StepCost:
     def _places_seconds(self, request: Request) -> float:
         features = [0.0] * _FEATURES
         _add_places(features, request.options, request.count)
-        found = 0.0
-        for index, amount in enumerate(features):
-            if amount:
-                found += amount * self._values[_FIRST + index]
-        return found
+        return self._features_seconds(features, 0.0)
 
     def tokens_within(self, seconds: float) -> int:
         """Return the most new tokens whose base is at most `seconds`; 0: not even one."""

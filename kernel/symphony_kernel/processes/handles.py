@@ -93,7 +93,6 @@ class HandleTable:
         return self._handles.pop(handle.number & _INDEX_MASK)
 
     def clear(self) -> list[Handle]:
-        """Remove and return all handles."""
         handles = list(self._handles.values())
         self._handles.clear()
         return handles

@@ -1,4 +1,4 @@
-"""The process table: instances that may call, their workers' links, and what they hold.
+"""The process table: instances that may call, and what each of them holds.
 
 An instance is one program in a worker. A run is a root instance with its children: they share
 limits and a place in the scheduler. Ending an instance gives back all that it held, whatever its
@@ -70,7 +70,7 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A root instance with its children: one set of limits, one queue in the scheduler."""
+    """A root instance with its children: one set of limits, one queue when scheduled."""
 
     root: int
     account: TenantUsage
@@ -117,7 +117,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatistics:
-    """Counts of what is live."""
+    """What is live now."""
 
     instances: int
     lips: int
@@ -143,14 +143,12 @@ class ProcessTable:
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
     def use_scheduler(self, scheduler: RequestQueue) -> None:
-        """Submit requests to this scheduler from now on."""
         self._scheduler = scheduler
 
     def traced(self) -> list[int]:
         return [run.root for run in self._runs.values() if run.traced]
 
     def operations(self) -> Iterator[FileOperation]:
-        """Yield all operations that have not finished."""
         for instance in self._instances.values():
             yield from instance.operations
 
@@ -169,12 +167,10 @@ class ProcessTable:
 
     @property
     def runs_live(self) -> int:
-        """Runs with a live instance."""
         return len(self._runs)
 
     @property
     def tenants_live(self) -> int:
-        """Tenants with a live instance."""
         return len(self._living)
 
     def related(self, caller: Instance, instance: object) -> Instance:
@@ -193,7 +189,7 @@ class ProcessTable:
         stage: int = 0,
         options: dict[str, Any] | None = None,
     ) -> Instance:
-        """Let an instance call over the link of `worker`; a child takes its stage's grants.
+        """Let an instance call over a worker's link; a child takes its stage's grants.
 
         Raises:
             SyscallError: EEXIST (it exists), EINVAL (options, ids, another tenant's parent),
@@ -265,7 +261,7 @@ class ProcessTable:
 
     # -- Grants ---------------------------------------------------------------------------------
     def hold(self, file: KVFile, rights: int) -> Grant:
-        """Return a grant with its own reference, charged to the tenant; SyscallError EDQUOT."""
+        """Return a grant with its own reference, charged to the tenant; EDQUOT."""
         self._kvfs.tenant(file.tenant).charge_handle()
         file.references += 1
         return Grant(file, rights)
@@ -279,7 +275,7 @@ class ProcessTable:
         receiver.granted[name] = self.hold(file, rights)
 
     def stage(self, caller: Instance, stage: int, wanted: dict[str, Grant]) -> None:
-        """Keep capabilities (`wanted`, without references) for the child that names `stage`.
+        """Keep capabilities (without references) for the child that names `stage`.
 
         Stages that no child has taken are revoked, oldest first, when there are too many.
 
@@ -313,7 +309,6 @@ class ProcessTable:
         return grants
 
     def revoke(self, tenant: Tenant, grants: Iterable[Grant]) -> None:
-        """Give back grants that were not opened."""
         for grant in grants:
             tenant.handles -= 1
             self._kvfs.release(grant.file)

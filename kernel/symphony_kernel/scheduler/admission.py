@@ -81,22 +81,18 @@ class MemoryQueue:
         return self._tenants.keys() if self.places else ()
 
     def add(self, request: Request) -> None:
-        """Add a request that has left the fair queue."""
         place = self._queue.counters(request.root)[1]
         self.places[request] = place
         heap = self._tenants.setdefault(request.tenant, [])
         heappush(heap, (place, next(self._numbers), request))
 
     def remove(self, request: Request) -> bool:
-        """Remove a request; return whether it was here."""
         return self.places.pop(request, None) is not None
 
     def place(self, request: Request) -> float:
-        """Return its run's counter when the request began to wait."""
         return self.places[request]
 
     def first(self) -> Request | None:
-        """Return the request with the best claim."""
         best: Request | None = None
         claim = float("inf")
         for tenant, heap in list(self._tenants.items()):
@@ -126,9 +122,10 @@ class Admission:
         self._pool = eviction.pool
         self._fail = fail
         self._moved = moved  # takes what was moved for a request: see `Traces.moved`
-        self._memory_queue = MemoryQueue(queue)
-        self._queued = self._memory_queue.places  # read for each request
-        self._blocked: dict[Request, None] = {}
+        self.memory_queue = MemoryQueue(queue)
+        self._queued = self.memory_queue.places  # read for each request
+        # Requests that wait for a page that is recomputed or read for another.
+        self.blocked: dict[Request, None] = {}
         # Requests whose pages come from disk, and how many more frames each needs then. Until it is
         # tried again, others leave it those and what it has. Otherwise two files would evict each
         # other's pages for ever.
@@ -143,24 +140,6 @@ class Admission:
         self.recomputed_tokens = 0
         self.preemptions = 0
         eviction.held = self._held_pages
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for frames."""
-        return len(self._memory_queue)
-
-    @property
-    def tenants(self) -> Iterable[str]:
-        return self._memory_queue.tenants
-
-    @property
-    def waiting(self) -> list[Request]:
-        return list(self._memory_queue)
-
-    @property
-    def blocked(self) -> list[Request]:
-        """Requests that wait for a page that is recomputed or read for another."""
-        return list(self._blocked)
 
     @property
     def disk_busy(self) -> bool:
@@ -226,9 +205,9 @@ class Admission:
 
         Then no run is served more than a slice ahead of the first one, until `FairQueue.restore`.
         """
-        while (request := self._memory_queue.first()) is not None:
+        while (request := self.memory_queue.first()) is not None:
             if not self._try_queued(request, failed):
-                self._queue.limit_to(request.root, self._memory_queue.place(request), self._slice)
+                self._queue.limit_to(request.root, self.memory_queue.place(request), self._slice)
                 self._far_ahead = False
                 return True
         self._far_ahead = False
@@ -244,7 +223,7 @@ class Admission:
         Frames that admitted requests hold stay theirs. Called when nothing computes and no other
         request can run.
         """
-        request = self._memory_queue.first()
+        request = self.memory_queue.first()
         if request is None:
             return False
         entered = self._try_queued(request, failed, force=True)
@@ -253,11 +232,10 @@ class Admission:
         return entered
 
     def hold_frames(self, holds: bool) -> None:
-        """Set whether all frames are for the first queued request."""
         self._frames_held = holds
 
     def _enqueue(self, request: Request) -> None:
-        self._memory_queue.add(request)
+        self.memory_queue.add(request)
         if (self._pool.frame[cast(KVFile, request.file).pages] >= 0).any():
             self._leftovers[request] = None
 
@@ -267,7 +245,7 @@ class Admission:
         became = self._admit(request, force=force)
         if became is None:
             return False
-        self._memory_queue.remove(request)
+        self.memory_queue.remove(request)
         self._leftovers.pop(request, None)
         if became is Admitted.READY:
             self._queue.put_back(request)
@@ -278,15 +256,13 @@ class Admission:
 
     # -- Requests that leave ---------------------------------------------------------------------
     def remove(self, request: Request) -> bool:
-        """Remove a request that waits here; return whether it did."""
         self._reading.pop(request, None)
-        if self._blocked.pop(request, self) is None:
+        if self.blocked.pop(request, self) is None:
             return True
         self._leftovers.pop(request, None)
-        return self._memory_queue.remove(request)
+        return self.memory_queue.remove(request)
 
     def drop_requests(self, root: int, instance: int | None) -> list[Request]:
-        """Remove all requests of an instance, or of a whole run, and return them."""
         gone = [
             request
             for request in self._queue.away_requests(root, instance)
@@ -321,7 +297,7 @@ class Admission:
             absent = file.absent_pages()
         if len(absent):
             if self._pool.hollow[absent].any():
-                self._blocked[request] = None
+                self.blocked[request] = None
                 return Admitted.AWAY
             absent = np.unique(absent)
         needed = file.pages_needed(request.count)
@@ -358,7 +334,7 @@ class Admission:
             self._moved(request, len(fetched.loaded), len(reading), 0)
         self._eviction.eviction_order.add(file)
         if len(reading):
-            self._blocked[request] = None
+            self.blocked[request] = None
             self._reading[request] = wanted - len(reading)
             return Admitted.AWAY
         return self._finish_admission(request, file)
@@ -403,8 +379,8 @@ class Admission:
 
     def _served(self, request: Request) -> float:
         """Return the service that a request's run had had when it began to wait."""
-        if request in self._memory_queue:
-            return self._memory_queue.place(request)
+        if request in self.memory_queue:
+            return self.memory_queue.place(request)
         return self._queue.counters(request.root)[1]
 
     def _preempt(self, request: Request, file: KVFile, wanted: int, least: float) -> bool:
@@ -443,7 +419,6 @@ class Admission:
         return Admitted.AWAY
 
     def _scratch(self, file: KVFile) -> int:
-        """Return how many scratch frames a recompute of a file needs."""
         pages = file.pages[: page_count(file.length)]
         tiers = self._eviction.tiers.tier_of(pages)
         return scratch_peak(plan(file, tiers == Tier.TOKENS))
@@ -511,7 +486,7 @@ class Admission:
 
     def unblock(self) -> None:
         """Put blocked requests back: pages have come, or will not come."""
-        blocked, self._blocked = self._blocked, {}
+        blocked, self.blocked = self.blocked, {}
         for request in blocked:
             self._queue.put_back(request)
 
@@ -522,7 +497,6 @@ class Admission:
 
 
 def _alive(requests: list[Request]) -> list[Request]:
-    """Return the requests that hold frames, each once."""
     return list(
         {request: None for request in requests if request.reserved and not request.finished}
     )

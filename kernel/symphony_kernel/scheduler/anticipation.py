@@ -126,7 +126,6 @@ class Anticipation:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
-        """Record that a run got a precomputed result."""
         history = self._runs.get(root)
         if history is None:
             history = self._runs[root] = _RunHistory()
@@ -135,7 +134,6 @@ class Anticipation:
         self._expected.add(root)
 
     def answers_soon(self, root: int) -> bool:
-        """Whether a run usually answers soon, as far as is known."""
         history = self._runs.get(root)
         return history is None or history.odds >= _ODDS_EVEN
 
@@ -150,7 +148,6 @@ class Anticipation:
         return any(at > since and root != besides for root, at in self._decoding)
 
     def any_expected(self, which: Callable[[int], bool]) -> bool:
-        """Whether a run that owes an answer satisfies `which`."""
         return any(map(which, self._expected))
 
     def wait_seconds(self, now: float, ready: Ready) -> float:

@@ -89,43 +89,40 @@ class Step:
         self.adopted = adopted  # of a look-ahead step: the batch's rows that were adopted
 
 
+@dataclass(slots=True, eq=False)
 class FormedStep:
     """The result of one look at the queue."""
 
-    __slots__ = ("failed", "step", "unready", "waiting")
-
-    def __init__(self) -> None:
-        self.step: Step | None = None
-        self.waiting: list[Request] = []  # for pages
-        self.failed: list[tuple[Request, Errno]] = []  # taken out of the queue
-        self.unready = False  # a request waits for a grammar that is being compiled
+    step: Step | None = None
+    waiting: list[Request] = field(default_factory=list)  # for pages
+    failed: list[tuple[Request, Errno]] = field(default_factory=list)  # taken out of the queue
+    unready: bool = False  # a request waits for a grammar that is being compiled
 
 
+@dataclass(slots=True, eq=False)
 class _StepSpace:
     """What a step that is being formed has left."""
 
-    __slots__ = (
-        "budget", "costs", "gap", "held", "limited", "load", "mask", "masks", "memory_limited",
-        "prefill", "prefilled", "seconds", "share", "tokens",
-    )  # fmt: skip
+    tokens: int
+    prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
+    costs: StepCost
+    budget: StepBudget | None
+    gap: float  # seconds that it may take with prompts
+    may_hold_pages: bool
+    share: TenantShare | None = None  # of the tenant that fills the step now, if one does
+    seconds: float = field(init=False)
+    load: StepLoad = field(default_factory=StepLoad)
+    prefilled: int = 0  # tokens that prompts have got
+    formed: FormedStep = field(default_factory=FormedStep)
+    chunks: dict[Request, Chunk] = field(default_factory=dict)
+    limited: bool = False  # others must not get far ahead of a prompt that waits
+    held: bool = False  # free pages are for a request that has waited too long
+    memory_limited: bool = False  # others must not get far ahead of the memory queue
+    masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
+    mask: float = 0.0  # that of the row looked at last
 
-    def __init__(
-        self, tokens: int, prefill: int, costs: StepCost, budget: StepBudget | None, gap: float
-    ) -> None:
-        self.tokens = tokens
-        self.prefill = prefill  # of them, for prompts; below 0 after a tree that was taken whole
-        self.costs = costs
-        self.budget = budget
-        self.gap = gap  # seconds that it may take with prompts
-        self.share: TenantShare | None = None  # of the tenant that fills the step now, if one does
-        self.seconds = _ENDLESS if budget is None else budget.seconds
-        self.load = StepLoad()
-        self.prefilled = 0  # tokens that prompts have got
-        self.limited = False  # others must not get far ahead of a prompt that waits
-        self.held = False  # free pages are for a request that has waited too long
-        self.memory_limited = False  # others must not get far ahead of the memory queue
-        self.masks = 0.0  # seconds that the bitmasks of its rows take, as far as known
-        self.mask = 0.0  # that of the row looked at last
+    def __post_init__(self) -> None:
+        self.seconds = _ENDLESS if self.budget is None else self.budget.seconds
 
     def add_prefill(self, tokens: int) -> None:
         self.prefill -= tokens
@@ -175,7 +172,6 @@ class _StepSpace:
         return seconds <= bound * _ROUNDING
 
     def add_tokens(self, request: Request, count: int, new: bool) -> None:
-        """Charge the step and the share for a request's next `count` tokens."""
         budget, share = self.budget, self.share
         if budget is None:
             return
@@ -210,23 +206,20 @@ class Batcher:
 
     def __init__(
         self,
+        queue: FairQueue,
         pages: int,
         limits: StepLimits | None = None,
         admission: Admission | None = None,
         costs: StepCost | None = None,
     ) -> None:
+        self._queue = queue
         self._costs = costs or StepCost()
         self._pages = pages
-        self._limits = limits or StepLimits()
+        self.limits = limits or StepLimits()
         self._admission = admission
-
-    @property
-    def limits(self) -> StepLimits:
-        return self._limits
 
     def form(
         self,
-        queue: FairQueue,
         prefill: int | None = None,
         budget: StepBudget | None = None,
         gap: float = _ENDLESS,
@@ -237,16 +230,17 @@ class Batcher:
         takes at most `gap` seconds. A request that waited for pages while many steps were formed
         gets the next free ones, unless nothing else could run.
         """
-        prefill = self._limits.tokens if prefill is None else prefill
-        formed = self._form(queue, prefill, budget, gap, hold_pages=True)
+        prefill = self.limits.tokens if prefill is None else prefill
+        tokens, costs = self.limits.tokens, self._costs
+        formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, True))
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, prefill, budget, gap, hold_pages=False)
+            formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, False))
         for request in formed.waiting:
             request.passed += 1
         return formed
 
     def form_without_frames(
-        self, queue: FairQueue, prefill: int, budget: StepBudget | None, gap: float
+        self, prefill: int, budget: StepBudget | None, gap: float
     ) -> FormedStep:
         """Form a step when nothing computes and `form` found nothing for lack of frames.
 
@@ -258,15 +252,15 @@ class Batcher:
         failed: list[tuple[Request, Errno]] = []
         forced = admission.force_first(failed)
         admission.hold_frames(not forced)
-        formed = self._form(queue, prefill, budget, gap, hold_pages=False, limited=forced)
+        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap, False)
+        formed = self._form(space, limited=forced)
         admission.hold_frames(False)
         formed.failed += failed
         if formed.step is None and not formed.failed:
-            formed.waiting = admission.waiting
+            formed.waiting = list(admission.memory_queue)
         return formed
 
     def reserve_ahead(self, request: Request) -> None:
-        """Give a request its pages while a step computes, if there are any."""
         if self._admission is not None:
             self._admission.reserve_ahead(request)
             return
@@ -284,26 +278,17 @@ class Batcher:
         return request.reserved
 
     # -- Forming -------------------------------------------------------------------------------
-    def _form(
-        self,
-        queue: FairQueue,
-        prefill: int,
-        budget: StepBudget | None,
-        gap: float,
-        hold_pages: bool,
-        limited: bool = True,
-    ) -> FormedStep:
-        formed, admission = FormedStep(), self._admission
-        chunks: dict[Request, Chunk] = {}
+    def _form(self, space: _StepSpace, limited: bool = True) -> FormedStep:
+        queue, admission, budget = self._queue, self._admission, space.budget
+        formed, chunks = space.formed, space.chunks
         probe = False
-        space = _StepSpace(self._limits.tokens, prefill, self._costs, budget, gap)
-        if limited and admission is not None and admission.queued:
+        if limited and admission is not None and len(admission.memory_queue):
             space.limited = space.memory_limited = admission.admit_queued(formed.failed)
         if budget is not None:
             for share in budget.shares:
                 if queue.focus_tenant(share.tenant):
                     space.share = share
-                    self._fill(queue, space, chunks, formed, hold_pages)
+                    self._fill(space)
             queue.unfocus()
             space.share = None
             if not space.memory_limited and not formed.waiting and not formed.unready:
@@ -312,26 +297,20 @@ class Batcher:
                 queue.limit_tenants(budget.counter_max)
                 space.limited = True
                 probe = budget.probe
-        self._fill(queue, space, chunks, formed, hold_pages)
+        self._fill(space)
         queue.restore()
-        self._fill_rest(queue, chunks, space)
+        self._fill_rest(space)
         if chunks:
             taken = list(chunks.values())
             batch = Batch([_row(chunk) for chunk in taken])
-            formed.step = Step(taken, batch, self._limits.tokens - space.tokens)
+            formed.step = Step(taken, batch, self.limits.tokens - space.tokens)
             formed.step.probe = probe
         return formed
 
-    def _fill(
-        self,
-        queue: FairQueue,
-        space: "_StepSpace",
-        chunks: dict[Request, Chunk],
-        formed: FormedStep,
-        hold_pages: bool,
-    ) -> None:
+    def _fill(self, space: _StepSpace) -> None:
         """Take requests until no more fits, or all that remain are set aside."""
-        admission = self._admission
+        queue, admission = self._queue, self._admission
+        formed, chunks = space.formed, space.chunks
         while space.tokens and (request := queue.first()) is not None:
             if space.limited and queue.skip_if_ahead():
                 if space.memory_limited and admission is not None:
@@ -339,7 +318,7 @@ class Batcher:
                 continue
             single = request.count == 1
             chunk = None if single else chunks.get(request)
-            if chunk is None and len(chunks) == self._limits.rows:
+            if chunk is None and len(chunks) == self.limits.rows:
                 break
             count = 1 if single else self._chunk_size(request, space)
             if space.budget is not None and count:
@@ -348,7 +327,7 @@ class Batcher:
                     queue.skip_tenant()
                     continue
             if count == 0:
-                if not self._skip_prompt(queue, space, request):
+                if not self._skip_prompt(space, request):
                     break
                 continue
             if chunk is None:
@@ -367,7 +346,7 @@ class Batcher:
                     errno = self._reserve(request, space.held)
                     if errno is not None:
                         space.held |= (
-                            self._note_failure(queue, request, errno, formed) and hold_pages
+                            self._note_failure(request, errno, formed) and space.may_hold_pages
                         )
                         continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
@@ -381,20 +360,21 @@ class Batcher:
             if not single:
                 space.add_prefill(count)
 
-    def _chunk_size(self, request: Request, space: "_StepSpace") -> int:
+    def _chunk_size(self, request: Request, space: _StepSpace) -> int:
         count, most = request.remaining, space.prefill
         if request.options.parents is not None:
             # One of a step's first prompts may take more than the time for prompts.
             early = space.prefilled < PREFILL_TOKENS_MIN and most > 0
             return count if count <= space.tokens and (count <= most or early) else 0
-        return min(count, space.tokens, max(most, 0), self._limits.quantum)
+        return min(count, space.tokens, max(most, 0), self.limits.quantum)
 
-    def _skip_prompt(self, queue: FairQueue, space: "_StepSpace", request: Request) -> bool:
+    def _skip_prompt(self, space: _StepSpace, request: Request) -> bool:
         """Pass over a prompt or tree that has no room; return whether others may fit."""
+        queue = self._queue
         if space.prefill <= 0 and not queue.decodes:
             return False
         space.limited = True
-        queue.limit_tenant_runs(self._limits.tokens)
+        queue.limit_tenant_runs(self.limits.tokens)
         # A prompt may still fit where a tree is too large.
         if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
@@ -413,30 +393,26 @@ class Batcher:
         request.reserved = True
         return None
 
-    def _note_failure(
-        self, queue: FairQueue, request: Request, errno: Errno, formed: FormedStep
-    ) -> bool:
+    def _note_failure(self, request: Request, errno: Errno, formed: FormedStep) -> bool:
         """Record why a request cannot run; return whether it waited too long for pages."""
         if errno is Errno.EAGAIN:
-            queue.set_aside()
+            self._queue.set_aside()
             formed.waiting.append(request)
             return request.passed >= PAGES_PASSED_STEPS_MAX
-        queue.drop_first()
+        self._queue.drop_first()
         formed.failed.append((request, errno))
         return False
 
-    def _fill_rest(
-        self, queue: FairQueue, chunks: dict[Request, Chunk], space: "_StepSpace"
-    ) -> None:
-        """Give prompts in the step the tokens that remain when all rows are taken."""
-        if space.tokens == 0 or space.prefill <= 0 or len(chunks) < self._limits.rows:
+    def _fill_rest(self, space: _StepSpace) -> None:
+        chunks = space.chunks
+        if space.tokens == 0 or space.prefill <= 0 or len(chunks) < self.limits.rows:
             return
         for chunk in chunks.values():
             count = min(chunk.request.remaining, space.tokens, space.prefill)
             count = space.tokens_fitting(chunk.request, count, False)
             if count > 0:
                 space.add_tokens(chunk.request, count, False)
-                queue.extend(chunk.request, count)
+                self._queue.extend(chunk.request, count)
                 chunk.count += count
                 space.tokens -= count
                 space.add_prefill(count)
@@ -467,7 +443,6 @@ def _row(chunk: Chunk) -> Row:
 
 
 def _has_mask(matcher: GrammarMatcher, space: _StepSpace, formed: FormedStep) -> bool:
-    """Whether a row's bitmask can be made in this step."""
     if not matcher.ready():
         formed.unready = True
         return False
@@ -519,7 +494,6 @@ def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
 
 
 def _scatter(whole: bytearray, result: bytes, place_bytes: int, chunk: Chunk) -> None:
-    """Write a chunk's places to where the caller listed them."""
     taken = 0
     for index, place in enumerate(chunk.request.options.at):
         assert isinstance(place, int)

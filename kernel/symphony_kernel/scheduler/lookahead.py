@@ -1,4 +1,4 @@
-"""Look-ahead steps: given to the device before the step in front of them has ended.
+"""Look-ahead steps: given to the device before the step in front of them ends.
 
     step N computes       its requests continue: after each token comes the next one
     look-ahead step 1     the same rows, one entry further; the device fills in N's tokens
@@ -6,15 +6,15 @@
     N has ended           its requests end, continue and are queued again as always; the rows of
                           look-ahead step 1 that belong to them are adopted as the next step
 
-A row's candidate comes from one of two sources. A generation continues by itself. A pred
-continues when its program makes the next one, which is predicted (`prediction`): the adopted step
-takes the pred in when it comes, or keeps the result for it. So the loop must learn of each step
-with predictions at once, and there is at most one of them ahead.
+A row's candidate comes from one of two sources. A generation continues by itself. A pred continues
+when its program makes the next one, which is predicted (`prediction`): the adopted step takes the
+pred in when it comes, or keeps the result for it. So the loop must learn of each step with
+predictions at once, and there is at most one of them ahead.
 
-A look-ahead step changes nothing: no service is charged and no entry is appended before the step
-in front of it has ended. It is formed while no other request wants to run, and revoked when one
-comes. A request that comes after the device has started it waits for its end, as for any step. A
-row whose generation has ended meanwhile is dropped with its result.
+A look-ahead step changes nothing: no service is charged and no entry is appended before the step in
+front of it has ended. It is formed while no other request wants to run, and revoked when one comes.
+A request that comes after the device has started it waits for its end, as for any step. A row whose
+generation has ended meanwhile is dropped with its result.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -105,7 +105,7 @@ class LookAhead:
             self._revoked(steps.pop())
 
     def adopt(self) -> Step | None:
-        """Return the rows of the first look-ahead step that queued requests want, as a step.
+        """Return the rows of the first look-ahead step that queued requests want.
 
         Called when the step in front of it has ended and its requests are in the queue again.
         """
@@ -142,7 +142,6 @@ class LookAhead:
         return lookahead.step
 
     def add_claimed(self, prediction: Prediction, request: Request) -> None:
-        """Add a pred to the adopted step that computes its prediction."""
         assert prediction.lookahead is not None
         step = prediction.lookahead.step
         assert step is not None
@@ -154,7 +153,7 @@ class LookAhead:
         step.decodes += 1
 
     def step_ended(self, lookahead: LookAheadStep, results: Results) -> None:
-        """Keep the results of predictions that are not claimed; no results: it was not computed."""
+        """Keep the results of unclaimed predictions; no results: it was not computed."""
         predictor = self._predictor
         if predictor is not None and not lookahead.follow.lot:
             for row, prediction in lookahead.predictions:
@@ -187,7 +186,7 @@ class LookAhead:
                 if candidate.finished or candidate.remaining:  # its result is dropped, or partial
                     continue
                 if candidate.continuation is not None:
-                    if not candidate.continuation.goes_on(ahead + 1):
+                    if not candidate.continuation.continues(ahead + 1):
                         return []
                     continuing.append((index, candidate))
                     continue

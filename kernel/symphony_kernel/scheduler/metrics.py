@@ -49,7 +49,6 @@ class SchedulerMetrics:
         self._before, self._rows = 0.0, 0  # the newest of these: most rows have the same
 
     def submitted(self, root: int, now: float) -> None:
-        """Record the first pred of a run that is not in `runs`."""
         self.runs.add(root)
         self._first[root] = now
 
@@ -66,7 +65,6 @@ class SchedulerMetrics:
         self._now = now
 
     def finished(self, request: Request) -> None:
-        """Count a pred that has ended without an error."""
         file = request.file
         if request.count == 1:
             before = file.computed_at

@@ -93,7 +93,6 @@ class LookAheadStep:
 
     @property
     def predictions(self) -> list[tuple[int, Prediction]]:
-        """The rows that are for predictions."""
         return [
             (row, candidate)
             for row, candidate in enumerate(self.candidates)
@@ -298,7 +297,6 @@ class Predictor:
         return prediction, Row(_BLANK, position, start, table, ONLY, options, None, seed)
 
     def _table(self, predicted: PredictedFile, start: int) -> Int32 | None:
-        """Return the frames of the entries up to and including `start`."""
         file = predicted.file
         if self._pool.absent and len(file.absent_pages()):
             return None
@@ -330,7 +328,6 @@ class Predictor:
             predicted.spare = -1
 
     def row_computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
-        """Keep the result of a prediction that is not claimed."""
         if prediction.dropped:
             self.misses += 1
         else:
@@ -348,7 +345,6 @@ class Predictor:
             self._drop_predictions(predicted)
 
     def drop_requests(self, root: int, instance: int | None = None) -> None:
-        """Drop all predictions of an instance, or of a whole run, which has ended."""
         history = self._histories.get(root)
         if history is None:
             return
@@ -383,7 +379,6 @@ class Predictor:
         self._forget_if_empty(predicted)
 
     def _forget_if_empty(self, predicted: PredictedFile) -> None:
-        """Forget a file without predictions."""
         if not predicted.predictions:
             if predicted.spare >= 0:
                 self._pool.leave_spare(predicted.spare, predicted)
@@ -410,7 +405,6 @@ def _is_predictable(request: Request) -> bool:
 
 
 def _is_predicted(prediction: Prediction, request: Request) -> bool:
-    """Whether a new pred is exactly the predicted one."""
     predicted = prediction.predicted
     return (
         request.count == 1

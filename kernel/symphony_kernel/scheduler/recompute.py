@@ -50,14 +50,12 @@ class RecomputedFile:
 
     @property
     def error(self) -> Errno | None:
-        """Why it cannot be computed any more, if so."""
         return self._failed()
 
     def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every RequestFile
         return 0  # the pages exist: only their content is absent
 
-    def reserve(self, n: int) -> None:
-        """Do nothing: there is room."""
+    def reserve(self, n: int) -> None: ...
 
     def block_table(self, entries: int) -> Int32:
         return self._table(entries)
@@ -65,8 +63,7 @@ class RecomputedFile:
     def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
         """Do nothing: the entries exist already."""
 
-    def commit_one(self, token: int, position: int) -> None:
-        """Do nothing, as `commit`."""
+    def commit_one(self, token: int, position: int) -> None: ...
 
     def unreserve(self) -> None:
         """Abandon the recompute, which was cancelled or has failed."""
@@ -111,12 +108,10 @@ class Recompute:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all its rows."""
         return sum(len(step.tokens) for step in self._steps)
 
     @property
     def complete(self) -> bool:
-        """Whether all rows were computed."""
         return self._next == len(self._steps)
 
     def take_scratch_pages(self) -> None:

@@ -15,7 +15,7 @@ from symphony_kernel.executor.base import Results
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.fairness.device_shares import DeviceShares, StepBudget
 from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
-from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad
+from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad, total_load
 from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import Clock
@@ -99,7 +99,7 @@ class Scheduler:
         self._admission: Admission | None = None
         if eviction is not None:
             self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
-        self._batcher = Batcher(pages, limits, self._admission, self._costs)
+        self._batcher = Batcher(self._queue, pages, limits, self._admission, self._costs)
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
@@ -189,7 +189,6 @@ class Scheduler:
         self._changed = self._clock.now()
 
     def trace_run(self, root: int) -> None:
-        """Emit trace events for a run until it ends."""
         self._traces.open(root, self._clock.now())
 
     def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:
@@ -222,7 +221,6 @@ class Scheduler:
         return counts.steps + counts.preds + counts.starved
 
     def describe(self) -> str:
-        """Return the scheduler's state as text for the log of a stall."""
         queue, admission = self._queue, self._admission
         steps = [
             f"{len(s.chunks)} rows, {[p.request.describe() for p in s.chunks[:4]]}, "
@@ -252,16 +250,15 @@ class Scheduler:
     def give_up(self) -> int:
         """End all requests with EIO and return how many there were."""
         self.mend()
-        gone = self._queue.all_requests() + (
-            self._admission.waiting if self._admission is not None else []
-        )
+        gone = self._queue.all_requests()
+        if self._admission is not None:
+            gone += self._admission.memory_queue
         for request in gone:
             self._take_out(request)
             self._fail(request, Errno.EIO)
         return len(gone)
 
     def pages_arrived(self) -> None:
-        """Retry the requests that wait for pages from disk."""
         if self._admission is not None:
             self._admission.unblock()
 
@@ -315,7 +312,6 @@ class Scheduler:
         self._lookahead.step_ended(lookahead, results)
 
     def answer_predicted(self) -> None:
-        """End the preds whose results were computed before they came."""
         while self._precomputed:
             precomputed, self._precomputed = self._precomputed, []
             now = self._clock.now()
@@ -325,7 +321,6 @@ class Scheduler:
                     self._answer_prediction(request, prediction, now)
 
     def revoke_lookahead(self) -> None:
-        """Revoke look-ahead steps that the device has not started."""
         self._lookahead.revoke()
 
     def complete(
@@ -407,18 +402,16 @@ class Scheduler:
         `tokens` were computed in `seconds` of steps since the start. Looks at each waiting request.
         """
         tenants = {name: list(found) for name, found in self._queue.waiting_by_tenant().items()}
-        for request in self._admission.waiting if self._admission is not None else ():
+        for request in self._admission.memory_queue if self._admission is not None else ():
             tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
 
     def runs_computing(self) -> int:
-        """Return how many runs have a row in a step in flight."""
         return len({chunk.request.root for step in self._steps for chunk in step.chunks})
 
     def histograms(self) -> dict[str, dict[str, Any]]:
-        """Return the histograms by name, each as `Histogram.view`."""
         return {name: each.view() for name, each in self._metrics.histograms.items()}
 
     # -- Internal ------------------------------------------------------------------------------
@@ -440,7 +433,6 @@ class Scheduler:
         self._precomputed.append((request, prediction))
 
     def _charge_masks(self, request: Request, matcher: GrammarMatcher) -> None:
-        """Charge a run for its bitmasks; its tenant pays for them with the step."""
         spent = matcher.spent
         if spent < _MASKS_SECONDS or not self._queue.has_run(request.root):
             return
@@ -506,30 +498,26 @@ class Scheduler:
 
     @property
     def _frame_waits(self) -> int:
-        """Requests in the memory queue."""
-        return self._admission.queued if self._admission is not None else 0
+        return len(self._admission.memory_queue) if self._admission is not None else 0
 
     def _busy_tenants(self) -> set[str]:
-        """Return the tenants whose requests compute or wait for frames."""
         computing = {name for step in self._steps for name in step.loads}
         if self._admission is not None:
-            computing.update(self._admission.tenants)
+            computing.update(self._admission.memory_queue.tenants)
         return computing
 
     def _take_out(self, request: Request) -> None:
-        """Remove a request from the queue that it waits in."""
         if not self._queue.remove(request) and self._admission is not None:
             self._admission.remove(request)
 
     @property
     def _ready(self) -> int:
-        """Queued requests that do not wait for pages."""
         return self._queue.requests - len(self._waiting)
 
     def _form(self, now: float) -> Step | Wait | None:
-        formed = self._batcher.form(self._queue, *self._step_space(now))
+        formed = self._batcher.form(*self._step_space(now))
         if formed.step is None and self._frame_waits and not (self._steps or formed.failed):
-            formed = self._batcher.form_without_frames(self._queue, *self._step_space(now))
+            formed = self._batcher.form_without_frames(*self._step_space(now))
         self._waiting = formed.waiting
         for request, errno in formed.failed:
             self._fail(request, errno)
@@ -575,16 +563,13 @@ class Scheduler:
             return not several or self._shares.may_follow(step.loads, self._clock.now())
         if self._waiting or self._frame_waits or not self._queue.several:
             return False
-        seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
-        return self._shares.all_ahead(step.loads, more, seconds)
+        return self._shares.all_ahead(step.loads, more)
 
     def _is_ahead(self, request: Request) -> bool:
         """Whether a new request must wait for one more step of the newest step's tenants."""
         if not (self._steps and self._queue.several):
             return False
-        step = self._steps[-1]
-        seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
-        return self._shares.is_ahead(request.tenant, step.loads, seconds)
+        return self._shares.is_ahead(request.tenant, self._steps[-1].loads)
 
     def _step_space(self, now: float) -> tuple[int, StepBudget | None, float]:
         """Return the prompt tokens, the tenants' budget and the seconds of the next step.
@@ -680,9 +665,7 @@ class Scheduler:
         self._anticipation.step_ended(replies, now, seconds)
 
     def _learn(self, step: Step, seconds: float) -> None:
-        load = StepLoad()
-        for each in step.loads.values():
-            load = load.plus(each)
+        load = total_load(step.loads.values())
         load.features[FORMED] = 1.0 if step.adopted is None else 0.0
         self._costs.learn(load, seconds)
 

@@ -20,7 +20,6 @@ from typing import Final, TypeAlias, TypeVar
 from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
 from symphony_kernel.scheduler.batcher import Step
@@ -56,14 +55,12 @@ class StepLoop:
 
     def __init__(
         self,
-        clock: Clock,
         scheduler: Scheduler,
         kvfs: KVFS,
         executor: Executor,
         flush: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._clock = clock
         self._scheduler = scheduler
         self._kvfs = kvfs
         self._executor = executor
@@ -98,7 +95,6 @@ class StepLoop:
         return self._running and not busy and self._timer is None
 
     def halt(self) -> None:
-        """Launch no more steps."""
         self._running = False
         self._cancel_timer()
 
@@ -154,7 +150,6 @@ class StepLoop:
 
     # -- Launching -----------------------------------------------------------------------------
     def look(self) -> None:
-        """Launch the steps that can be launched now."""
         self._planned = False
         try:
             self._launch()
@@ -167,7 +162,6 @@ class StepLoop:
         self.look()
 
     def _launch(self) -> bool:
-        """Launch all steps that can be launched, or set a timer; return whether any was."""
         self._cancel_timer()
         self._scheduler.answer_predicted()
         launched = False
@@ -190,7 +184,6 @@ class StepLoop:
         return launched
 
     def _give_lookahead(self) -> None:
-        """Give the device the steps that follow the one it computes."""
         while (lookahead := self._scheduler.form_lookahead()) is not None:
             if self._kvfs.moves_pending:
                 self._give_moves(lookahead.batch)
@@ -277,7 +270,6 @@ class StepLoop:
         self._moved(batch, outcome)
 
     def _moved(self, batch: Batch, outcome: StepFuture[Results]) -> None:
-        """The executor has done the page copies of a batch without rows."""
         try:
             if outcome.error is None:
                 self._kvfs.moved(batch)
@@ -313,7 +305,6 @@ class StepLoop:
         self._ended = outcome.ended
 
     def _start_task(self, batch: Batch) -> StepFuture[Results]:
-        """Start a step on an executor that has only a coroutine, `run`."""
         outcome: StepFuture[Results] = StepFuture()
         loop = asyncio.get_running_loop()
         outcome.began = loop.time()

@@ -54,7 +54,6 @@ class Traces:
         self.runs[root] = _RunTrace(now)
 
     def close(self, root: int, now: float) -> None:
-        """Emit the last events of a run that has ended."""
         trace = self.runs.get(root)
         if trace is None:
             return
@@ -69,7 +68,6 @@ class Traces:
             trace.begun[request] = (now, [], [0, 0, 0])
 
     def moved(self, request: Request, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
-        """Record the pages loaded and read, and tokens recomputed, for a pred's file."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             transfers = trace.begun[request][2]
@@ -90,7 +88,6 @@ class Traces:
                 self._leave_in_time(request.root, trace, now)
 
     def predicted(self, request: Request, step: Step, now: float) -> None:
-        """Record a pred that was computed before it came."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             trace.begun[request][1].append([step.began, step.ended, 1, 1, 1])
@@ -98,7 +95,6 @@ class Traces:
             self._leave_in_time(request.root, trace, now)
 
     def ended(self, request: Request, now: float, errno: Errno) -> None:
-        """Record a pred that has failed or was dropped."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             self._end(trace, request, now, errno)

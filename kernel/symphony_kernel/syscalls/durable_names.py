@@ -1,4 +1,4 @@
-"""Durable names in a running kernel: the threads, the device and the clock behind `DurableNames`."""
+"""Durable names in a running kernel: threads, device and clock for `DurableNames`."""
 
 import asyncio
 import time
@@ -26,17 +26,17 @@ from symphony_kernel.protocol.limits import KV_HEADER_BYTES_MAX, KV_LINEAGE_BYTE
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.names import NameCalls
 
-_THREADS = 2  # that write and read: one large file does not hold up all others
-_EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two looks at what ends next
+_THREADS = 2  # that write and read: one large file does not delay all others
+_EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two looks at expiries
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """Where durable files lie, and what an operator allows.
+    """Where durable files are, and what an operator allows.
 
-    `weights` gives a digest of the model's configuration and weights; it blocks, and is asked once,
-    in a thread. `unix` gives seconds since 1970.
+    `weights` returns a digest of the model's configuration and weights. It blocks, and is called
+    once, in a thread. `unix` returns seconds since 1970.
     """
 
     directory: Path | None = None
@@ -47,14 +47,14 @@ class DurableOptions:
 
 
 class QuietDevice(Protocol):
-    """Does something while the device computes nothing and owes nothing."""
+    """Runs an action while the device computes nothing and no copy is due."""
 
     def __call__(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
-        """Return what `work` does, in its turn."""
+        """Return the result of `work`."""
 
 
 class PageDevice:
-    """K and V of whole files, between the executor and the disk."""
+    """Reads and writes K and V of whole files, on the device or the host."""
 
     def __init__(self, kvfs: KVFS, executor: Executor, quiet: QuietDevice) -> None:
         self._kvfs = kvfs
@@ -62,7 +62,7 @@ class PageDevice:
         self._quiet = quiet
 
     async def read(self, file: KVFile) -> KVArray | None:
-        """Return K and V of a file's pages; None where not all are on the device or the host."""
+        """Return K and V of a file; None unless all pages are on device or host."""
         return await self._quiet(partial(self._read, file))
 
     async def _read(self, file: KVFile) -> KVArray | None:
@@ -71,8 +71,8 @@ class PageDevice:
         if (where > Tier.HOST).any():
             return None
         here = where == Tier.DEVICE
-        # Looked up at once: calls go on meanwhile and may move pages, but what lies in a frame or
-        # slot stays there until the next step.
+        # Look up both now: calls may move pages meanwhile, but a frame or slot keeps its content
+        # until the next step.
         frames, slots = self._kvfs.pool.frame[pages[here]], tiers.host[pages[~here]]
         if here.all():
             return await executor.read_frames(frames)
@@ -83,21 +83,21 @@ class PageDevice:
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
-        """Give a file whose pages are nowhere its K and V; return whether there was room."""
+        """Write K and V of a file whose pages are in no tier; return whether it fits."""
         return await self._quiet(partial(self._write, file.pages, kv))
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
-        """To the device where frames are free, so that nobody makes way, else to the host."""
+        """Write to the device if frames are free, so that nothing is evicted, else to host."""
         tiers, pool = self._kvfs.tiers, self._kvfs.pool
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
             frames = pool.frame[pages]
             await self._executor.write_frames(frames, kv)
-            there = pool.frame[pages] == frames  # a call may have wanted some of them meanwhile
+            there = pool.frame[pages] == frames  # a call may have taken some of them meanwhile
             tiers.filled(pages[there])
             return bool(there.all())
         if self._kvfs.ledger.ties[pages].any():
-            tiers.make_way(len(pages))  # nothing else says what it was
+            tiers.make_way(len(pages))  # pages that cannot be recomputed need a place
         slots = tiers.take_quiet_slots(len(pages))
         if len(slots) < len(pages):
             tiers.give_slots(slots)
@@ -108,10 +108,10 @@ class PageDevice:
 
 
 class DurableNameService:
-    """All of it, for one kernel: `durable_names`, `requests`, and what calls them when.
+    """Everything of one kernel: `durable_names`, `requests`, and what calls them when.
 
-    `happen` notes and does what the disk has said, `answer` is for the gateway; `now` gives the
-    kernel's seconds.
+    `happen` records and applies what the disk has done, `answer` replies to the gateway; `now`
+    returns the kernel's seconds.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class DurableNameService:
             now,
             _largest_file(executor),
         )
-        self.requests: FileRequests  # once `serve` has said of whom
+        self.requests: FileRequests  # set by `serve`
 
     def serve(
         self,
@@ -165,7 +165,7 @@ class DurableNameService:
         answer: Callable[[m.Answer], None],
         turn_over: Callable[[], None],
     ) -> dict[str, Callable[..., None]]:
-        """Answer the gateway's requests; return what may happen on disk, by name."""
+        """Handle the gateway's requests; return the disk's internal events, by name."""
         durable_names = self.durable_names
         self.requests = FileRequests(
             named, durable_names, self._transfers, answer, self._happen, turn_over, self._failed
@@ -178,11 +178,14 @@ class DurableNameService:
             "uploaded": self.requests.uploaded,
         }
 
-    # -- Beginning and end ----------------------------------------------------------------------
+    # -- Start and end --------------------------------------------------------------------------
     def open(self, *, known: bool) -> None:
-        """Clean up on disk, and name what lies there, unless the names are known from a journal.
+        """Clean up on disk, and name what is there unless a journal knows the names.
 
-        Blocks; before anybody calls. OSError.
+        Blocks; called before the first call.
+
+        Raises:
+            OSError: the directory cannot be used.
         """
         if self._directory is not None:
             found = self._directory.open()
@@ -190,26 +193,24 @@ class DurableNameService:
                 self.durable_names.restore(found)
 
     def pause(self) -> None:
-        """A kernel before this one is being followed: ask nobody anything until `resume`."""
         self.durable_names.live = False
 
     def resume(self) -> None:
-        """Go on from what the kernel before this one had under way."""
+        """Continue what the kernel before this one had in progress."""
         self.durable_names.resume()
         self.requests.resume()
         self.schedule_expiry()
 
     async def close(self, *, wait: bool) -> None:
-        """End transfers, and wait for what is under way on disk if the device still answers."""
+        """End transfers; wait for the disk if the device still answers."""
         if self._timer is not None:
             self._timer.cancel()
         await self.requests.close()
         await self.durable_names.close(wait=wait)
         self._pool.shutdown()
 
-    # -- Names that end -------------------------------------------------------------------------
+    # -- Names that expire ----------------------------------------------------------------------
     def schedule_expiry(self) -> None:
-        """Take away the names whose time has come, and look again when the next one's has."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -223,15 +224,15 @@ class DurableNameService:
         try:
             self.durable_names.expire(1000 * self._options.unix())
             self.schedule_expiry()
-        except Exception as error:  # ours
+        except Exception as error:  # the kernel's own fault
             self._failed(error)
 
-    # -- Inside ---------------------------------------------------------------------------------
+    # -- Internal -------------------------------------------------------------------------------
     def _run(self, work: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _make_identity(self) -> Identity:
-        """Return what K and V depend on here; in a thread."""
+        """Return what K and V depend on here; runs in a thread."""
         model, layout = self._executor.model, self._executor.layout
         return Identity(
             model=model.name,
@@ -244,7 +245,7 @@ class DurableNameService:
 
 
 def _largest_file(executor: Executor) -> int:
-    """Return the bytes of a file that is as long as the model's context, and of all it may have."""
+    """Return the bytes of a file as long as the model's context, with its lineage."""
     entries = executor.model.max_context
     kv = page_count(entries) * executor.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX

@@ -1,4 +1,4 @@
-"""What the gateway asks about KV files that has to wait: removing, sending and taking them.
+"""The gateway's requests on KV files that may wait: remove, download and upload.
 
     kv_remove    {tenant, path} -> 0
     kv_download  {tenant, path} -> {transfer, bytes}
@@ -10,8 +10,8 @@
     kv_close     {tenant, transfer} -> 0
     kv_changes   {tenant} -> changes of its names that wait for the disk
 
-Pieces are small and asked for one by one, so that a large file holds up nobody. Transfers end with
-the kernel: after a restart what has not been answered is answered with EIO.
+Pieces are small and requested one by one, so that a large file delays no other request. Transfers
+end with the kernel: after a restart, requests without a reply are answered with EIO.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from symphony_kernel.syscalls.names import NameCalls
 class FileRequests:
     """Answers these requests through `answer`; `happen` as `DurableNames` has it.
 
-    `turn_over` sends what has been answered, where no frame and no happening did.
+    `turn_over` sends replies that follow from no frame and no internal event.
     """
 
-    # Fields that a kernel's next life makes anew.
+    # Fields that belong to the process and are not in a snapshot.
     OWN: ClassVar = (
         "_named", "_durable_names", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
         "_pieces",
@@ -52,7 +52,7 @@ class FileRequests:
         turn_over: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self.pending: dict[int, None] = {}  # asked of disk or device, and not answered
+        self.pending: dict[int, None] = {}  # requests that wait for disk or device
         self._named = named
         self._durable_names = durable_names
         self._transfers = transfers
@@ -62,13 +62,13 @@ class FileRequests:
         self._tasks = BackgroundTasks(failed)
         self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
             "kv_download": (self._download, {"path": str}),
-            "kv_read": (self._read, {"transfer": int, "offset": int, "bytes": int}),
+            "kv_read": (transfers.read, {"transfer": int, "offset": int, "bytes": int}),
             "kv_upload": (self._upload, {"bytes": int}),
-            "kv_write": (self._write, {"transfer": int, "data": bytes}),
+            "kv_write": (transfers.write, {"transfer": int, "data": bytes}),
         }
 
     def handle(self, ask: m.Ask) -> bool:
-        """Take a request; return whether it is one of these."""
+        """Handle a request; return whether it is one of these."""
         if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close", "kv_changes"):
             return False
         try:
@@ -78,17 +78,16 @@ class FileRequests:
         return True
 
     def resume(self) -> None:
-        """Answer what was asked of a kernel that is gone."""
+        """Answer requests to an earlier kernel with EIO."""
         for seq in list(self.pending):
             self._ended(seq, SyscallError(Errno.EIO, "the kernel was restarted meanwhile"))
 
     def detached(self) -> None:
-        """The gateway has gone, and so has whoever would ask for the next piece."""
+        """End all transfers: the gateway, which would ask for the next piece, has gone."""
         self.pending.clear()
         self._transfers.close_all()
 
     async def close(self) -> None:
-        """End all transfers."""
         await self._tasks.end(cancel=True)
         self._transfers.close_all()
 
@@ -123,7 +122,7 @@ class FileRequests:
         if self._durable_names.live:
             upload = self._transfers.take_upload(tenant, number)
             arguments = [seq, tenant, parsed, str(upload), *given]
-            # Not here: what follows from a frame is not told apart, and this follows from a file.
+            # Not in this frame: the event is recorded apart, since it depends on a file.
             asyncio.get_running_loop().call_soon(self._happen, "uploaded", arguments)
 
     def uploaded(
@@ -137,7 +136,6 @@ class FileRequests:
         expires_ms: int,
         recompute: bool,
     ) -> None:
-        """An upload is whole, and is to get its name."""
         try:
             self._durable_names.put(
                 tenant,
@@ -168,14 +166,8 @@ class FileRequests:
         number, size = await self._transfers.open_download(tenant, parse_path(path))
         return {"transfer": number, "bytes": size}
 
-    async def _read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
-        return await self._transfers.read(tenant, number, offset, size)
-
     async def _upload(self, tenant: str, size: int) -> dict[str, int]:
         return {"transfer": await self._transfers.open_upload(tenant, size)}
-
-    async def _write(self, tenant: str, number: int, data: bytes) -> int:
-        return await self._transfers.write(tenant, number, data)
 
     async def _run_piece(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -200,8 +192,8 @@ class FileRequests:
 
 
 def _values(args: dict[str, Any], wanted: dict[str, type]) -> list[Any]:
-    """Return the arguments in the order of `wanted`; EINVAL unless they are exactly these."""
+    """Return the arguments in the order of `wanted`; EINVAL unless exactly these."""
     if set(args) != set(wanted) or any(type(args[key]) is not wanted[key] for key in wanted):
         words = ", ".join(f"{key}: {kind.__name__}" for key, kind in wanted.items())
-        raise SyscallError(Errno.EINVAL, f"wanted are {words}")
+        raise SyscallError(Errno.EINVAL, f"arguments must be {words}")
     return [args[key] for key in wanted]

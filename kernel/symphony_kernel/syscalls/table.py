@@ -1,14 +1,14 @@
-"""The kernel's half of the syscall table: what each operation of `Calls` checks and does.
+"""The kernel's half of the syscall table: what each operation checks and does.
 
-    worker's frame -> execute -> its handler in the table -> a reply now, or once its turn has come
+    worker's frame -> execute -> its handler in the table -> a reply now, or when it has run
 
-A handler checks its arguments (`arguments`), then acts on KVFS. What touches a file's content takes
-its turn (`syscalls.pending`), so that calls on one file take effect in the order in which they were
-made. Nothing that a worker sends raises here: a call for an instance that is not that worker's is
-dropped and counted, everything else is answered with a result or a negative errno.
+A handler checks its arguments (`validation`), then acts on KVFS. A call on a file's content waits
+in the file's queue (`syscalls.pending`), so that calls on one file take effect in order. Nothing
+that a worker sends raises here. A call for an instance that is not that worker's is dropped and
+counted. Every other call is answered with a result or a negative errno.
 
-What waits for its turn is data: a method of `Syscalls` and its arguments, so that the journal can
-keep it (`partial(self._truncate, file, length)`, never a closure).
+A waiting call is data: a method of `Syscalls` and its arguments, so that a snapshot can hold it
+(`partial(self._truncate, file, length)`, never a closure).
 """
 
 import secrets
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
-import msgpack
-
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.kvfs.durable.names import DurableNames, without_disk
 from symphony_kernel.kvfs.file import KVFile
@@ -51,9 +50,9 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
-from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue, CpuMeter
+from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue
 from symphony_kernel.syscalls.grammar import ConstraintCalls
-from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls
+from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls, pack
 from symphony_kernel.syscalls.pending import (
     Call,
     CallContext,
@@ -70,14 +69,14 @@ SEQ_MAX: Final = (1 << 63) - 1
 _READ_APPEND: Final = READ | APPEND
 _PRED: Final = int(Op.PRED)
 _PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
-_PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
+_PUBLIC_LISTED: Final = 256  # extra names that a listing of public ones counts as
 
 
 @dataclass(frozen=True, slots=True)
 class SyscallStatistics:
-    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all.
+    """Calls taken. `dropped` ones named no instance of their worker, or were no calls.
 
-    Of grammars those that are compiled, and of these the ones kept for whoever asks again.
+    `grammars` are compiled ones, `grammars_cached` those of them that are cached for later use.
     """
 
     calls: int
@@ -88,11 +87,11 @@ class SyscallStatistics:
 
 
 class SyscallObserver(PredObserver, CallObserver, Protocol):
-    """Who hears of what calls do, and of preds' ends."""
+    """Observer of what calls do, and of preds' ends."""
 
 
 class Syscalls:
-    """Executes workers' calls. `reply` takes (caller, seq, result) of those that want one."""
+    """Executes workers' calls. `reply` takes (caller, seq, result) if one is wanted."""
 
     def __init__(
         self,
@@ -105,10 +104,10 @@ class Syscalls:
         durable_names: DurableNames | None = None,
         grammars: GrammarCompiler | None = None,
         happen: Callable[[str, list[Any]], None] | None = None,
-        meter: CpuMeter | None = None,
+        accounts: CpuAccounts | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`meter` is told, in `clock`'s seconds, what calls take beside other tenants."""
+        """`accounts` are charged for the time of calls, in `clock`'s seconds."""
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
@@ -126,16 +125,19 @@ class Syscalls:
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.call_queue = CallQueue(
-            processes.get, self._caller, self._execute, meter, clock.now, cpu
+            processes.get, self._caller, self._execute, accounts, clock.now, cpu
         )
-        self.call_queue.set_release(self.release if happen is None else partial(_release, happen))
+        if happen is not None:
+            self.call_queue.set_release(lambda tenant: happen("released", [tenant]))
+        else:
+            self.call_queue.set_release(self.release)
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
-        self._listed: dict[str, int] = {}  # names told of in this frame or release, by tenants
+        self._listed: dict[str, int] = {}  # names listed in this frame or release, by tenant
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
-        """The table: operation -> its handler, and the number of arguments that follow `seq`."""
+        """Return operation -> handler, and the number of arguments after `seq`."""
         return {
             Op.KV_CREATE: (self._kv_create, 1),  # handle
             Op.KV_OPEN: (self._kv_open, 3),  # handle, path, rights -> rights granted
@@ -168,25 +170,21 @@ class Syscalls:
 
     @property
     def context(self) -> CallContext:
-        """What waiting calls share."""
         return self._context
 
     def listen_with(self, hooks: SyscallObserver | None) -> None:
-        """Let a scribe hear what calls do, or nobody."""
         self._context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
-        """Go on with what a replay has left."""
+        """Continue what a replay has left pending."""
         self.constraints.resume(self._processes)
         self.call_queue.resume()
 
     def end(self) -> None:
-        """Execute nothing more that has not begun."""
         self.constraints.end()
         self.call_queue.close()
 
     def execute(self, worker: str, calls: list[Any]) -> None:
-        """Execute one frame's calls, in order."""
         self._listed.clear()
         self._calls += len(calls)
         if self.call_queue.queues or self._processes.tenants_live > 1:
@@ -198,12 +196,12 @@ class Syscalls:
                 self._execute(caller, call)
 
     def release(self, tenant: str) -> None:
-        """Execute calls that waited because their tenant had had its share."""
+        """Execute calls that waited while their tenant was throttled."""
         self._listed.clear()
         self.call_queue.release(tenant)
 
     def _caller(self, worker: str, call: Any) -> Instance | None:
-        """Return who makes a call, if it is one of that worker's."""
+        """Return the caller of a call, if it is an instance of that worker."""
         if type(call) is list and len(call) >= 3:
             number, seq = call[0], call[2]
             caller = self._processes.live.get(number) if type(number) is int else None
@@ -214,7 +212,7 @@ class Syscalls:
         return None
 
     def _execute(self, caller: Instance, call: list[Any]) -> bool:
-        """Execute a call; whether the time that it took is of interest: tokens are counted."""
+        """Execute a call; return whether its time counts: a pred is charged by tokens."""
         op, seq = call[1], call[2]
         result: Result | None
         try:
@@ -234,12 +232,11 @@ class Syscalls:
         return True
 
     def send_replies(self, flush: Callable[[], None]) -> None:
-        """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
+        """Send a frame's replies with `flush`; its callers' tenants pay for the time."""
         flush()
         self.call_queue.charge_reply()
 
     def statistics(self) -> SyscallStatistics:
-        """Return the counters."""
         grammars = self.constraints.statistics()
         return SyscallStatistics(self._calls, self._context.failed, self._dropped, **grammars)
 
@@ -249,12 +246,12 @@ class Syscalls:
             raise SyscallError(Errno.ENOSYS, "no such operation")
         handler, count = entry
         if len(given) != count:
-            raise SyscallError(Errno.EINVAL, f"{count} arguments are wanted")
+            raise SyscallError(Errno.EINVAL, f"expected {count} arguments, got {len(given)}")
         if seq in caller.pending:
             raise SyscallError(Errno.EINVAL, f"call {seq} has not been answered yet")
         return handler(Call(caller, seq), *given)
 
-    # -- Calls that make a file. A failure stays the new file's answer until it is closed. -------
+    # -- Calls that make a file. After a failure every call on the new file fails. ---------------
     def _kv_create(self, call: Call, number: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
         try:
@@ -310,7 +307,7 @@ class Syscalls:
             self._context.check_not_generating(origin)
             self._context.check_not_generating(file)
         except SyscallError as error:
-            # Calls before this one have not failed: the file learns of it when their turn is over.
+            # Earlier calls have not failed: the file's error is set after them.
             return self._context.run_in_order(
                 call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
@@ -327,7 +324,7 @@ class Syscalls:
         if length + ranges.total > self._context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
-        if copied:  # the next step does that first, whoever is in it
+        if copied:  # the next step copies first, which delays all its rows
             run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
             self._context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
@@ -362,7 +359,7 @@ class Syscalls:
         return file
 
     def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
-        # Past its quota too, but for no more handles than an instance can have.
+        # Even past its quota: an instance can have only so many handles.
         caller.tenant.handles += 1
         file = self._kvfs.create_failed(caller.tenant.name, caller.account, errno)
         caller.handles.insert(number, file, ALL_RIGHTS)
@@ -380,7 +377,7 @@ class Syscalls:
         context, model = self._context, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         token = arguments.only_token(tokens, self._vocab_size)
-        ids, given, parsed, count = None, None, DEFAULT, 1  # as most preds want it
+        ids, given, parsed, count = None, None, DEFAULT, 1  # as in most preds
         if token < 0 or positions is not None:
             ids = arguments.token_ids(tokens, model)
             count = len(ids)
@@ -403,7 +400,7 @@ class Syscalls:
         ids = arguments.token_ids(tokens, self._model)
         parsed = arguments.generate_options(options, self._model)
         if not call.seq:
-            raise SyscallError(Errno.EINVAL, "a generation that nobody could take from")
+            raise SyscallError(Errno.EINVAL, "a generation needs a call number (seq)")
         size = len(tokens) + len(options)
         self._context.check_not_generating(file)
         self._context.check_call_budget(call.caller, size)
@@ -412,7 +409,7 @@ class Syscalls:
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
         generation, records = call.caller.pending.get(integer(target)), integer(count, 1)
-        if isinstance(generation, Generation):  # else it has ended meanwhile
+        if isinstance(generation, Generation):  # otherwise it has ended
             generation.add_taken(records)
         return 0
 
@@ -447,7 +444,7 @@ class Syscalls:
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
-        return _pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
+        return pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
@@ -476,7 +473,7 @@ class Syscalls:
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))
 
-    # -- Wishes -----------------------------------------------------------------------------------
+    # -- Hints ------------------------------------------------------------------------------------
     def _kv_advise(self, call: Call, number: Any, hint: Any, argument: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         given = Hint(integer(hint, 0, max(Hint)))
@@ -503,12 +500,12 @@ class Syscalls:
         return self._list(call, self.named.list_some, *first, count)
 
     def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
-        """List names, but only so many in a frame or release: all else waits until it is over."""
+        """List names, up to TENANT_LISTED_MAX in a frame or release."""
         tenant = call.caller.tenant.name
         listed = self._listed.get(tenant, 0)
         if listed >= TENANT_LISTED_MAX:
             raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
-        # What it costs where it is refused, or looks at names that are not public.
+        # This is the cost if it is refused.
         self._listed[tenant] = listed + LIST_ITEMS_MAX
         count, names = listing(call, *given)
         self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
@@ -553,12 +550,8 @@ class Syscalls:
         return 0
 
 
-def _release(happen: Callable[[str, list[Any]], None], tenant: str) -> None:
-    happen("released", [tenant])
-
-
 def _content(file: KVFile) -> KVFile:
-    """Return the file; SyscallError when the call that made it has failed."""
+    """Return the file; SyscallError if the call that made it has failed."""
     if file.error is not None:
         raise SyscallError(file.error)
     return file
@@ -573,8 +566,3 @@ def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
         "rights": handle.rights,
         "path": file.path,
     }
-
-
-def _pack(value: Any) -> bytes:
-    data: bytes = msgpack.packb(value, use_bin_type=True)
-    return data

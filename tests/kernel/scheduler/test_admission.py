@@ -67,7 +67,7 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
     queue.push(request)
     assert admission.admit(request) is Admitted.AWAY
-    assert request in admission.waiting
+    assert request in admission.memory_queue
     return request
 
 
@@ -91,7 +91,7 @@ def test_works_of_a_forgotten_instance_leave_parking() -> None:
     assert queue.away_requests(2, None) == requests[1:2]
     assert admission.drop_requests(2, None) == requests[1:2]
     assert admission.drop_requests(2, None) == []
-    assert admission.waiting == requests[2:]
+    assert list(admission.memory_queue) == requests[2:]
 
 
 class MemoryQueueRig:

@@ -19,7 +19,12 @@ def test_it_ends_with_max_or_with_its_room(most: int, room: int, count: int) -> 
 
 def test_it_ends_with_a_stop_token() -> None:
     run = RunAhead(GenerateOptions(stop=frozenset({7, 1 << 31})), 100)
-    assert [run.add_given(record(token)) for token in (1, 2, 8, 1 << 31)] == [False, False, False, True]
+    assert [run.add_given(record(token)) for token in (1, 2, 8, 1 << 31)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 8), max_size=60))
