@@ -3,12 +3,12 @@
     a worker's slices, the gateway's frames -> Spent -> the tenant's account -> Pace -> the worker
     a tenant's compilers                    -> Spent -> the tenant's account -> Pace -> the gateway
 
-Both report what instances have cost them. It is charged like calls of the instances. A worker is
-told how long a tenant with an empty account is throttled: neither its messages nor its loops go
-through the kernel, so nothing here could hold them. A worker reports only instances that run in it,
-so one that lies harms no tenant but theirs. What it does not report or obey is bounded by the
-kernel's own account (`syscalls.dispatch`). The gateway reports other costs by the tenant's name,
-and is itself told when that tenant must wait.
+Both report what instances have cost them. It is charged like calls of the instances. The answer to
+a worker says how long a tenant with an empty account is throttled: neither its messages nor its
+loops go through the kernel, so nothing here could hold them. A worker reports only instances that
+run in it, so one that lies harms no tenant but theirs. What it does not report or obey is bounded
+by the kernel's own account (`syscalls.dispatch`). The gateway reports other costs by the tenant's
+name, and gets the answer for that tenant.
 
 Nothing but an account follows from these times: a replay charges nothing.
 """
@@ -25,7 +25,7 @@ _SHORTEST_SECONDS: Final = 0.002  # shorter throttling is not worth a message
 
 
 class ReportingPeer(Protocol):
-    """A port whose peer reports processor time."""
+    """A port of a peer that reports processor time."""
 
     name: str
 
@@ -39,7 +39,7 @@ class ReplayState(Protocol):
 
 
 class CpuReports:
-    """Charges what is reported."""
+    """Charges reports."""
 
     def __init__(self, processes: ProcessTable, accounts: CpuAccounts, clock: Clock) -> None:
         self._processes, self._accounts, self._clock = processes, accounts, clock
@@ -55,25 +55,25 @@ class CpuReports:
             MessageError: an item is malformed.
         """
         replaying = hooks is not None and hooks.replaying
-        now, told = self._clock.now(), set[str]()
+        now, charged = self._clock.now(), set[str]()
         for item in times:
-            whose, spent = _parse(item)
-            if isinstance(whose, str):
+            owner, spent = _parse(item)
+            if isinstance(owner, str):
                 if not gateway:
                     raise m.MessageError("a worker may not speak for a tenant")
                 if not replaying:
-                    self._accounts.charge_reported(whose, spent / 1e6, now)
-                    told.add(whose)
+                    self._accounts.charge_reported(owner, spent / 1e6, now)
+                    charged.add(owner)
                 continue
-            caller = self._processes.live.get(whose)
+            caller = self._processes.live.get(owner)
             if caller is None or replaying or not (gateway or caller.worker == port.name):
                 continue  # it may have ended
             tenant = caller.tenant.name
             self._accounts.charge_reported(tenant, spent / 1e6, now)
             if not gateway:
-                told.add(tenant)
+                charged.add(tenant)
         if gateway or self._processes.tenants_live > 1:
-            for tenant in sorted(told):
+            for tenant in sorted(charged):
                 self._throttle(port, tenant, now, REST_MS_MAX if gateway else PACE_MS_MAX)
 
     def _throttle(self, port: ReportingPeer, tenant: str, now: float, longest_ms: int) -> None:
@@ -84,7 +84,7 @@ class CpuReports:
 
 def _parse(item: Any) -> tuple[int | str, int]:
     if type(item) is list and len(item) == 2:
-        whose, spent = item
-        if type(whose) in (int, str) and type(spent) is int and spent >= 0:
-            return whose, min(spent, SPENT_US_MAX)
+        owner, spent = item
+        if type(owner) in (int, str) and type(spent) is int and spent >= 0:
+            return owner, min(spent, SPENT_US_MAX)
     raise m.MessageError("an item of Spent is [instance, microseconds]")

@@ -106,7 +106,7 @@ class DeviceShares:
         self._seen: dict[str, float] = {}  # when each present tenant last had requests
         self._loads: dict[str, StepLoad] = {}  # by tenant, in the last step with its rows
         self._stepwise: dict[str, float] = {}  # when a pred of one token was launched last
-        self._slack = 0.0  # of virtual time, as of the last budget
+        self._slack = 0.0  # of virtual time, as of the last plan
         self._probed: dict[str, int] = {}  # by tenant, up to _PROBES_FIRST
         self._shared = 0  # steps of several tenants since the last step of one
         self._absent: list[str] = []  # present tenants without requests in the last step
@@ -192,11 +192,11 @@ class DeviceShares:
 
     def _others(self, name: str, load: StepLoad, weight_sum: float, now: float) -> float:
         """Return how much longer other tenants may make a step than a tenant's rows alone."""
-        alone, lot = self._costs.seconds(load), 0.0
+        alone, delay = self._costs.seconds(load), 0.0
         if not load.features[FORMED]:
-            lot = self._delivery_delay(name, alone, now)
+            delay = self._delivery_delay(name, alone, now)
         times = weight_sum / self._queue.tenant_weight(name) - 1.0
-        return times * max(_MARGIN * alone, lot)
+        return times * max(_MARGIN * alone, delay)
 
     def _absent_bound(self, weight_sum: float, waiting: Container[str], now: float) -> float:
         """Return how long a step may be for present tenants that may come back."""

@@ -141,14 +141,14 @@ class _StepSpace:
         budget, share = self.budget, self.share
         if budget is None or most <= 0:
             return most
-        # The first row of the tenant furthest behind need not fit.
+        # A step's first row need not fit: the tenant furthest behind may have none that can run.
         behind = not self.load.tokens if share is None else share.furthest_behind
         if share is not None and share.rows < 1.0 and new and not behind:
             return 0
         if request.options.parents is None:
             most = min(most, max(budget.tokens - self.load.tokens, 0))
             if share is not None and request.count > 1 and not behind:
-                most = min(most, max(int(share.tokens), 0))  # below 0 behind a row that did not fit
+                most = min(most, max(int(share.tokens), 0))  # below 0 after a row that did not fit
         count = most
         while count > 0 and not self._fits(budget, share, request, count):
             whole = request.count == 1 or request.options.parents is not None

@@ -21,15 +21,15 @@ _BUNDLE_SECONDS: Final = TRACE_BUNDLE_MS_MAX / 1000
 
 
 class _RunTrace:
-    """One run's preds in flight, and the events that have not left yet."""
+    """One run's preds in flight, and the events not emitted yet."""
 
-    __slots__ = ("begun", "events", "left")
+    __slots__ = ("begun", "emitted", "events")
 
     def __init__(self, now: float) -> None:
         # When each was submitted, its steps, and the transfers of its file.
         self.begun: dict[Request, tuple[float, list[list[Any]], list[int]]] = {}
         self.events: list[Any] = []
-        self.left = now  # when events left last
+        self.emitted = now  # when events were last emitted
 
 
 class Traces:
@@ -59,7 +59,7 @@ class Traces:
             return
         for request in list(trace.begun):
             self._end(trace, request, now, Errno.ECANCELED)
-        self._leave(root, trace, now)
+        self._emit_events(root, trace, now)
         del self.runs[root]
 
     def submitted(self, request: Request, now: float) -> None:
@@ -85,20 +85,20 @@ class Traces:
             trace.begun[request][1].append(share)
             if request.computed + chunk.count == request.count:
                 self._end(trace, request, step.ended, None)
-                self._leave_in_time(request.root, trace, now)
+                self._emit_if_due(request.root, trace, now)
 
     def predicted(self, request: Request, step: Step, now: float) -> None:
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             trace.begun[request][1].append([step.began, step.ended, 1, 1, 1])
             self._end(trace, request, step.ended, None)
-            self._leave_in_time(request.root, trace, now)
+            self._emit_if_due(request.root, trace, now)
 
     def ended(self, request: Request, now: float, errno: Errno) -> None:
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             self._end(trace, request, now, errno)
-            self._leave_in_time(request.root, trace, now)
+            self._emit_if_due(request.root, trace, now)
 
     def _end(self, trace: _RunTrace, request: Request, ended: float, errno: Errno | None) -> None:
         submitted, steps, transfers = trace.begun.pop(request)
@@ -109,12 +109,12 @@ class Traces:
         event = [request.instance, request.seq, request.count, submitted, ended, code, steps]
         trace.events.append([*event, transfers] if any(transfers) else event)
 
-    def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:
-        if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.left > _BUNDLE_SECONDS:
-            self._leave(root, trace, now)
+    def _emit_if_due(self, root: int, trace: _RunTrace, now: float) -> None:
+        if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.emitted > _BUNDLE_SECONDS:
+            self._emit_events(root, trace, now)
 
-    def _leave(self, root: int, trace: _RunTrace, now: float) -> None:
+    def _emit_events(self, root: int, trace: _RunTrace, now: float) -> None:
         if trace.events:
             self._emit(root, trace.events)
             trace.events = []
-        trace.left = now
+        trace.emitted = now

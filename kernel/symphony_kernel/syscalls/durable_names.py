@@ -87,7 +87,7 @@ class PageDevice:
         return await self._quiet(partial(self._write, file.pages, kv))
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
-        """Write to the device if frames are free, so that nothing is evicted, else to host."""
+        """Write to the device if frames are free (nothing is evicted), else to the host."""
         tiers, pool = self._kvfs.tiers, self._kvfs.pool
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)

@@ -95,7 +95,7 @@ def test_works_of_a_forgotten_instance_leave_parking() -> None:
 
 
 class MemoryQueueRig:
-    """A queue, and works beside it."""
+    """A fair queue and a memory queue."""
 
     def __init__(self) -> None:
         self.queue = FairQueue()
@@ -103,7 +103,7 @@ class MemoryQueueRig:
         self.pool = Pool()
 
     def park(self, root: int, served: int, tenant: str = "t") -> Request:
-        """A LIP is served so many tokens, and then its next work is parked."""
+        """Serve a run so many tokens, then put its next request in the memory queue."""
         if served:
             self.queue.push(self._request(root, served, tenant))
             self.queue.serve(served)
