@@ -205,10 +205,10 @@ def test_calls_of_a_run_without_preds_are_charged_to_its_tenant() -> None:
     world = World(v=STREAMS, x=STREAMS)
     world.run(1.0)
     queue: Any = world.scheduler._queue
-    before, known = queue.counter("x"), len(queue._lips)
+    before, known = queue.counter("x"), len(queue._runs)
     world.scheduler.cpu_accounts.charge_calls(1_000, "x", 1.0, 0.05, world.clock.now())
     assert queue.counter("x") == pytest.approx(before + 0.05)
-    assert len(queue._lips) == known
+    assert len(queue._runs) == known
 
 
 def test_processor_time_counts_as_the_devices_where_they_are_one() -> None:
