@@ -157,7 +157,6 @@ class Request:
         return np.array([self.position], np.int32) if self._positions is None else self._positions
 
     def commit(self) -> None:
-        """Make its entries exist: all of it has been computed."""
         if self.token >= 0:
             self.file.commit_one(self.token, self.position)
         else:

@@ -127,7 +127,6 @@ class Accounts:
         return lacks / share if lacks > 1e-9 else 0.0
 
     def _share(self, tenant: str, now: float) -> float:
-        """Return a tenant's share of the time; exactly 1.0 when it is alone."""
         if now - self._refreshed > _ACTIVE_SECONDS:
             self._refresh(now)
         active = self._active

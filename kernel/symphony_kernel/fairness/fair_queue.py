@@ -271,7 +271,6 @@ class FairQueue:
 
     # -- Forming a step ------------------------------------------------------------------------
     def first(self) -> Request | None:
-        """Return the request with the best claim to run, if any waits."""
         return _first(self._heap[0][2].runs[0][2]) if self._heap else None
 
     def serve(self, tokens: int) -> None:
@@ -339,7 +338,6 @@ class FairQueue:
         tenant.run_counter_max = min(tenant.run_counter_max, served + service)
 
     def limit_tenants(self, counter: float) -> None:
-        """Skip tenants past this virtual time until `restore`."""
         self._tenant_counter_max = min(self._tenant_counter_max, counter)
 
     def skip_tenant(self) -> None:

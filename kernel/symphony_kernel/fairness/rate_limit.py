@@ -49,7 +49,6 @@ class _Tenant:
         return True
 
     def pop_next(self) -> Request:
-        """Remove and return the next request: the first of the run whose turn it is."""
         root, requests = next(iter(self.held.items()))
         request = next(iter(requests))
         self._remove(requests, request)

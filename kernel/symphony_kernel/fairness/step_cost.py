@@ -239,7 +239,6 @@ class StepCost:
 
     # -- Learning --------------------------------------------------------------------------------
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """Learn from a step with this load that took `seconds`."""
         tokens = load.tokens
         if not tokens or not 0.0 <= seconds < _SECONDS_MOST:
             return

@@ -378,7 +378,6 @@ class Admission:
         return True
 
     def _served(self, request: Request) -> float:
-        """Return the service that a request's run had had when it began to wait."""
         if request in self.memory_queue:
             return self.memory_queue.place(request)
         return self._queue.counters(request.root)[1]

@@ -81,7 +81,6 @@ class SchedulerMetrics:
                 self._observe("time_to_first_token_seconds", self._now - since)
 
     def predicted(self, request: Request) -> None:
-        """Count a pred whose step ended before it came."""
         assert request.count == 1
         self.rows += 1
         self.decode_rows += 1

@@ -262,7 +262,6 @@ class Predictor:
         return history.credit >= self._options.least and start < len(self._positions)
 
     def is_full(self, before: Candidate) -> bool:
-        """Whether the file has as many unclaimed predictions as are allowed."""
         return (
             isinstance(before, Prediction)
             and before.request is None
@@ -334,7 +333,6 @@ class Predictor:
             prediction.result = result
 
     def row_failed(self, prediction: Prediction) -> None:
-        """Drop the predictions of a file whose row the device could not compute."""
         if prediction.request is None and not prediction.dropped:
             self._drop_predictions(prediction.predicted)
 

@@ -121,7 +121,6 @@ class Recompute:
     def request(
         self, target: Request, done: Callable[[bytes | int], None], abandoned: Callable[[], None]
     ) -> Request:
-        """Return the next row as a request of the run of `target`."""
         step = self._steps[self._next]
         scratch = None if step.in_place else self._prepare_scratch(step)
         table = self._file.rebuild_table if scratch is None else scratch.table
@@ -157,7 +156,6 @@ class Recompute:
             self._eviction.pool.leave_bench(self._spare)
 
     def abandon(self) -> None:
-        """Free the scratch frames and evict the pages that are not whole."""
         for number in list(self._scratch):
             self._free_scratch(number)
         self._eviction.pool.leave_bench(self._spare)
@@ -230,6 +228,5 @@ def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 
 
 def _runs(flags: "npt.NDArray[np.bool_]") -> Iterator[tuple[int, int]]:
-    """Yield [start, end) of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

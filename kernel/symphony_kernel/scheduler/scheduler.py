@@ -248,7 +248,6 @@ class Scheduler:
             self._admission.unblock()
 
     def give_up(self) -> int:
-        """End all requests with EIO and return how many there were."""
         self.mend()
         gone = self._queue.all_requests()
         if self._admission is not None:
@@ -292,7 +291,6 @@ class Scheduler:
         return self._form(now)
 
     def form_lookahead(self) -> LookAheadStep | None:
-        """Return the next look-ahead step, or None when other requests want to run."""
         if len(self._steps) != 1 or self._waiting or self._frame_waits:
             return None
         step, ahead = self._steps[0], self._lookahead

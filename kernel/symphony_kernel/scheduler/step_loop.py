@@ -99,7 +99,6 @@ class StepLoop:
         self._cancel_timer()
 
     async def stop(self) -> None:
-        """Launch no more steps, and wait for the ones in flight."""
         self.halt()
         if self._computing:
             self._drained = asyncio.Event()
@@ -229,7 +228,6 @@ class StepLoop:
         self._end(step, outcome)
 
     def _lookahead_ended(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
-        """The device has computed, failed or skipped a look-ahead step."""
         self._following.popleft()
         computed = outcome.error is None and lookahead.follow.tokens is not None
         try:

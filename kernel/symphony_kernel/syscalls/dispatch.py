@@ -245,7 +245,6 @@ class CallQueue:
             self._wait(caller.tenant.name)
 
     def _charge_timed(self, now: float) -> bool:
-        """Charge the timed calls and start again; return whether the account is empty."""
         caller, spent = self._timed, self._spent
         self._timed, self._spent = None, 0.0
         if caller is None:

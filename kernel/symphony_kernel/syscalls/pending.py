@@ -417,7 +417,6 @@ class RunAhead:
         self.untaken = 0  # tokens given that the program has not taken, as far as is known
 
     def add_given(self, record: bytes) -> bool:
-        """Count the token of a step's record; return whether it is the last one."""
         self.untaken += 1
         self._left -= 1
         return not self._left or (bool(self.stop) and _read_token(record)[0] in self.stop)

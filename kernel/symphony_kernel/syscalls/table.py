@@ -176,7 +176,6 @@ class Syscalls:
         self._context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
-        """Continue what a replay has left pending."""
         self.constraints.resume(self._processes)
         self.call_queue.resume()
 
@@ -196,7 +195,6 @@ class Syscalls:
                 self._execute(caller, call)
 
     def release(self, tenant: str) -> None:
-        """Execute calls that waited while their tenant was throttled."""
         self._listed.clear()
         self.call_queue.release(tenant)
 
@@ -551,7 +549,6 @@ class Syscalls:
 
 
 def _content(file: KVFile) -> KVFile:
-    """Return the file; SyscallError if the call that made it has failed."""
     if file.error is not None:
         raise SyscallError(file.error)
     return file
