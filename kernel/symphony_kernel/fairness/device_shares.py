@@ -356,7 +356,8 @@ class DeviceShares:
         queue = self._queue
         if not loads:
             return _ENDLESS
-        seconds = sum([self._costs.seconds(load) for load in loads.values()])
+        # Annotated, since mypyc takes the product of an int and a plain `sum` for an int.
+        seconds: float = sum([self._costs.seconds(load) for load in loads.values()])
         each = steps * seconds / sum([queue.tenant_weight(name) for name in loads])
         counters = [queue.counter(name) for name in loads if name in queue.present]
         return max(counters, default=_ENDLESS) + each + self._slack
