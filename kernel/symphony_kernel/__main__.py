@@ -108,8 +108,8 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
     return KernelOptions(
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
-            lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
-            beside=CpuOptions(
+            delivery_ms=min(configuration.delivery_ms, LOT_MS_MAX),
+            cpu=CpuOptions(
                 BESIDE_STEPS_SHARE * processors,
                 CpuPressure().short,
                 device_share=1.0 / processors if on_processors else 0.0,

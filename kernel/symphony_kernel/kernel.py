@@ -19,8 +19,8 @@ import msgpack
 
 from symphony_kernel.executor.base import Executor, Int32
 from symphony_kernel.fairness.cpu_reports import CpuReports
+from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
-from symphony_kernel.fairness.weights import TenantWeights
 from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
@@ -91,7 +91,7 @@ class Kernel:
             self._traced,
             options.anticipation(),
             self._kvfs.eviction,
-            Predictor.beside(executor, self._kvfs, options.predictions),
+            Predictor.for_executor(executor, self._kvfs, options.predictions),
         )
         self._weights = TenantWeights(self._scheduler.set_tenant_weight, options.tenant_weights)
         self._rate_limiter = RateLimiter(
@@ -101,7 +101,7 @@ class Kernel:
             lambda: self._stepper.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._exceeded)
-        self._cpu_reports = CpuReports(self._processes, self._scheduler.processors, self._clock)
+        self._cpu_reports = CpuReports(self._processes, self._scheduler.cpu_accounts, self._clock)
         self._durable_names = DurableNameService(
             self._kvfs,
             executor,
@@ -116,7 +116,7 @@ class Kernel:
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
         self._stepper: StepLoop = StepLoop(
-            self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
+            self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
         self._maintenance = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
@@ -136,7 +136,7 @@ class Kernel:
             self._durable_names.durable_names,
             GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
             self._happen_beside,
-            self._scheduler.processors,
+            self._scheduler.cpu_accounts,
             self._clock,
         )
         self.constraints = syscalls.constraints
@@ -277,7 +277,7 @@ class Kernel:
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
-            self._cpu_reports.take(port, message.times, self.hooks, gateway=gateway)
+            self._cpu_reports.charge_report(port, message.times, self.hooks, gateway=gateway)
         elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
         elif gateway and isinstance(message, m.End):
@@ -291,7 +291,7 @@ class Kernel:
     def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
         """Execute a worker's calls."""
         self._syscalls.execute(port.name, calls)
-        self._syscalls.answer(self._flush)
+        self._syscalls.send_replies(self._flush)
 
     def calls_taken(self, count: int) -> None:
         """A frame of so many calls is executed: look what there is to compute.
@@ -300,7 +300,7 @@ class Kernel:
         of others or of branches, with which the step will be larger.
         """
         inside = self.hooks is not None and self.hooks.inside
-        if count == self._processes.lips_live and not inside:
+        if count == self._processes.runs_live and not inside:
             self._stepper.look()
         else:
             self._stepper.plan()
@@ -323,7 +323,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._stepper.when_idle(self._check)
-        elif not self._durable_names.requests.take(message):
+        elif not self._durable_names.requests.handle(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -333,10 +333,10 @@ class Kernel:
             return sorted(self._workers) if what == "workers" else self._scheduler.waiting()
         one = ("tenant",)
         anticipation: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
-            "lips": (self._processes.lips, one, ()),
+            "lips": (self._processes.tenant_runs, one, ()),
             "set_tenant_weight": (self._weights.set, ("tenant", "weight"), ()),
             "limit_tenant": (self._limit_tenant, ("tenant", "limits"), ()),
-            "tokens_left": (self._rate_limiter.left, one, ()),
+            "tokens_left": (self._rate_limiter.tokens_left, one, ()),
             "forget_prefixes": (self._kvfs.prefix_cache.forget_tenant, one, ()),
             "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
             "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),
@@ -352,7 +352,7 @@ class Kernel:
 
     def _limit_tenant(self, tenant: str, limits: Any) -> int:
         limited = self._kvfs.limit(tenant, tenant_limits(limits))
-        self._rate_limiter.limit(tenant, limited.limits.tokens_per_minute)
+        self._rate_limiter.set_rate(tenant, limited.limits.tokens_per_minute)
         return 0
 
     def _answer(self, seq: int, work: Callable[[], Any]) -> None:
@@ -456,7 +456,7 @@ class Kernel:
         """
         recovery = self.make_keeper(store, log_bytes, threads)
         if found is not None:
-            self._durable_names.rest()
+            self._durable_names.pause()
         recovery.start(found)
         self._recovery = recovery
 
@@ -465,7 +465,7 @@ class Kernel:
         parts = JournaledParts(
             self._kvfs,
             self._processes,
-            self._syscalls.turns,
+            self._syscalls.context,
             self._rate_limiter,
             self._executor.frame_count,
             self._clock.now,
@@ -474,7 +474,7 @@ class Kernel:
                 "saving": self._durable_names.durable_names,
                 "requests": self._durable_names.requests,
                 "constraints": self.constraints,
-                "held": self._syscalls.held,
+                "held": self._syscalls.call_queue,
             },
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
         )
@@ -490,7 +490,7 @@ class Kernel:
         self._kvfs.set_observer(hooks)
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
-            self.constraints.rest()
+            self.constraints.pause()
 
     def remember(self) -> Remembered:
         """Return what of this kernel outlives it."""
@@ -528,7 +528,7 @@ class Kernel:
         if self._checks:
             self._stepper.when_idle(self._check)
         for tenant in self._kvfs.tenants.values():
-            self._rate_limiter.limit(tenant.name, tenant.limits.tokens_per_minute)
+            self._rate_limiter.set_rate(tenant.name, tenant.limits.tokens_per_minute)
         self._durable_names.resume()
         self._syscalls.resume()
 
@@ -554,7 +554,7 @@ class Kernel:
         self._stepper.plan()
 
     def _flush(self) -> None:
-        self._syscalls.turns.tell()
+        self._syscalls.context.send_records()
         while self._dirty:
             self._dirty.pop().flush()
         if self.hooks is not None:

@@ -1,7 +1,7 @@
-"""Work: one `pred` on its way through the scheduler, and what the scheduler needs of its file.
+"""A request: one `pred` on its way through the scheduler, and its file's protocol.
 
-`syscalls` makes a Work when the pred is at the head of its file's FIFO and hands it to
-`Scheduler.submit`. From then until `done` the scheduler alone reserves and commits entries of the
+`syscalls` makes a Request when the pred is at the head of its file's FIFO and passes it to
+`Scheduler.submit`. From then until `done` only the scheduler reserves and commits entries of the
 file. A pred is atomic: its entries exist once all of it has been computed, or none of them do.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class RequestFile(Protocol):
-    """The part of `kvfs.file.KVFile` that the scheduler touches."""
+    """The part of `kvfs.file.KVFile` that the scheduler uses."""
 
-    computed_at: float  # when its last pred ended, on the scheduler's clock; 0.0 before the first
+    computed_at: float  # when its last pred ended, in clock seconds; 0.0 before the first
 
     @property
     def length(self) -> int:
@@ -30,7 +30,7 @@ class RequestFile(Protocol):
 
     @property
     def error(self) -> Errno | None:
-        """The file's answer to everything, since its content was lost; None: it is well."""
+        """Why every call on the file fails, since its content was lost; None: none fails."""
 
     def pages_needed(self, n: int) -> int:
         """Return how many free pages `reserve(n)` would take."""
@@ -43,32 +43,32 @@ class RequestFile(Protocol):
         """
 
     def block_table(self, entries: int) -> Int32:
-        """Return the pages of the first `entries` entries, reserved ones included (a view)."""
+        """Return the frames of the first `entries` entries, with reserved ones (a view)."""
 
     def commit(
         self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
     ) -> None:
-        """Say that the reserved entries hold these tokens: they exist now.
+        """Make the reserved entries exist, with these tokens.
 
         `parents` ([n]): not each of them saw all before it.
         """
 
     def commit_one(self, token: int, position: int) -> None:
-        """Say that the reserved entry behind the present ones holds this token."""
+        """Make the reserved entry after the present ones exist, with this token."""
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
 
 
 class Continuation(Protocol):
-    """How a work goes on that is submitted again as soon as it has ended: a generation's."""
+    """How a generation's request continues: it is submitted again when it has ended."""
 
     @property
     def stop(self) -> Container[int]:
-        """Tokens behind which it does not."""
+        """Tokens after which it does not continue."""
 
-    def goes_on(self, steps: int) -> bool:
-        """Whether it will surely go on after `steps` more tokens, but for those of `stop`."""
+    def continues(self, steps: int) -> bool:
+        """Whether it surely continues after `steps` more tokens, except those of `stop`."""
 
     def position(self, entry: int) -> Int32:
         """Return the position ([1]) of its file's entry with that number."""
@@ -79,37 +79,15 @@ class Request:
     """One pred: what is to be computed, and how far it has come.
 
     `done` is called once, from the event loop: with the result's bytes, or with a negative errno
-    (EIO, ENOMEM, EDQUOT, ECANCELED); the file is then already committed or unreserved. It is not
-    called for work that `Scheduler.forget` drops.
+    (EIO, ENOMEM, EDQUOT, ECANCELED). The file is then already committed or unreserved. It is not
+    called for a request that `Scheduler.drop_requests` drops.
     """
 
-    # No dataclass: each token makes one, and what makes a dataclass is never compiled.
+    # No dataclass: each token makes one, and mypyc does not compile a dataclass's methods.
     __slots__ = (
-        "_positions",
-        "_tokens",
-        "computed",
-        "continuation",
-        "count",
-        "done",
-        "file",
-        "finished",
-        "instance",
-        "matcher",
-        "number",
-        "options",
-        "passed",
-        "placed",
-        "position",
-        "recompute",
-        "recomputes",
-        "reserved",
-        "result",
-        "root",
-        "seed",
-        "seq",
-        "tenant",
-        "token",
-        "weight",
+        "_positions", "_tokens", "computed", "continuation", "count", "done", "file", "finished",
+        "instance", "matcher", "number", "options", "passed", "placed", "position", "recompute",
+        "recomputes", "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -131,13 +109,13 @@ class Request:
         token: int = -1,
         position: int = 0,
     ) -> None:
-        """`tokens` None: the only one is `token`, at `position`, and it is no tree."""
+        """`tokens` None: the only token is `token`, at `position`, and it is no tree."""
         self.instance = instance
-        self.root = root  # the LIP: a run and its children share one queue
+        self.root = root  # the run: it shares one queue with its children
         self.tenant = tenant
         self.seq = seq
         self.file = file
-        # Most have one token, guessed before they came: nobody needs an array of it.
+        # Most have one token, which was predicted: no array of it is needed.
         self._tokens = tokens
         self._positions = positions
         self.token = token  # -1: `tokens` says which
@@ -145,23 +123,23 @@ class Request:
         self.options = options
         self.done = done
         self.seed = seed  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
-        self.weight = weight  # of the LIP among its tenant's
-        self.number = number  # of those that were ever made
-        self.continuation = continuation  # of one that is submitted again as soon as it has ended
-        self.matcher = matcher  # of one under a constraint
-        # --- Only the scheduler touches what follows ---
+        self.weight = weight  # of the run among its tenant's
+        self.number = number  # counts all requests ever made
+        self.continuation = continuation  # of a generation
+        self.matcher = matcher  # of a constrained pred
+        # --- Only the scheduler uses what follows ---
         self.reserved = False  # the file has room for all n tokens
         self.count = 1 if tokens is None else len(tokens)
-        self.placed = 0  # tokens that steps have got, whether computed already or not
+        self.placed = 0  # tokens that are in steps, computed already or not
         self.computed = 0  # tokens of steps that have ended
         self.passed = 0  # steps that were formed while it waited for pages
-        self.finished = False  # done, cancelled or forgotten: a step's result is dropped
-        self.recompute: Request | None = None  # what is computed again before this
-        self.recomputes = False  # it is one: it appends nothing, and its end is nobody's answer
+        self.finished = False  # done, cancelled or dropped: a step's result is ignored
+        self.recompute: Request | None = None  # that must be computed before this one
+        self.recomputes = False  # it is a recompute: it appends nothing and has no reply
         self.result: bytearray | None = None  # of a chunked pred
 
     def renew(self, token: UInt32, position: Int32) -> None:
-        """Become a pred of one token ([1], [1]), behind this one: a generation's next step."""
+        """Become the next pred, of one token ([1], [1]): a generation's next step."""
         self._tokens, self._positions, self.count = token, position, 1
         self.token = -1
         self.placed = self.computed = self.passed = 0
@@ -171,23 +149,20 @@ class Request:
     @property
     def tokens(self) -> UInt32:
         """Its tokens ([n], n > 0), ids below the vocabulary's size."""
-        # What is made here is not kept: a kernel that comes back may not have made it.
+        # Not kept, since a snapshot holds the fields and a recovered kernel may not have made it.
         return np.array([self.token], np.uint32) if self._tokens is None else self._tokens
 
     @property
     def positions(self) -> Int32:
-        """Their positions ([n]), below max_context."""
         return np.array([self.position], np.int32) if self._positions is None else self._positions
 
     def commit(self) -> None:
-        """Say that its entries exist: all of it has been computed."""
         if self.token >= 0:
             self.file.commit_one(self.token, self.position)
         else:
             self.file.commit(self.tokens, self.positions, self.options.parents)
 
     def describe(self) -> str:
-        """Return what it is and how far it has come, in words for the log of a fault."""
         return (
             f"pred {self.number} of instance {self.instance}: {self.count} tokens, {self.placed} "
             f"placed, {self.computed} computed, behind {self.file.length}"
@@ -196,5 +171,5 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens that no step has got yet."""
+        """Tokens that are in no step yet."""
         return self.count - self.placed

@@ -439,7 +439,7 @@ class House:
                 await ask("kv_remove", tenant=tenant, path=named["path"])
         await ask("check_integrity")
         found = await ask("statistics")
-        for name in ("instances", "files", "handles", "waiting", "lips_running"):
+        for name in ("instances", "files", "handles", "waiting", "runs_computing"):
             if found[name]:
                 self.seen.wrong.append(f"left at the end: {found[name]} {name}")
         free = found["pages_free"] + found["prefix_cache_idle_pages"]

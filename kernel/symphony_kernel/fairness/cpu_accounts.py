@@ -1,18 +1,18 @@
-"""Tenants' accounts of processor time: of the kernel's thread, and of all processors together.
+"""CPU accounts: of the kernel's thread, and of all processors together.
 
-    calls of a LIP                  -> called -> both accounts; its tenant's next calls may wait
-    what worker and gateway report  -> spent  -> the account of all processors, and a rest there
+    calls of a run                    -> charge_calls    -> both accounts; the next calls may wait
+    what worker and gateway report    -> charge_reported -> the account of all processors
 
-Time adds a tenant's share to its account, by the weights of all that are present, and what it used
-is taken from it. While an account is empty the tenant's calls wait (`syscalls.dispatch`), and its
-guests and compilers rest (`fairness.cpu_reports`). A tenant saves up a few milliseconds at most. A
-tenant that is alone has no account and waits for nothing. The account of all processors counts only
-while these are short.
+Time adds a tenant's share to its account, by the weights of all present tenants, and the time that
+it uses is subtracted. While an account is empty the tenant is throttled: its calls wait
+(`syscalls.dispatch`), and its guests and compilers stop (`fairness.cpu_reports`). A tenant saves up
+a few milliseconds at most. A tenant that is alone has no account and waits for nothing. The account
+of all processors counts only while processors are short.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
-tenant's share of the device, too (`device_shares`). Where the processors are the device, so is what
-worker and gateway report: else a tenant would have its share of the steps, and beside it all that
-makes the steps slow for all.
+tenant's account of the device, too (`device_shares`). Where the processors are the device, reported
+time is charged there as well. Otherwise a tenant would have its share of the steps, and on top of
+it everything that makes the steps slow for all.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,13 +22,13 @@ from typing import Final
 
 from symphony_kernel.fairness.fair_queue import FairQueue
 
-RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
-_SAVED_SECONDS: Final = 0.005  # by one who has not called: so much may come at once
-_CALLS_SAVED_SECONDS: Final = 0.0005  # of the kernel's thread, for which steps wait
-_DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
-_LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
-_WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
-_ACTIVE_SECONDS: Final = 0.005  # for which it is remembered who is
+RECENT_SECONDS: Final = 0.25  # a tenant counts as active so long after its last charge
+_SAVED_SECONDS: Final = 0.005  # the most that an account holds
+_CALLS_SAVED_SECONDS: Final = 0.0005  # the same of the kernel's thread, for which steps wait
+_DEBT_SECONDS: Final = 1.0  # the most that an account owes, however long a call has taken
+_RELEASE_SECONDS: Final = 0.001  # that an account must hold before waiting calls are released
+_WAIT_SECONDS: Final = 0.01  # at most, between two looks whether others are still active
+_ACTIVE_SECONDS: Final = 0.005  # after which the active tenants are determined again
 _AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
 
 
@@ -38,9 +38,9 @@ def _always(_now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """What all that tenants want may take of processors beside steps, while these are `short`.
+    """How many processors tenants share in addition to steps, while these are `short`.
 
-    `device_share`: the part of the device that one processor is; 0.0 of a device of its own.
+    `device_share`: the part of the device that one processor is; 0.0 if the device is a GPU.
     """
 
     processors: float = inf
@@ -49,7 +49,7 @@ class CpuOptions:
 
 
 class _Account:
-    """Seconds that a tenant has left, and has had lately, as of some time."""
+    """Seconds that a tenant has left, and has used lately, at a point in time."""
 
     __slots__ = ("at", "had", "left")
 
@@ -58,15 +58,15 @@ class _Account:
         self.had = 0.0
         self.at = now
 
-    def lately(self, now: float) -> float:
-        """Return what it has had lately, the earlier the less."""
+    def recent(self, now: float) -> float:
         return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
 
 
 class Accounts:
-    """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls.
+    """The accounts of one resource, which earns `processors` seconds a second.
 
-    Time adds up for `processors` at once.
+    `weight` returns a tenant's weight, `others` the tenants that are active for other reasons than
+    their charges.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Accounts:
         self._weight = weight
         self._others = others
         self._accounts: dict[str, _Account] = {}
-        self._active: dict[str, float] = {}  # weights, as of `_looked`
+        self._active: dict[str, float] = {}  # weights, as of `_refreshed`
         self._total = 0.0
-        self._looked = float("-inf")
+        self._refreshed = float("-inf")
 
-    def called(self, tenant: str, seconds: float, now: float) -> bool:
-        """A tenant's calls have taken so long; whether its next ones have to wait."""
+    def charge(self, tenant: str, seconds: float, now: float) -> bool:
+        """Charge a tenant for its calls; return whether its next ones have to wait."""
         share = self._share(tenant, now)  # which forgets accounts
         account = self._accounts.get(tenant)
         if account is None:
@@ -96,49 +96,48 @@ class Accounts:
             earned = (now - account.at) * share * self._processors
             left = min(account.left + earned, self._saved) - seconds
             account.left = max(left, -_DEBT_SECONDS)
-        account.had = account.lately(now) + seconds
+        account.had = account.recent(now) + seconds
         account.at = now
         return account.left < 0.0
 
-    def ahead(self, tenant: str, now: float) -> bool:
-        """Whether somebody who has something to do has had notably less than a tenant, lately."""
+    def is_ahead(self, tenant: str, now: float) -> bool:
+        """Whether an active tenant has lately had notably less than this one."""
         self._share(tenant, now)
         accounts = self._accounts
         had = [
-            accounts[name].lately(now) / weight if name in accounts else 0.0
+            accounts[name].recent(now) / weight if name in accounts else 0.0
             for name, weight in self._active.items()
         ]
         mine = accounts.get(tenant)
         if mine is None:
             return False
-        return mine.lately(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
+        return mine.recent(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
 
     def wait(self, tenant: str, now: float) -> float:
-        """Return the seconds after which to ask again; 0.0: its calls may go on."""
-        return min(self.rest(tenant, now), _WAIT_SECONDS)
+        """Return the seconds after which to ask again; 0.0: calls may be executed."""
+        return min(self.empty_seconds(tenant, now), _WAIT_SECONDS)
 
-    def rest(self, tenant: str, now: float) -> float:
-        """Return the seconds after which its share has paid, if all that it costs ends now."""
+    def empty_seconds(self, tenant: str, now: float) -> float:
+        """Return the seconds until its share has paid, if it costs nothing from now on."""
         share, account = self._share(tenant, now), self._accounts.get(tenant)
         if account is None or share == 1.0:
             return 0.0
         share *= self._processors
-        lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share
+        lacks = share * _RELEASE_SECONDS - account.left - (now - account.at) * share
         return lacks / share if lacks > 1e-9 else 0.0
 
     def _share(self, tenant: str, now: float) -> float:
-        """Return what of the time is a tenant's; exactly 1.0 of one who is alone."""
-        if now - self._looked > _ACTIVE_SECONDS:
-            self._look(now)
+        if now - self._refreshed > _ACTIVE_SECONDS:
+            self._refresh(now)
         active = self._active
         if tenant not in active:
             weight = active[tenant] = self._weight(tenant)
             self._total += weight
         return 1.0 if len(active) == 1 else active[tenant] / self._total
 
-    def _look(self, now: float) -> None:
-        """See who has something to do, and forget who has not called for long and owes nothing."""
-        self._looked, since = now, now - RECENT_SECONDS
+    def _refresh(self, now: float) -> None:
+        """Update the active tenants; forget accounts that are old and owe nothing."""
+        self._refreshed, since = now, now - RECENT_SECONDS
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
@@ -153,54 +152,54 @@ class Accounts:
 
 
 class CpuAccounts:
-    """Both accounts of each tenant. `beside` says what of the processors there is to share out."""
+    """Both accounts of each tenant: calls in the kernel, and all processors."""
 
     def __init__(
-        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: CpuOptions
+        self, queue: FairQueue, present: Callable[[float], Iterable[str]], options: CpuOptions
     ) -> None:
-        """`present` tells who shares the device at a time."""
         self._queue = queue
         self._calling = Accounts(queue.tenant_weight, present, saved=_CALLS_SAVED_SECONDS)
-        self._beside = beside
+        self._options = options
         self._all: Accounts | None = None
-        if beside.processors < inf:
-            self._all = Accounts(queue.tenant_weight, present, beside.processors)
+        if options.processors < inf:
+            self._all = Accounts(queue.tenant_weight, present, options.processors)
 
-    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
-        """Charge a LIP for calls in the kernel; return whether its tenant's next ones must wait.
+    def charge_calls(
+        self, root: int, tenant: str, weight: float, seconds: float, now: float
+    ) -> bool:
+        """Charge a run for calls in the kernel; return whether its tenant must wait.
 
-        It has `weight` in its tenant.
+        `weight` is the run's in its tenant.
         """
-        over = self._calling.called(tenant, seconds, now)
-        if self._all is not None and self._all.called(tenant, seconds, now):
-            over = over or self._is_held(self._all, tenant, now)
+        over = self._calling.charge(tenant, seconds, now)
+        if self._all is not None and self._all.charge(tenant, seconds, now):
+            over = over or self._may_throttle(self._all, tenant, now)
         if self._queue.several:
-            self._queue.pay(tenant, seconds)
-            if self._queue.knows(root):
-                self._queue.charge(root, tenant, weight, seconds)
+            self._queue.charge_tenant(tenant, seconds)
+            if self._queue.has_run(root):
+                self._queue.charge_run(root, tenant, weight, seconds)
         return over
 
-    def spent(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant for processor time outside the kernel."""
+    def charge_reported(self, tenant: str, seconds: float, now: float) -> None:
         if self._all is not None:
-            self._all.called(tenant, seconds, now)
+            self._all.charge(tenant, seconds, now)
         if self._queue.several and tenant in self._queue.present:
-            self._queue.pay(tenant, seconds * self._beside.device_share)
+            self._queue.charge_tenant(tenant, seconds * self._options.device_share)
 
-    def wait(self, tenant: str, now: float) -> float:
-        """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
+    def seconds_until_calls(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: calls may be executed."""
         seconds = self._calling.wait(tenant, now)
-        if self._all is not None and self._is_held(self._all, tenant, now):
+        if self._all is not None and self._may_throttle(self._all, tenant, now):
             seconds = max(seconds, self._all.wait(tenant, now))
         return seconds
 
-    def pause(self, tenant: str, now: float) -> float:
-        """Return the seconds for which a tenant is to rest: its share will have paid by then."""
-        seconds = self._calling.rest(tenant, now)
-        if self._all is not None and self._is_held(self._all, tenant, now):
-            seconds = max(seconds, self._all.rest(tenant, now))
+    def throttle_seconds(self, tenant: str, now: float) -> float:
+        """Return how long a tenant must wait until its share has paid for its time."""
+        seconds = self._calling.empty_seconds(tenant, now)
+        if self._all is not None and self._may_throttle(self._all, tenant, now):
+            seconds = max(seconds, self._all.empty_seconds(tenant, now))
         return seconds
 
-    def _is_held(self, accounts: Accounts, tenant: str, now: float) -> bool:
-        """Whether a tenant may be held at all: others had less, and processors are short."""
-        return accounts.ahead(tenant, now) and self._beside.short(now)
+    def _may_throttle(self, accounts: Accounts, tenant: str, now: float) -> bool:
+        """Whether a tenant may be throttled: others had less, and processors are short."""
+        return accounts.is_ahead(tenant, now) and self._options.short(now)

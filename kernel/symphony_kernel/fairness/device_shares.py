@@ -7,94 +7,87 @@ that are present, T a step's time, and T_i the time that tenant i's rows of it w
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
 The plan bounds the time between two tokens, the charge bounds the rate. Virtual time (`fair_queue`)
-sums up what a tenant paid over its weight. A tenant that is ahead of another waits while that one
-runs. The tenant furthest behind has at least one row in each step, however long that makes it (a
-tree, a row with a long context). So while tenant i has work, the steps with its rows would alone
-have taken at least w_i / W of the time, less a constant (tests/kernel/scheduler/
-test_device_shares.py). This is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96) for a
-server that serves several flows at once.
+is the sum of what a tenant paid over its weight. A tenant that is ahead of another waits while that
+one runs. The tenant furthest behind has at least one row in each step, however long that makes it
+(a tree, a row with a long context). So while tenant i has requests, the steps with its rows would
+alone have taken at least w_i / W of the time, less a constant
+(tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing (Goyal, Vin, Cheng,
+SIGCOMM '96) for a server that serves several flows at once.
 
-A tenant is present while it has work, and PRESENT_MS longer: a program that answers a pred, or a
-client that sends its next request, finds no step longer than its share allows.
+A tenant is present while it has requests, and PRESENT_MS longer. So a program that answers a pred,
+or a client that sends its next request, finds no step longer than its share allows.
 """
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from symphony_kernel.fairness.fair_queue import FairQueue
-from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad
+from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad, total_load
 from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN, PRESENT_MS
 
 _MARGIN: Final = 0.9  # of the time that others may have: no prediction is exact
 _SLACK_STEPS: Final = 2.0  # by which one tenant may be ahead of another
-_SLACK_LOTS: Final = 1.0  # likewise, where one is slowed for several of its steps at once
-_LOT_STEPS: Final = 6  # of a tenant's own: so long it may be slowed at once
-# Rows that are always beside others' teach nothing of what they take alone: so of this many steps
-# one has a single tenant's rows, where not all had room, and otherwise.
+_SLACK_BATCHED: Final = 1.0  # likewise, where a tenant's tokens are delivered in batches
+_BATCH_STEPS: Final = 6  # of a tenant's own steps: the longest batch
+# Rows that are always in steps with others' do not show what they take alone. So one of this many
+# steps has a single tenant's rows: where not all rows fit, and otherwise.
 _PROBE_STEPS: Final = 16
 _PROBE_STEPS_MOST: Final = 256
 _PROBE_STEPS_FIRST: Final = 6  # for a tenant's first three
 _PROBES_FIRST: Final = 3
-_SLOW_MOST: Final = 2.0  # times its prediction that a step may take by the machine's fault
+_SLOW_MOST: Final = 2.0  # times its predicted time: more is not blamed on the machine
 _BEHIND_SECONDS: Final = 2.0  # of the device's time that a tenant can be owed
-_LOOK_ROWS: Final = 8  # of a tenant's works, before it is asked whether they are enough to know
+_LOOK_ROWS: Final = 8  # of a tenant, between two checks whether they are enough
 _ENDLESS: Final = float("inf")
 _LONG_AGO: Final = float("-inf")
 
 
+@dataclass(slots=True, eq=False)
 class TenantShare:
-    """What one tenant may have of a step, before others have had theirs."""
+    """What one tenant may have of a step, before what is left is shared."""
 
-    __slots__ = ("behind", "reserve", "rows", "seconds", "tenant", "tokens")
-
-    def __init__(
-        self, tenant: str, seconds: float, rows: float, tokens: float, reserve: float
-    ) -> None:
-        self.tenant = tenant
-        self.seconds = seconds  # beside the base of one token
-        self.rows = rows
-        self.tokens = tokens
-        self.reserve = reserve  # of the seconds, for its own decodes: its prompts leave them that
-        self.behind = False  # it is the one furthest behind: its first row need not fit
+    tenant: str
+    seconds: float  # in addition to the base of one token
+    rows: float
+    tokens: float
+    reserve: float  # of the seconds, for its own decodes
+    furthest_behind: bool  # then its first row need not fit
 
 
+@dataclass(slots=True, eq=False)
 class StepBudget:
     """How one step is divided."""
 
-    __slots__ = ("ceiling", "probe", "seconds", "slope", "tokens", "turns")
-
-    def __init__(
-        self, seconds: float, slope: float, turns: list[TenantShare], ceiling: float, tokens: int
-    ) -> None:
-        self.seconds = seconds  # that the step may take
-        self.slope = slope  # seconds of a token, beside the base of the first
-        self.turns = turns  # those with the least work first
-        self.tokens = tokens  # that it may have; a tree may have more
-        self.ceiling = ceiling  # of virtual time, past which tenants wait while others run
-        self.probe = False  # one tenant's rows only, to learn what they take
+    seconds: float  # that the step may take
+    slope: float  # seconds of each token after the first
+    shares: list[TenantShare]  # tenants with the fewest requests first
+    counter_max: float  # virtual time past which tenants wait
+    tokens: int  # that it may have; a tree may have more
+    probe: bool  # one tenant's rows only, to learn what they take
 
 
+@dataclass(slots=True, eq=False)
 class _Demand:
-    """What a tenant that is present wants of a step."""
+    """What a present tenant wants of a step."""
 
-    __slots__ = (
-        "alone", "decodes", "in_lots", "load", "most_rows", "most_tokens", "name", "others",
-        "rows", "weight",
-    )  # fmt: skip
-
-    def __init__(self, name: str, weight: float) -> None:
-        self.name, self.weight = name, weight
-        self.load, self.rows, self.decodes = StepLoad(), 0, 0
-        self.alone = self.others = 0.0  # seconds of its rows, and beside them
-        self.most_rows = self.most_tokens = 0.0  # that it may have
-        self.in_lots = False  # it may be slowed for several of its steps at once
+    name: str
+    weight: float
+    load: StepLoad = field(default_factory=StepLoad)
+    rows: int = 0
+    decodes: int = 0
+    alone: float = 0.0  # seconds of its rows
+    others: float = 0.0  # seconds that others' rows may add
+    most_rows: float = 0.0
+    most_tokens: float = 0.0
+    batched: bool = False  # it may be slowed for several of its steps at once
 
 
 class DeviceShares:
     """Plans steps and charges tenants for them.
 
-    `lot_seconds`: tokens of generations are sent together, at most so late. So such a tenant may
-    be slowed for so long at once, and is served alone afterwards.
+    Tokens of a generation are delivered in batches of `delivery_seconds` at most. So such a tenant
+    may be slowed for that long at once, and is served alone afterwards.
     """
 
     def __init__(
@@ -103,28 +96,28 @@ class DeviceShares:
         costs: StepCost,
         rows: int,
         tokens: int,
-        lot_seconds: float,
+        delivery_seconds: float,
         busy: Callable[[], Container[str]] = tuple,
     ) -> None:
-        """`busy` gives the tenants whose works compute, or wait for pages."""
+        """`busy` returns the tenants whose requests compute or wait for pages."""
         self._queue, self._costs, self._busy = queue, costs, busy
         self._rows, self._tokens = rows, tokens
-        self._lot_seconds = lot_seconds
-        self._seen: dict[str, float] = {}  # present tenants: when they had work last
-        self._loads: dict[str, StepLoad] = {}  # theirs of the last step that they were in
+        self._delivery_seconds = delivery_seconds
+        self._seen: dict[str, float] = {}  # when each present tenant last had requests
+        self._loads: dict[str, StepLoad] = {}  # by tenant, in the last step with its rows
         self._stepwise: dict[str, float] = {}  # when a pred of one token was launched last
         self._slack = 0.0  # of virtual time, as of the last plan
-        self._probed: dict[str, int] = {}  # of each tenant, up to _PROBES_FIRST
-        self._shared = 0  # steps of several tenants since one had a step for itself
-        self._absent: list[str] = []  # present tenants that wanted nothing of the last step
+        self._probed: dict[str, int] = {}  # by tenant, up to _PROBES_FIRST
+        self._shared = 0  # steps of several tenants since the last step of one
+        self._absent: list[str] = []  # present tenants without requests in the last step
 
     # -- Before a step ---------------------------------------------------------------------------
     def plan(self, now: float) -> StepBudget | None:
-        """Return how the next step is divided; None: all that waits may run."""
+        """Return how the next step is divided; None: all requests may run."""
         queue = self._queue
         if not queue.several:
             return None
-        self._look(now)
+        self._refresh_present(now)
         if not queue.several or not self._costs.known:
             return None
         weight_sum = sum([queue.tenant_weight(name) for name in queue.present])
@@ -139,36 +132,33 @@ class DeviceShares:
                 continue
             demand.others = self._others(name, demand.load, weight_sum, now)
             times = weight_sum / demand.weight - 1.0
-            demand.in_lots = demand.others > times * demand.alone
+            demand.batched = demand.others > times * demand.alone
             demands.append(demand)
             most = min(most, demand.alone + demand.others)
         if not demands:
             return None
-        steps = _SLACK_LOTS if any(each.in_lots for each in demands) else _SLACK_STEPS
+        steps = _SLACK_BATCHED if any(each.batched for each in demands) else _SLACK_STEPS
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
-        ceiling = min([queue.counter(each.name) for each in demands]) + self._slack
-        taken = [each for each in demands if queue.counter(each.name) <= ceiling]
+        counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
+        taken = [each for each in demands if queue.counter(each.name) <= counter_max]
         fit = self._fit(taken)
         if not fit:
             self._make_room(taken, weight_sum, now)
-        # Those that wait for others can still wait only so long.
+        # Tenants ahead of the others do not run, but their wait is bounded, too.
         bounds = [
-            each.others + (each.alone if queue.counter(each.name) <= ceiling else 0.0)
+            each.others + (each.alone if queue.counter(each.name) <= counter_max else 0.0)
             for each in demands
         ]
         seconds = min(absent, *bounds)
         if fit:
-            whole = StepLoad()
-            for each in taken:
-                whole = whole.plus(each.load)
+            whole = total_load([each.load for each in taken])
             fit = self._costs.seconds(whole) <= seconds
         probe = self._to_probe(taken, crowded=not fit) if len(taken) > 1 else -1
         if fit and probe < 0 and len(taken) == len(waiting):
             return None
-        return self._divide(taken, seconds, ceiling, probe)
+        return self._divide(taken, seconds, counter_max, probe)
 
     def _fit(self, demands: list[_Demand]) -> bool:
-        """Whether a step has rows and tokens for all works of these tenants."""
         if any(each.rows < self._queue.size(each.name) for each in demands):
             return False
         rows, tokens = sum([each.rows for each in demands]), sum([d.load.tokens for d in demands])
@@ -178,11 +168,11 @@ class DeviceShares:
 
     @property
     def _most_tokens(self) -> int:
-        """The tokens that a step may have: sizes that were not seen yet are tried bit by bit."""
+        """The tokens that a step may have: larger steps are tried gradually."""
         return min(self._tokens, max(2 * self._costs.tried, PREFILL_TOKENS_MIN))
 
     def _make_room(self, demands: list[_Demand], weight_sum: float, now: float) -> None:
-        """Divide the step's rows and tokens; who has fewer than it wants takes less time alone."""
+        """Divide the step's rows and tokens by weight, and reduce the demands to fit."""
         weights = [each.weight for each in demands]
         rows = divide(self._rows, [each.rows for each in demands], weights)
         tokens = divide(self._most_tokens, [each.load.tokens for each in demands], weights)
@@ -197,19 +187,19 @@ class DeviceShares:
     def present(self, now: float) -> Iterable[str]:
         """Return the tenants that share the device now."""
         if self._queue.present:
-            self._look(now)
+            self._refresh_present(now)
         return self._queue.present
 
     def _others(self, name: str, load: StepLoad, weight_sum: float, now: float) -> float:
-        """Return how much longer others may make a step than a tenant's rows do alone."""
-        alone, lot = self._costs.seconds(load), 0.0
+        """Return how much longer other tenants may make a step than a tenant's rows alone."""
+        alone, delay = self._costs.seconds(load), 0.0
         if not load.features[FORMED]:
-            lot = self._lot(name, alone, now)
+            delay = self._delivery_delay(name, alone, now)
         times = weight_sum / self._queue.tenant_weight(name) - 1.0
-        return times * max(_MARGIN * alone, lot)
+        return times * max(_MARGIN * alone, delay)
 
     def _absent_bound(self, weight_sum: float, waiting: Container[str], now: float) -> float:
-        """Return how long a step may be for those that may come back at any time."""
+        """Return how long a step may be for present tenants that may come back."""
         return min(
             [
                 self._costs.seconds(load) + self._others(name, load, weight_sum, now)
@@ -219,21 +209,22 @@ class DeviceShares:
             default=_ENDLESS,
         )
 
-    def _lot(self, name: str, alone: float, now: float) -> float:
-        """Return how long a tenant may be slowed at once, whose steps take so long alone."""
+    def _delivery_delay(self, name: str, alone: float, now: float) -> float:
+        """Return how long a tenant may be slowed at once. Its steps take `alone` seconds."""
         if not alone or now - self._stepwise.get(name, _LONG_AGO) < PRESENT_MS / 1000:
             return 0.0
-        return min(int(self._lot_seconds / alone), _LOT_STEPS) * alone
+        return min(int(self._delivery_seconds / alone), _BATCH_STEPS) * alone
 
     def _demand(self, name: str, most: float, weight_sum: float) -> _Demand:
-        """Look at a tenant's works until it is known what it wants of a step of `most` seconds.
+        """Look at a tenant's requests until it is known what it wants of a step.
 
-        At most at twice its share of a step's rows: with many tenants the looks would take long.
+        The step has `most` seconds. At most twice the tenant's share of rows is looked at: with
+        many tenants this would take long.
         """
         found = _Demand(name, self._queue.tenant_weight(name))
         load, costs = found.load, self._costs
         rows = max(int(2 * self._rows * found.weight / weight_sum), _LOOK_ROWS)
-        for request in self._queue.works_of(name):
+        for request in self._queue.requests_of(name):
             count = min(request.count - request.placed, self._tokens - load.tokens)
             load.add(request, request.placed, count)
             if request.continuation is None or count > 1:
@@ -248,9 +239,9 @@ class DeviceShares:
         return found
 
     def _divide(
-        self, demands: list[_Demand], most: float, ceiling: float, probe: int
+        self, demands: list[_Demand], most: float, counter_max: float, probe: int
     ) -> StepBudget:
-        """Divide a step of `most` seconds; `probe`: which tenant has it alone, or -1."""
+        """Divide a step of `most` seconds. `probe`: the tenant that has it alone, or -1."""
         costs = self._costs
         first, tokens = costs.base(1), costs.tokens_within(most)
         slope = (costs.base(tokens) - first) / (tokens - 1) if tokens > 1 else 0.0
@@ -258,21 +249,18 @@ class DeviceShares:
         behind = min(demands, key=lambda each: self._queue.counter(each.name)).name
         if probe >= 0:
             self._shared = 0
-            demands, wanted, ceiling = [demands[probe]], [wanted[probe]], -_ENDLESS
+            demands, wanted, counter_max = [demands[probe]], [wanted[probe]], -_ENDLESS
         weights = [each.weight for each in demands]
         seconds = divide(max(most - first, 0.0), wanted, weights)
-        turns = []
+        shares = []
         for index, each in enumerate(demands):
             reserve = min(slope * each.decodes, 0.5 * seconds[index])
             room = seconds[index], each.most_rows, each.most_tokens
-            turns.append(TenantShare(each.name, *room, reserve))
-            turns[-1].behind = each.name == behind
-        plan = StepBudget(most, slope, turns, ceiling, self._most_tokens)
-        plan.probe = probe >= 0
-        return plan
+            shares.append(TenantShare(each.name, *room, reserve, each.name == behind))
+        return StepBudget(most, slope, shares, counter_max, self._most_tokens, probe >= 0)
 
     def _to_probe(self, demands: list[_Demand], crowded: bool) -> int:
-        """Return which tenant the next step is for alone, so that its time is known; -1: none."""
+        """Return which tenant has the next step alone, to measure its time; -1: none."""
         shared, probed = self._shared, self._probed
         if shared >= _PROBE_STEPS_FIRST:
             index = min(range(len(demands)), key=lambda i: probed.get(demands[i].name, 0))
@@ -286,7 +274,10 @@ class DeviceShares:
 
     # -- While a step computes -------------------------------------------------------------------
     def launched(self, loads: dict[str, StepLoad], stepwise: Iterable[str], now: float) -> None:
-        """A step has been launched with rows of these tenants."""
+        """Record a launched step's loads by tenant.
+
+        `stepwise`: tenants with a pred of one token in it.
+        """
         for name, load in loads.items():
             self._loads[name] = load
             self._seen[name] = now
@@ -299,41 +290,39 @@ class DeviceShares:
     def ended(
         self, loads: dict[str, StepLoad], seconds: float, formed: bool, probe: bool, now: float
     ) -> None:
-        """A step has ended: charge its tenants. `formed`: by the host, not a draft.
+        """Charge the tenants of a step. `formed`: by the host, not a look-ahead step.
 
-        Those that wanted nothing of it keep their distance: they are owed no more and no less.
+        Present tenants without requests keep their distance: they are owed neither more nor less.
         """
         for name in loads:
             self._seen[name] = now
         queue = self._queue
-        if probe or not (queue.several and loads):  # all wait for a probe: no tenant pays
+        if probe or not (queue.several and loads):  # a probe delays all alike: no tenant pays
             return
         self._shared += len(loads) > 1
         least = min(self._charge(loads, seconds, formed))
         for name in self._absent:
             if name in queue.present:
-                queue.pay(name, least * queue.tenant_weight(name))
+                queue.charge_tenant(name, least * queue.tenant_weight(name))
 
     def _charge(self, loads: dict[str, StepLoad], seconds: float, formed: bool) -> list[float]:
-        """Divide a step's time; return how far its tenants have come in virtual time."""
+        """Divide a step's time; return each tenant's advance in virtual time."""
         queue = self._queue
         names = list(loads)
         # A machine that is slow for a moment is slow for all.
-        whole = StepLoad()
-        for load in loads.values():
-            whole = whole.plus(load)
+        whole = total_load(loads.values())
         slow = min(max(seconds / max(self._costs.seconds(whole), 1e-9), 1.0), _SLOW_MOST)
         alone = [slow * self._costs.seconds(loads[name]) for name in names]
         paid = divide(seconds, alone, [queue.tenant_weight(name) for name in names])
         known = sum(alone)
         rest = max(seconds - known, 0.0)  # it took longer than predicted
         if formed and not any(loads[name].features[FORMED] for name in names):
-            # The device would have begun it without the host, had no other tenant waited.
+            # Had no other tenant waited, it would have been a look-ahead step.
             rest = max(rest - self._costs.host_seconds, 0.0)
         steps = []
         for name, own, each in zip(names, alone, paid, strict=True):
             part = each + rest * (own / known if known else 1.0 / len(names))
-            queue.pay(name, part)
+            queue.charge_tenant(name, part)
             steps.append(part / queue.tenant_weight(name))
         return steps
 
@@ -343,9 +332,7 @@ class DeviceShares:
             return True
         if self._shared >= _PROBE_STEPS_MOST:
             return False
-        whole = StepLoad()
-        for load in loads.values():
-            whole = whole.plus(load)
+        whole = total_load(loads.values())
         weight_sum = sum([self._queue.tenant_weight(name) for name in loads])
         most = min(
             [
@@ -355,33 +342,34 @@ class DeviceShares:
         )
         return self._costs.seconds(whole) <= most
 
-    def is_ahead(self, tenant: str, loads: dict[str, StepLoad], seconds: float) -> bool:
-        """Whether a tenant is to wait while those of `loads` have one more step alone."""
+    def is_ahead(self, tenant: str, loads: dict[str, StepLoad]) -> bool:
+        """Whether a tenant must wait while those of `loads` have one more step alone."""
         if tenant in loads or tenant not in self._queue.present:
             return False
-        return self._queue.counter(tenant) > self._reached(loads, 1, seconds)
+        return self._queue.counter(tenant) > self._reached(loads, 1)
 
-    def all_ahead(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> bool:
-        """Whether all that wait are to wait while those of `loads` have so many steps alone."""
-        return self._queue.least > self._reached(loads, steps, seconds)
+    def all_ahead(self, loads: dict[str, StepLoad], steps: int) -> bool:
+        """Whether all waiting tenants must wait while those of `loads` have `steps` alone."""
+        return self._queue.least_counter > self._reached(loads, steps)
 
-    def _reached(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> float:
+    def _reached(self, loads: dict[str, StepLoad], steps: int) -> float:
         queue = self._queue
         if not loads:
             return _ENDLESS
+        # Annotated, since mypyc takes the product of an int and a plain `sum` for an int.
+        seconds: float = sum([self._costs.seconds(load) for load in loads.values()])
         each = steps * seconds / sum([queue.tenant_weight(name) for name in loads])
         counters = [queue.counter(name) for name in loads if name in queue.present]
         return max(counters, default=_ENDLESS) + each + self._slack
 
-    def _look(self, now: float) -> None:
-        """See who is present, and bound what a tenant is owed (`_BEHIND_SECONDS`)."""
+    def _refresh_present(self, now: float) -> None:
         queue, seen = self._queue, self._seen
         since, busy = now - PRESENT_MS / 1000, self._busy()
         for name in list(queue.present):
             if queue.is_active(name) or name in busy:
                 seen[name] = now
             elif seen.setdefault(name, now) < since:
-                queue.leave(name)
+                queue.remove_tenant(name)
         if len(seen) > len(queue.present):
             for name in [name for name in seen if name not in queue.present]:
                 del seen[name]

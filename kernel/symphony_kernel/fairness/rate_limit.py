@@ -1,15 +1,14 @@
-"""Tokens a minute: preds of a tenant that has had its share wait here, before the scheduler.
+"""Rate limit: preds past a tenant's tokens a minute wait here.
 
-    syscalls -> throttle -> scheduler
+    syscalls -> rate limiter -> scheduler
 
 A tenant may have a bucket of tokens (`tokens_per_minute`, a minute's worth at once). Each pred
-takes its tokens from it; once there are none, further preds are held until there are, in turn for
-each of the tenant's LIPs. So a program over its tenant's rate is slowed down and told nothing. What
-is held has not come as far as the two schedulers: it counts for no virtual time, and its files are
-as idle as those of any program that waits.
+takes its tokens from it. When there are none, further preds are held until there are, the tenant's
+runs in rotation. So a program over its tenant's rate is slowed down and gets no error. Held preds
+have not reached the scheduler: they count for no virtual time, and their files are as idle as those
+of any program that waits.
 
-Tenants without a rate cost nothing: as long as none has one, what calls are handed to is the
-scheduler itself.
+Tenants without a rate cost nothing: as long as none has one, calls go to the scheduler directly.
 """
 
 import asyncio
@@ -28,54 +27,51 @@ _SECONDS_MIN = 0.001  # of a timer
 
 
 class _Tenant:
-    """A tenant's bucket, and what is held for want of tokens: by LIP, in order."""
+    """A tenant's bucket, and the requests held until it has tokens: by run, in order."""
 
     def __init__(self, tokens: int, now: float) -> None:
         self.bucket = TokenBucket(tokens, tokens / _MINUTE, now)
         self.held: OrderedDict[int, dict[Request, None]] = OrderedDict()
-        self.waiting = 0  # tokens of what is held
+        self.waiting = 0  # tokens of held requests
         self.timer: asyncio.TimerHandle | None = None
 
     def hold(self, request: Request) -> None:
-        """Keep a work until there are tokens."""
         self.held.setdefault(request.root, {})[request] = None
         self.waiting += request.count
 
     def drop(self, request: Request) -> bool:
-        """Forget a held work; return whether it was one."""
         requests = self.held.get(request.root)
         if requests is None or request not in requests:
             return False
-        self._taken(requests, request)
+        self._remove(requests, request)
         if not requests:
             del self.held[request.root]
         return True
 
-    def next(self) -> Request:
-        """Take the next work out: the first of the LIP whose turn it is."""
+    def pop_next(self) -> Request:
         root, requests = next(iter(self.held.items()))
         request = next(iter(requests))
-        self._taken(requests, request)
+        self._remove(requests, request)
         if requests:
             self.held.move_to_end(root)
         else:
             del self.held[root]
         return request
 
-    def _taken(self, requests: dict[Request, None], request: Request) -> None:
+    def _remove(self, requests: dict[Request, None], request: Request) -> None:
         del requests[request]
         self.waiting -= request.count
 
 
 class RateLimiter:
-    """Stands before a scheduler, as one (`RequestQueue`).
+    """Stands in front of a scheduler, as a `RequestQueue`.
 
-    `reached` hears of a tenant whose preds begin to be held, `wake` that some have gone on.
+    `reached` is called with a tenant whose preds begin to be held, `wake` after some were released.
     """
 
     submit: Callable[[Request], None]
     cancel: Callable[[Request], None]
-    forget: Callable[..., None]
+    drop_requests: Callable[..., None]
 
     def __init__(
         self,
@@ -87,12 +83,12 @@ class RateLimiter:
         self._scheduler = scheduler
         self._now, self._reached, self._wake = now, reached, wake
         self._tenants: dict[str, _Tenant] = {}
-        self.charge, self.trace = scheduler.charge, scheduler.trace
-        self._stand_aside()
+        self.charge_run, self.trace_run = scheduler.charge_run, scheduler.trace_run
+        self._pass_through()
 
     # -- Rates ---------------------------------------------------------------------------------
-    def limit(self, tenant: str, tokens: int) -> None:
-        """Let a tenant have so many tokens a minute computed; UNLIMITED: any number."""
+    def set_rate(self, tenant: str, tokens: int) -> None:
+        """Set how many tokens a minute a tenant may compute; UNLIMITED: any number."""
         found = self._tenants.get(tenant)
         if tokens >= UNLIMITED:
             if found is not None:
@@ -100,19 +96,23 @@ class RateLimiter:
                 self._release(tenant)
                 del self._tenants[tenant]
             if not self._tenants:
-                self._stand_aside()
+                self._pass_through()
             return
         if found is None:
             self._tenants[tenant] = _Tenant(tokens, self._now())
         else:
             found.bucket.change(tokens, tokens / _MINUTE, self._now())
             self._release(tenant)
-        self.submit, self.cancel, self.forget = self._submit, self._cancel, self._forget
+        self.submit, self.cancel, self.drop_requests = (
+            self._submit,
+            self._cancel,
+            self._drop_requests,
+        )
 
-    def left(self, tenant: str) -> list[int] | None:
-        """Return a tenant's tokens (0 or more), and the ms until there are some; None: no rate.
+    def tokens_left(self, tenant: str) -> list[int] | None:
+        """Return a tenant's tokens (0 or more), and the ms until there are some.
 
-        What is held comes first: there are none for anybody else before it has had its own.
+        None: it has no rate. Held preds come first: until they have their tokens there are none.
         """
         found = self._tenants.get(tenant)
         if found is None:
@@ -122,18 +122,22 @@ class RateLimiter:
         return [max(0, int(left)), int(1000 * seconds + 0.999)]
 
     def close(self) -> None:
-        """Hold nothing any more; nobody is told."""
+        """Hold nothing any more. `done` of held preds is not called."""
         for tenant in self._tenants.values():
             if tenant.timer is not None:
                 tenant.timer.cancel()
         self._tenants.clear()
-        self._stand_aside()
+        self._pass_through()
 
-    def _stand_aside(self) -> None:
+    def _pass_through(self) -> None:
         scheduler = self._scheduler
-        self.submit, self.cancel, self.forget = scheduler.submit, scheduler.cancel, scheduler.forget
+        self.submit, self.cancel, self.drop_requests = (
+            scheduler.submit,
+            scheduler.cancel,
+            scheduler.drop_requests,
+        )
 
-    # -- Works ---------------------------------------------------------------------------------
+    # -- Requests ------------------------------------------------------------------------------
     def _submit(self, request: Request) -> None:
         tenant = self._tenants.get(request.tenant)
         if tenant is None or (not tenant.held and tenant.bucket.take(request.count, self._now())):
@@ -154,24 +158,23 @@ class RateLimiter:
         request.file.unreserve()
         request.done(-Errno.ECANCELED)
 
-    def _forget(self, root: int, instance: int | None = None) -> None:
+    def _drop_requests(self, root: int, instance: int | None = None) -> None:
         for tenant in self._tenants.values():
             for request in list(tenant.held.get(root, ())):
                 if instance in (None, request.instance):
                     tenant.drop(request)
                     request.finished = True
                     request.file.unreserve()
-        self._scheduler.forget(root, instance)
+        self._scheduler.drop_requests(root, instance)
 
     def _release(self, name: str) -> None:
-        """Hand on what there are tokens for."""
         tenant = self._tenants[name]
         if tenant.timer is not None:
             tenant.timer.cancel()
             tenant.timer = None
         released = False
         while tenant.held and tenant.bucket.level(self._now()) >= 1.0:
-            request = tenant.next()
+            request = tenant.pop_next()
             tenant.bucket.take(request.count, self._now())
             self._scheduler.submit(request)
             released = True

@@ -1,15 +1,16 @@
-"""The time of a step, predicted from its rows and learned from the steps that end.
+"""The time of a step, predicted from its rows and learned from steps that end.
 
-    seconds = base(new tokens) + sum over rows of (attention + sampling + mask)
+    seconds = base(new tokens) + sum over rows of (attention + sampling + bitmask)
 
 `base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
 for each range of new tokens. Attention is linear in the entries that decode rows read, and in
 tokens times entries for prompts. Sampling has a coefficient for each kind of row that executors
-treat differently. A mask costs what its grammar took lately. Each step that ends corrects the
-coefficients by a Kalman filter, whose covariance says how far each may be off, and which of them
-together. No figures of a machine are assumed.
+treat differently. A bitmask costs what its grammar took lately. Each step that ends corrects the
+coefficients by a Kalman filter. Its covariance says how far each may be off, and which of them
+together. No numbers of a machine are assumed.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -19,35 +20,36 @@ from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
 
-_SEGMENTS: Final = (0, 8, 32, 128, 512)  # new tokens from which each adds another time
-_TOKEN_SECONDS: Final = 0.001  # of a prompt's token, while nothing has been measured
-_DECODE_TOKENS: Final = 2.0  # that a decode is charged for, until then
-_ENTRY_TOKENS: Final = 1 / 4096  # that an entry of a token's context is charged for, until then
-_EVEN_TOKENS: Final = 16  # for so many a step takes twice what it does for none, until then
+_SEGMENTS: Final = (0, 8, 32, 128, 512)  # new tokens at which the slope changes
+# Until something has been measured:
+_TOKEN_SECONDS: Final = 0.001  # of a prompt's token
+_DECODE_TOKENS: Final = 2.0  # that a decode is charged for
+_ENTRY_TOKENS: Final = 1 / 4096  # that an entry of a token's context is charged for
+_EVEN_TOKENS: Final = 16  # new tokens that make a step twice as long as none
 _NOISE_LEAST: Final = 0.05  # of a step's time, as a share of it
 _NOISE_MOST: Final = 0.5
 _NOISE_GAIN: Final = 1 / 16
 _DRIFT: Final = 0.02  # of a coefficient from step to step, as a share of it
 _DOUBT_MAX: Final = 4.0  # of a coefficient, as a share of it
-_SURPRISE: Final = 9.0  # times the variance that was expected: an error whose square is more
+_SURPRISE: Final = 9.0  # times the expected variance: a larger squared error is a surprise
 _SURPRISE_MOST: Final = 1e4
-_OUTLIER: Final = 4.0  # times the prediction: what is more counts as that
-_ACCURATE: Final = 0.03  # of a step's time: so small an error need not teach each time
-_TEACHES: Final = 4  # of so many steps that were predicted well, one
+_OUTLIER: Final = 4.0  # times the prediction: longer steps count as this
+_ACCURATE: Final = 0.03  # of a step's time: after smaller errors not each step is learned
+_TEACHES: Final = 4  # one of so many steps that were predicted well is learned
 _ENDLESS: Final = float("inf")
-_SECONDS_LEAST: Final = 1e-6  # of a step, and of a row in it: nothing is free
+_SECONDS_LEAST: Final = 1e-6  # of a step, and of a row in it
 _SECONDS_MOST: Final = 1e9
 _TOKENS_MAX: Final = 1 << 16  # of a step
-_MARGIN: Final = 0.9  # of a bound in seconds: what the model does not know of
+_MARGIN: Final = 0.9  # of a bound in seconds: the prediction is not exact
 
-# What a load is made of, besides its tokens. Coefficients have the same order.
+# Features of a load in addition to its tokens. Coefficients have the same order.
 ENTRIES: Final = 0  # thousands of entries that rows of one token read
-PRODUCTS: Final = 1  # thousands of entries that tokens of longer rows read, of all of them
+PRODUCTS: Final = 1  # thousands of entries that all tokens of longer rows read
 TRUNCATED: Final = 2  # places sampled with top_k, top_p or min_p
-LISTED: Final = 3  # places of which the best tokens are told
-DENSE: Final = 4  # places of which logits are told, or chosen log-probabilities
+LISTED: Final = 3  # places that return the best tokens
+DENSE: Final = 4  # places that return logits, or chosen log-probabilities
 BIASED: Final = 5  # places with a bias or a mask of their own
-FORMED: Final = 6  # 1.0 of a step that the host forms, which the device does not go on with itself
+FORMED: Final = 6  # 1.0 of a step that the host forms, 0.0 of a look-ahead step
 _FEATURES: Final = 7
 _FIRST: Final = 1 + len(_SEGMENTS)  # coefficients: a step's, each segment's, then the features'
 _SIZE: Final = _FIRST + 7
@@ -57,17 +59,16 @@ Float64 = npt.NDArray[np.float64]
 
 
 class StepLoad:
-    """What a step, or a tenant's part of one, brings to the device."""
+    """The work that a step, or a tenant's part of it, brings to the device."""
 
     __slots__ = ("features", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # new ones
         self.features = [0.0] * _FEATURES
-        self.seconds = 0.0  # of what is known beforehand: masks
+        self.seconds = 0.0  # that are known beforehand: of bitmasks
 
     def add(self, request: Request, start: int, count: int) -> None:
-        """Add a work's tokens [start, start + count)."""
         self.tokens += count
         features = self.features
         length = request.file.length + start
@@ -82,12 +83,11 @@ class StepLoad:
             self.seconds += request.matcher.seconds
 
     def add_entry(self, length: int) -> None:
-        """Add a row of one token behind so many entries, with nothing special about it."""
+        """Add a plain row of one token behind so many entries."""
         self.tokens += 1
         self.features[ENTRIES] += 0.001 * (length + 1)
 
     def part(self, share: float) -> "StepLoad":
-        """Return a share of this load."""
         found = StepLoad()
         found.tokens = max(int(share * self.tokens), 1)
         found.features = [share * each for each in self.features]
@@ -96,12 +96,18 @@ class StepLoad:
         return found
 
     def plus(self, other: "StepLoad") -> "StepLoad":
-        """Return the sum of both."""
         found = StepLoad()
         found.tokens = self.tokens + other.tokens
         found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
         found.seconds = self.seconds + other.seconds
         return found
+
+
+def total_load(loads: Iterable[StepLoad]) -> StepLoad:
+    whole = StepLoad()
+    for load in loads:
+        whole = whole.plus(load)
+    return whole
 
 
 def _add_places(features: list[float], options: PredOptions, count: int) -> None:
@@ -118,22 +124,22 @@ def _add_places(features: list[float], options: PredOptions, count: int) -> None
 
 
 class StepCost:
-    """Predicts seconds, and learns them."""
+    """Predicts seconds, and learns from measured ones."""
 
     def __init__(self) -> None:
         self._values = [0.0] * _SIZE  # seconds
-        self._units = np.zeros(_SIZE)  # their sizes, as far as these can be guessed
+        self._units = np.zeros(_SIZE)  # their order of magnitude
         self._covariance = np.zeros((_SIZE, _SIZE))
         self._noise = _NOISE_LEAST  # recent mean, as a share of a step's time
         self._token = _TOKEN_SECONDS
         self._decode, self._entry = _DECODE_TOKENS, _ENTRY_TOKENS  # in tokens
         self.known = False
         self.tried = 0  # the most new tokens of a step so far
-        self._predicted = 0  # steps in turn that were predicted well
+        self._predicted = 0  # consecutive steps that were predicted well
 
     # -- Prediction ------------------------------------------------------------------------------
     def base(self, tokens: float) -> float:
-        """Return the seconds of a step of so many new tokens, without what their rows add."""
+        """Return the seconds of a step of so many new tokens, without its rows."""
         if tokens <= 0.0:
             return 0.0
         values = self._values
@@ -142,26 +148,25 @@ class StepCost:
             if tokens <= start:
                 break
             end = _SEGMENTS[index + 1] if index + 1 < len(_SEGMENTS) else _ENDLESS
-            if tried > start:  # else nothing is known of it: as in the one before
+            if tried > start:  # otherwise unknown: the slope of the range before
                 slope = values[1 + index]
             found += slope * (min(tokens, end) - start)
         return found
 
     def seconds(self, load: StepLoad) -> float:
-        """Return what a step with this load takes."""
         return self.base(load.tokens) + self.rows_seconds(load)
 
     def rows_seconds(self, load: StepLoad) -> float:
-        """Return what the rows of a load add to the base."""
-        found = load.seconds
-        values = self._values
-        for index, amount in enumerate(load.features):
+        return self._features_seconds(load.features, load.seconds)
+
+    def _features_seconds(self, features: list[float], found: float) -> float:
+        for index, amount in enumerate(features):
             if amount:
-                found += amount * values[_FIRST + index]
+                found += amount * self._values[_FIRST + index]
         return found
 
     def row_seconds(self, request: Request, start: int, count: int) -> float:
-        """Return what a row adds to the base: a work's tokens [start, start + count)."""
+        """Return the seconds that tokens [start, start + count) add to the base."""
         length = request.file.length + start
         values = self._values
         if count == 1:
@@ -177,14 +182,10 @@ class StepCost:
     def _places_seconds(self, request: Request) -> float:
         features = [0.0] * _FEATURES
         _add_places(features, request.options, request.count)
-        found = 0.0
-        for index, amount in enumerate(features):
-            if amount:
-                found += amount * self._values[_FIRST + index]
-        return found
+        return self._features_seconds(features, 0.0)
 
     def tokens_within(self, seconds: float) -> int:
-        """Return the most new tokens whose base is at most `seconds`; 0: not even one's is."""
+        """Return the most new tokens whose base is at most `seconds`; 0: not even one."""
         if not self.known or self.base(1) > seconds:
             return 0
         low, high = 1, _TOKENS_MAX
@@ -197,7 +198,7 @@ class StepCost:
         return low
 
     def prompt_tokens(self, decodes: int, seconds: float, least: int, untried: int) -> int:
-        """Return how many tokens of prompts fit beside so many decodes within `seconds`.
+        """Return how many prompt tokens fit next to so many decodes within `seconds`.
 
         At least `least`, and `untried` while nothing is known; at most twice what was tried.
         """
@@ -206,26 +207,26 @@ class StepCost:
         fits = self.tokens_within(seconds * _MARGIN) - decodes
         return max(min(fits, 2 * max(self.tried, untried)), least)
 
-    # -- What rows are charged -------------------------------------------------------------------
+    # -- Charges ---------------------------------------------------------------------------------
     @property
     def token_seconds(self) -> float:
-        """What a token takes in a large step; 0.0: not known yet."""
+        """The seconds of a token in a large step; 0.0: not known yet."""
         return self._token if self.tried >= PREFILL_TOKENS_MIN else 0.0
 
     @property
     def host_seconds(self) -> float:
-        """What the host adds to a step that it forms."""
+        """The seconds that the host adds to a step that it forms."""
         return self._values[_FIRST + FORMED]
 
     @property
     def service_seconds(self) -> float:
-        """What a token is charged for, measured or not."""
+        """The seconds that a token is charged for, measured or not."""
         return self._token
 
     def cost(self, request: Request, tokens: int) -> float:
-        """Return what the next tokens of a work are charged for: so many tokens' time.
+        """Return what a request's next tokens are charged for, in tokens.
 
-        In tokens, so that what was charged before anything was measured does not count for more.
+        Not in seconds, so that charges before the first measurement do not count for more.
         """
         before = request.file.length + request.placed
         if request.count == 1:
@@ -238,7 +239,6 @@ class StepCost:
 
     # -- Learning --------------------------------------------------------------------------------
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """A step with this load has taken so long."""
         tokens = load.tokens
         if not tokens or not 0.0 <= seconds < _SECONDS_MOST:
             return
@@ -259,7 +259,7 @@ class StepCost:
             self._settle_rows()
 
     def _begin(self, tokens: int, seconds: float) -> None:
-        """Take the first step for one that `_EVEN_TOKENS` tokens make twice as long as none."""
+        """Initialise from the first step: `_EVEN_TOKENS` tokens double the time of none."""
         self.known, self.tried = True, tokens
         values, units = self._values, self._units
         values[0] = seconds * _EVEN_TOKENS / (_EVEN_TOKENS + tokens)
@@ -272,7 +272,7 @@ class StepCost:
         np.fill_diagonal(self._covariance, units**2)
 
     def _try(self, tokens: int) -> None:
-        """Note the size of a step; a segment that it is the first in begins as the one before."""
+        """Record a step's size; a range that it is the first in starts as the one before."""
         if tokens <= self.tried:
             return
         for index in range(1, len(_SEGMENTS)):
@@ -286,8 +286,8 @@ class StepCost:
         self._noise += (max(off, _NOISE_LEAST) - self._noise) * _NOISE_GAIN
         noise = (self._noise * scale) ** 2
         known = float(x @ self._covariance @ x)
-        if error * error > _SURPRISE * (known + noise):  # all is less certain than it seemed
-            # A step may be held up by anything; one that was faster than thought was so by itself.
+        if error * error > _SURPRISE * (known + noise):  # the coefficients are less certain
+            # Anything may delay a step, but a step that was faster shows what it really takes.
             times = _SURPRISE if error > 0.0 else error * error / max(known, 1e-30)
             self._covariance *= min(max(times, _SURPRISE), _SURPRISE_MOST)
         clipped: list[int] = []
@@ -296,7 +296,7 @@ class StepCost:
             below = self._apply(x, error, noise)
             if not below:
                 break
-            clipped += below  # the others make up for what these could not
+            clipped += below  # the other coefficients take the rest of the error
             self._covariance[below, :] = self._covariance[:, below] = 0.0
             error -= float(x @ np.array(self._values)) - before
         for index in clipped:
@@ -304,7 +304,7 @@ class StepCost:
         self._drift(x)
 
     def _apply(self, x: Float64, error: float, noise: float) -> list[int]:
-        """Move the coefficients by their part of an error; return those that met zero."""
+        """Move the coefficients by their part of an error; return those clipped at zero."""
         covariance, values = self._covariance, self._values
         spread = covariance @ x
         gain = spread / (float(x @ spread) + noise)
@@ -318,7 +318,7 @@ class StepCost:
         return below
 
     def _drift(self, x: Float64) -> None:
-        """Let what was used be less certain from step to step, and nothing without bound."""
+        """Let the coefficients in use grow less certain with each step, within bounds."""
         sizes = np.maximum(np.array(self._values), self._units)
         covariance = self._covariance
         diagonal = np.maximum(covariance.diagonal(), 0.0)
@@ -329,7 +329,7 @@ class StepCost:
             covariance *= np.outer(shrink, shrink)
 
     def _settle_rows(self) -> None:
-        """Take what rows are charged from what is known now."""
+        """Set what rows are charged from the coefficients."""
         token = max(self.base(self.tried) / self.tried, _SECONDS_LEAST)
         self._token, self._decode = token, 1.0
         self._entry = 0.001 * self._values[_FIRST + ENTRIES] / token

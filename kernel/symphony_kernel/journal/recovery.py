@@ -185,13 +185,13 @@ class JournalRecovery:
         parts.kvfs.reset_device(parts.frames)
         self._use(parts.scheduler)
         for root in parts.processes.traced():
-            parts.scheduler.trace(root)
+            parts.scheduler.trace_run(root)
         for request in requests:
             parts.scheduler.submit(request)
         self._kernel.resume()
 
     def _use(self, scheduler: RequestQueue) -> None:
-        self._parts.processes.use(scheduler)
+        self._parts.processes.use_scheduler(scheduler)
         self._parts.turns.scheduler = scheduler
 
     def _submitted(self) -> list[Any]:

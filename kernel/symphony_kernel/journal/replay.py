@@ -191,7 +191,7 @@ class Replay:
             self._run_inside(r.UNRESERVED, request.file)
             request.done(-Errno.ECANCELED)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         """Drop the works of an instance or of a LIP."""
         gone = [
             request
@@ -202,10 +202,10 @@ class Replay:
             self._forget(request)
         self._run_inside(r.UNRESERVED, *(f for w in gone if isinstance(f := w.file, KVFile)))
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
         """Nobody waits now: fairness begins anew."""
 
-    def trace(self, root: int) -> None:
+    def trace_run(self, root: int) -> None:
         """Nothing is traced now; the kernel asks again."""
 
     def _forget(self, request: Request) -> None:

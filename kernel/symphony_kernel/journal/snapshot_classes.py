@@ -29,8 +29,14 @@ from symphony_kernel.request import Request
 from symphony_kernel.syscalls.dispatch import CallQueue
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.grammar import ConstraintCalls, WaitingCall
-from symphony_kernel.syscalls.pending import Call, CallContext, FileCall, Generation, Pred
-from symphony_kernel.syscalls.run_ahead import RunAhead
+from symphony_kernel.syscalls.pending import (
+    Call,
+    CallContext,
+    FileCall,
+    Generation,
+    Pred,
+    RunAhead,
+)
 from symphony_kernel.syscalls.validation import Ranges
 
 Make = Callable[[], Any]
@@ -88,7 +94,7 @@ SINGLE: Final = (
         CallContext,
         _as(
             None, "kvfs", "processes", "scheduler", "entries_max", "reply", "draw_seed", "observer",
-            "positions", "untold",
+            "positions", "unsent",
         ),
     ),
     SnapshotClass(Seeds),
@@ -133,7 +139,7 @@ MANY: Final = (
     SnapshotClass(Call),
     SnapshotClass(FileCall),
     SnapshotClass(Pred),
-    SnapshotClass(Generation, _as(b"", "untold")),
+    SnapshotClass(Generation, _as(b"", "unsent")),
     SnapshotClass(WaitingCall),
     SnapshotClass(Change),
     SnapshotClass(Load),

@@ -39,7 +39,7 @@ def count_all(
         "waiting": steps.queue.requests,
         "waiting_tokens": steps.queue.tokens,
         "lips_waiting": steps.queue.lips,
-        "lips_running": scheduler.lips_running(),
+        "runs_computing": scheduler.runs_computing(),
         "pages": files.pool.pages,
         "pages_free": files.pool.free,
         "pages_shared": files.pool.shared,

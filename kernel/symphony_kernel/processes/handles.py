@@ -1,7 +1,7 @@
-"""Handles: an instance's own table of capabilities, each a file with a mask of rights.
+"""Handles: an instance's table of capabilities, each a file with a mask of rights.
 
 The worker chooses the numbers (index in the low 16 bits, generation above), so that a call which
-makes a file need not wait for an answer; the kernel believes none of them.
+makes a file need not wait for an answer. The kernel checks each of them.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class HandleTable:
         return iter(self._handles.values())
 
     def check_new(self, number: object) -> int:
-        """Return `number` when it can be a new handle.
+        """Return `number` if it can be a new handle.
 
         Raises:
             SyscallError: EBADF: no positive i32, index out of range or in use, or generation 0.
@@ -70,7 +70,7 @@ class HandleTable:
         return number
 
     def insert(self, number: int, file: KVFile, rights: int) -> None:
-        """Give `file` a handle whose number `check_new` has passed; takes over one reference."""
+        """Add a handle whose number `check_new` has passed; takes over one reference."""
         assert number & _INDEX_MASK not in self._handles
         self._handles[number & _INDEX_MASK] = Handle(number, file, rights)
 
@@ -88,12 +88,11 @@ class HandleTable:
         return handle
 
     def remove(self, number: object) -> Handle:
-        """Take a handle out and return it, with its reference; SyscallError EBADF."""
+        """Remove and return a handle, with its reference; SyscallError EBADF."""
         handle = self.get(number)
         return self._handles.pop(handle.number & _INDEX_MASK)
 
     def clear(self) -> list[Handle]:
-        """Take all handles out and return them."""
         handles = list(self._handles.values())
         self._handles.clear()
         return handles

@@ -1,8 +1,8 @@
-"""The process table: who may call the kernel, over which worker's link, and what they hold.
+"""The process table: instances that may call, and what each of them holds.
 
-An instance is one program in a worker. A LIP is a run's instance with its children: they share its
-limits and its place in the scheduler. Ending an instance gives back all that it held, whatever it
-was doing; parents may end before their children and the other way round.
+An instance is one program in a worker. A run is a root instance with its children: they share
+limits and a place in the scheduler. Ending an instance gives back all that it held, whatever its
+state. Parents may end before their children, and children before their parents.
 """
 
 from collections import Counter
@@ -29,22 +29,22 @@ _LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that a
 
 
 class RequestQueue(Protocol):
-    """The part of the scheduler that a syscall sees."""
+    """The part of the scheduler that syscalls use."""
 
-    def submit(self, work: Request) -> None:
-        """Queue a pred; `work.done` hears of its end."""
+    def submit(self, request: Request) -> None:
+        """Queue a request; `request.done` is called when it ends."""
 
-    def cancel(self, work: Request) -> None:
-        """Drop a pred; its `done` hears ECANCELED."""
+    def cancel(self, request: Request) -> None:
+        """End a request with ECANCELED."""
 
-    def forget(self, root: int, instance: int | None = None) -> None:
-        """Drop all work of an instance, or of a whole LIP; nobody is told."""
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
+        """Drop all requests of an instance, or of a whole run; `done` is not called."""
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a LIP for what others wait for beside its works, in tokens' service."""
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Charge a run for device time outside its requests, in tokens' service."""
 
-    def trace(self, root: int) -> None:
-        """Tell of a LIP's preds and steps from now on, until it is forgotten."""
+    def trace_run(self, root: int) -> None:
+        """Emit trace events for a run until it ends."""
 
 
 class Grant(NamedTuple):
@@ -56,14 +56,13 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """What an instance has used, as `End` answers it; or all instances of a tenant."""
+    """What an instance has used, as the answer to `End`; or a tenant's total."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     def add(self, other: "Usage") -> None:
-        """Count what another has used, too."""
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.completion_tokens += other.completion_tokens
@@ -71,7 +70,7 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A run with its children: one set of limits, one queue in the scheduler."""
+    """A root instance with its children: one set of limits, one queue when scheduled."""
 
     root: int
     account: TenantUsage
@@ -81,7 +80,7 @@ class Run:
     depth_max: int  # of children
     tokens: int = 0  # computed, or about to be
     call_bytes: int = 0  # of calls that wait
-    exceeded: bool = False  # the gateway has been told
+    exceeded: bool = False  # the gateway was notified
     traced: bool = False
     instances: int = 0
 
@@ -98,13 +97,11 @@ class Instance:
     parent: int  # 0: none
     depth: int
     handles: HandleTable = field(default_factory=HandleTable)
-    granted: dict[str, Grant] = field(default_factory=dict)  # not taken up yet, by name
-    stages: dict[int, dict[str, Grant]] = field(default_factory=dict)  # for children to come
+    granted: dict[str, Grant] = field(default_factory=dict)  # not opened yet, by name
+    stages: dict[int, dict[str, Grant]] = field(default_factory=dict)  # for future children
     staged: int = 0  # grants in `stages`
     operations: dict[FileOperation, None] = field(default_factory=dict)  # not finished, in order
-    pending: dict[int, FileOperation] = field(
-        default_factory=dict
-    )  # those that owe a reply, by seq
+    pending: dict[int, FileOperation] = field(default_factory=dict)  # that owe a reply, by seq
     usage: Usage = field(default_factory=Usage)
     constraints: dict[int, Constraint] = field(default_factory=dict)  # by handle
     constraints_made: int = 0
@@ -120,7 +117,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatistics:
-    """How many there are."""
+    """What is live now."""
 
     instances: int
     lips: int
@@ -128,7 +125,10 @@ class ProcessStatistics:
 
 
 class ProcessTable:
-    """All instances. `exceeded` hears (root, reason) when a LIP has used up a limit."""
+    """All instances.
+
+    `exceeded` is called with (root, reason) when a run has used up a limit.
+    """
 
     def __init__(
         self, kvfs: KVFS, scheduler: RequestQueue, exceeded: Callable[[int, str], None]
@@ -137,51 +137,44 @@ class ProcessTable:
         self._scheduler = scheduler
         self._exceeded = exceeded
         self._instances: dict[int, Instance] = {}
-        self._lips: dict[int, Run] = {}
-        self._living: dict[str, int] = {}  # by tenants, instances
-        self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
+        self._runs: dict[int, Run] = {}
+        self._living: dict[str, int] = {}  # live instances by tenant
+        self._used: dict[str, Usage] = {}  # of ended instances, by tenant
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
-    def use(self, scheduler: RequestQueue) -> None:
-        """Hand works to this scheduler from now on."""
+    def use_scheduler(self, scheduler: RequestQueue) -> None:
         self._scheduler = scheduler
 
     def traced(self) -> list[int]:
-        """Return the LIPs that are traced."""
-        return [run.root for run in self._lips.values() if run.traced]
+        return [run.root for run in self._runs.values() if run.traced]
 
     def operations(self) -> Iterator[FileOperation]:
-        """Yield all operations that have not finished."""
         for instance in self._instances.values():
             yield from instance.operations
 
     def constraints(self) -> Iterator[Constraint]:
-        """Yield all constraints with a handle."""
         for instance in self._instances.values():
             yield from instance.constraints.values()
 
-    # -- Who is there ---------------------------------------------------------------------------
+    # -- Instances ------------------------------------------------------------------------------
     def get(self, instance: int) -> Instance | None:
-        """Return a live instance."""
         return self._instances.get(instance)
 
     @property
     def live(self) -> dict[int, Instance]:
-        """All live instances, as long as nobody comes or goes."""
+        """All live instances by id; valid until the next registration or end."""
         return self._instances
 
     @property
-    def lips_live(self) -> int:
-        """LIPs with a live instance."""
-        return len(self._lips)
+    def runs_live(self) -> int:
+        return len(self._runs)
 
     @property
     def tenants_live(self) -> int:
-        """Tenants with a live instance."""
         return len(self._living)
 
     def related(self, caller: Instance, instance: object) -> Instance:
-        """Return the parent or a child of `caller`; SyscallError ENOENT for anybody else."""
+        """Return the parent or a child of `caller`; SyscallError ENOENT for all others."""
         other = self._instances.get(instance) if type(instance) is int else None
         if other is None or (other.parent != caller.id and other.id != caller.parent):
             raise SyscallError(Errno.ENOENT, "neither the parent nor a child")
@@ -196,10 +189,10 @@ class ProcessTable:
         stage: int = 0,
         options: dict[str, Any] | None = None,
     ) -> Instance:
-        """Let an instance call over the link of `worker`; a child takes what `stage` holds for it.
+        """Let an instance call over a worker's link; a child takes its stage's grants.
 
         Raises:
-            SyscallError: EEXIST (it is there), EINVAL (options, ids, another tenant's parent),
+            SyscallError: EEXIST (it exists), EINVAL (options, ids, another tenant's parent),
                 ENOENT (no such parent or stage), EDQUOT (too deep, too many children).
         """
         above = self._parent(parent, tenant, worker)
@@ -207,8 +200,8 @@ class ProcessTable:
         try:
             if not 0 < instance <= INSTANCE_MAX or not tenant or not worker:
                 raise SyscallError(Errno.EINVAL, "ids are positive, names are not empty")
-            if instance in self._instances or (above is None and instance in self._lips):
-                raise SyscallError(Errno.EEXIST, f"instance {instance} is there already")
+            if instance in self._instances or (above is None and instance in self._runs):
+                raise SyscallError(Errno.EEXIST, f"instance {instance} exists already")
             new = self._new(instance, self._kvfs.tenant(tenant), worker, above, options or {})
         except SyscallError:
             self.revoke(self._kvfs.tenant(tenant), grants.values())
@@ -237,10 +230,10 @@ class ProcessTable:
         weight, kv_tokens, tokens, children, depth = _read_options(options)
         if above is None:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
-            run = self._lips[instance] = Run(instance, account, weight, tokens, children, depth)
+            run = self._runs[instance] = Run(instance, account, weight, tokens, children, depth)
             if options.get("trace"):
                 run.traced = True
-                self._scheduler.trace(instance)
+                self._scheduler.trace_run(instance)
         else:
             run = above.run
             if above.depth >= run.depth_max:
@@ -268,23 +261,23 @@ class ProcessTable:
 
     # -- Grants ---------------------------------------------------------------------------------
     def hold(self, file: KVFile, rights: int) -> Grant:
-        """Return a grant with its own reference, charged to the tenant; SyscallError EDQUOT."""
+        """Return a grant with its own reference, charged to the tenant; EDQUOT."""
         self._kvfs.tenant(file.tenant).charge_handle()
         file.references += 1
         return Grant(file, rights)
 
     def grant(self, receiver: Instance, name: str, file: KVFile, rights: int) -> None:
-        """Leave a capability for `receiver` to take up by name; SyscallError EEXIST, EDQUOT."""
+        """Give `receiver` a capability to open by name; SyscallError EEXIST, EDQUOT."""
         if name in receiver.granted:
             raise SyscallError(Errno.EEXIST, name)
         if len(receiver.granted) >= INSTANCE_HANDLES_MAX:
-            raise SyscallError(Errno.EDQUOT, "too many grants that were not taken up")
+            raise SyscallError(Errno.EDQUOT, "too many grants that were not opened")
         receiver.granted[name] = self.hold(file, rights)
 
     def stage(self, caller: Instance, stage: int, wanted: dict[str, Grant]) -> None:
-        """Keep capabilities (`wanted`, without references) for the child that names `stage`.
+        """Keep capabilities (without references) for the child that names `stage`.
 
-        Stages that no child has come for give way to newer ones.
+        Stages that no child has taken are revoked, oldest first, when there are too many.
 
         Raises:
             SyscallError: EEXIST, EDQUOT.
@@ -316,7 +309,6 @@ class ProcessTable:
         return grants
 
     def revoke(self, tenant: Tenant, grants: Iterable[Grant]) -> None:
-        """Give back grants that nobody has taken up."""
         for grant in grants:
             tenant.handles -= 1
             self._kvfs.release(grant.file)
@@ -326,7 +318,7 @@ class ProcessTable:
         """Count n tokens that are about to be computed.
 
         Raises:
-            SyscallError: EDQUOT, and the gateway hears that the run has used up its tokens.
+            SyscallError: EDQUOT, and `exceeded` is called the first time.
         """
         run = caller.run
         if run.tokens + n > run.tokens_max:
@@ -338,12 +330,10 @@ class ProcessTable:
 
     # -- Ends -----------------------------------------------------------------------------------
     def end(self, instance: int) -> dict[str, int]:
-        """End an instance: everything it held comes back; return its usage.
+        """End an instance, release all that it held, and return its usage.
 
-        Its preds in flight are dropped, what waited in files' queues never starts, and nothing more
-        is replied to it.
-
-        One that has ended with its worker answers what it had used, once.
+        Its preds in flight are dropped, its queued calls never start, and it gets no more replies.
+        For an instance that ended with its worker this returns its usage, once.
 
         Raises:
             SyscallError: ENOENT.
@@ -366,7 +356,7 @@ class ProcessTable:
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.quotas.close(gone.account)
-        self._leave_lip(gone.run)
+        self._leave_run(gone.run)
         usage = gone.usage
         self._used.setdefault(gone.tenant.name, Usage()).add(usage)
         return {
@@ -377,10 +367,10 @@ class ProcessTable:
         }
 
     def end_worker(self, worker: str | None = None) -> list[int]:
-        """End all instances of a worker that has died, or all there are; return them.
+        """End all instances of a worker that has died, or all instances; return them.
 
-        The gateway will ask what a dead worker's instances had used; after all have ended it is the
-        gateway that has gone, and nobody will.
+        The gateway will ask for the usage of a dead worker's instances. When all end, the gateway
+        has gone, and nothing will ask.
         """
         gone = [i.id for i in self._instances.values() if worker is None or i.worker == worker]
         ended = {instance: self.end(instance) for instance in gone}
@@ -388,14 +378,14 @@ class ProcessTable:
             self._unclaimed.clear()
         else:
             self._unclaimed |= ended
-            while len(self._unclaimed) > _UNCLAIMED_MAX:  # of runs that were not quite started
+            while len(self._unclaimed) > _UNCLAIMED_MAX:  # of runs that were only half started
                 del self._unclaimed[next(iter(self._unclaimed))]
         return gone
 
     def _drop_operations(self, gone: Instance) -> None:
-        self._scheduler.forget(gone.run.root, gone.id)
+        self._scheduler.drop_requests(gone.run.root, gone.id)
         operations = list(gone.operations)
-        # First those that wait, so that none of them starts when the one before it leaves.
+        # First those that wait, so that none of them starts when the one before it finishes.
         for operation in operations:
             if not operation.started:
                 drop(operation)
@@ -404,18 +394,18 @@ class ProcessTable:
                 finish(operation)
         assert not gone.operations
 
-    def _leave_lip(self, run: Run) -> None:
+    def _leave_run(self, run: Run) -> None:
         run.instances -= 1
         if not run.instances:
-            self._scheduler.forget(run.root)
+            self._scheduler.drop_requests(run.root)
             self._kvfs.quotas.close(run.account)
-            del self._lips[run.root]
+            del self._runs[run.root]
 
-    # -- Figures --------------------------------------------------------------------------------
+    # -- Metrics --------------------------------------------------------------------------------
     def tenants(self) -> dict[str, dict[str, int]]:
-        """Return what each tenant holds now and has used since the start, live instances included.
+        """Return what each tenant holds now and has used since the start.
 
-        Takes a look at every live instance: for a scrape, not for a hot path.
+        Looks at every live instance: for a scrape, not for a hot path.
         """
         used: dict[str, Usage] = {}
         lips: dict[str, set[int]] = {}
@@ -437,8 +427,8 @@ class ProcessTable:
             for name, tenant in self._kvfs.tenants.items()
         }
 
-    def lips(self, tenant: str) -> dict[int, dict[str, int]]:
-        """Return what each live LIP of a tenant holds and has computed, by its root."""
+    def tenant_runs(self, tenant: str) -> dict[int, dict[str, int]]:
+        """Return what each live run of a tenant holds and has computed, by its root."""
         found: dict[int, dict[str, int]] = {}
         for instance in self._instances.values():
             run = instance.run
@@ -455,7 +445,7 @@ class ProcessTable:
         """Compare what instances hold with what KVFS counts.
 
         Raises:
-            KernelBug: in words.
+            KernelBug: they differ; the message says where.
         """
         held: Counter[KVFile] = Counter()
         handles: Counter[str] = Counter()
@@ -479,10 +469,9 @@ class ProcessTable:
         self._kvfs.check_integrity(held)
 
     def statistics(self) -> ProcessStatistics:
-        """Return how many there are."""
         return ProcessStatistics(
             instances=len(self._instances),
-            lips=len(self._lips),
+            lips=len(self._runs),
             handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
         )
 

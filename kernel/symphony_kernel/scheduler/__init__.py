@@ -2,8 +2,8 @@
 
 step_loop -> scheduler -> batcher (what is in a step) -> admission (frames for it)
                  |            `--> fairness (in which order)
-                 `--> lookahead, prediction (steps before they are asked for), anticipation
+                 `--> lookahead, prediction (steps formed in advance), anticipation (short waits)
 
-admission, memory_queue, recompute   who has frames when there are too few for all
-metrics, trace                       what is counted; when each request was computed
+admission, recompute   which requests have frames when there are too few for all metrics, trace
+what is counted; when each request was computed
 """

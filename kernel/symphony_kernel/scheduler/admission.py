@@ -1,22 +1,24 @@
-"""The pager: who has frames on the device when there are too few for all.
+"""Admission: which requests have frames when the device has too few for all.
 
-    admit -> ready                 its file is on the device, with room for its new entries
-          -> rebuild, then ready   entries that are nowhere are computed again first
-          -> blocked               others compute a page of it again, or it is read from disk
-          -> parked                there are no frames for it: it waits, in fair order
+    admit -> ready                   its file is on the device, with room for its new entries
+          -> recompute, then ready   entries that are in no tier are recomputed first
+          -> blocked                 another request recomputes a page of it, or it is being read
+          -> memory queue            there are no frames for it: it waits, in fair order
 
-A work that was admitted has all that it needs until it ends, so it always ends. Others' files may
-lose their frames at any time; nothing but works that were admitted is ever held.
+An admitted request has all that it needs until it ends, so it always ends. Files of other requests
+may lose their frames at any time. Only admitted requests hold frames.
 
-The first of those that are parked takes frames from idle files at any time, and from files in use
-once their LIPs are ahead of it by a slice of service. Nobody else is served past that slice, so it
-comes; and with a slice in between the device computes for long between two moves. When nothing may
-go on and nothing computes, the first takes whatever is not held. So it is admitted, unless works
-that were admitted before hold its place: then these go on, until they end.
+The first request of the memory queue takes frames from idle files at any time, and from files in
+use once their runs are ahead of it by a slice of service. No run is served past that slice, so the
+request is admitted in the end. With a slice between them, two moves of pages are far apart. When
+nothing can run and nothing computes, the first request takes all frames that are not held. So it is
+admitted, unless earlier admitted requests hold its frames. Then these run until they end.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, Final, cast
 
 import numpy as np
@@ -31,26 +33,82 @@ from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGER_SLICE_TOKENS
 from symphony_kernel.request import Request
-from symphony_kernel.scheduler.memory_queue import MemoryQueue
 from symphony_kernel.scheduler.recompute import Recompute, plan
 
-_RESERVED_SPARE: Final = 64  # admitted works that have ended, before all of them are dropped
-REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
+_RESERVED_SPARE: Final = 64  # ended requests that stay listed as admitted
+RECOMPUTE_SLICES: Final = 4.0  # a slice is at least so many times the cost of a recompute
 _GAIN: Final = 1 / 4
 
 
 class Admitted(Enum):
-    """What became of a work that wanted to run."""
+    """What became of a request that was to be admitted."""
 
     READY = 0
-    AWAY = 1  # it has left the queue and will be back
+    AWAY = 1  # it has left the queue and will be put back
 
 
-_READY: Final = Admitted.READY  # an enum's member costs more to look up than a constant
+_READY: Final = Admitted.READY  # a constant is faster than an enum's member
+
+
+_Place = tuple[float, int, Request]
+
+
+class MemoryQueue:
+    """Requests that wait for frames, in the order of the fair queue.
+
+    The first is of the least served tenant, and there of the least served run. A request keeps its
+    place: the run's counter when it began to wait. Thousands may wait at no cost to a step.
+    """
+
+    def __init__(self, queue: FairQueue) -> None:
+        self._queue = queue
+        self.places: dict[Request, float] = {}  # its run's counter when it began to wait
+        self._tenants: dict[str, list[_Place]] = {}  # heaps, with requests that have left
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self.places
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self.places))
+
+    @property
+    def tenants(self) -> Iterable[str]:
+        """The tenants of the requests, and perhaps some whose requests have just left."""
+        return self._tenants.keys() if self.places else ()
+
+    def add(self, request: Request) -> None:
+        place = self._queue.counters(request.root)[1]
+        self.places[request] = place
+        heap = self._tenants.setdefault(request.tenant, [])
+        heappush(heap, (place, next(self._numbers), request))
+
+    def remove(self, request: Request) -> bool:
+        return self.places.pop(request, None) is not None
+
+    def place(self, request: Request) -> float:
+        return self.places[request]
+
+    def first(self) -> Request | None:
+        best: Request | None = None
+        claim = float("inf")
+        for tenant, heap in list(self._tenants.items()):
+            while heap and heap[0][2] not in self.places:
+                heappop(heap)
+            if not heap:
+                del self._tenants[tenant]
+                continue
+            served = self._queue.counters(heap[0][2].root)[0]
+            if served < claim:
+                claim, best = served, heap[0][2]
+        return best
 
 
 class Admission:
-    """Admits works to the device. `fail` ends a work with an errno."""
+    """Admits requests to the device. `fail` ends a request with an errno."""
 
     def __init__(
         self,
@@ -63,54 +121,35 @@ class Admission:
         self._eviction = eviction
         self._pool = eviction.pool
         self._fail = fail
-        self._moved = moved  # hears what a work's file took: see `Traces.moved`
-        self._memory_queue = MemoryQueue(queue)
-        self._parked = self._memory_queue.places  # to be looked at often
-        self._blocked: dict[Request, None] = {}
-        # Works whose pages come from disk, and how many frames more each needs then: until it looks
-        # again others leave it those, and what it has. Else two files would read each other's pages
-        # away for ever.
+        self._moved = moved  # takes what was moved for a request: see `Traces.moved`
+        self.memory_queue = MemoryQueue(queue)
+        self._queued = self.memory_queue.places  # read for each request
+        # Requests that wait for a page that is recomputed or read for another.
+        self.blocked: dict[Request, None] = {}
+        # Requests whose pages come from disk, and how many more frames each needs then. Until it is
+        # tried again, others leave it those and what it has. Otherwise two files would evict each
+        # other's pages for ever.
         self._reading: dict[Request, int] = {}
-        self._leftovers: dict[Request, None] = {}  # parked ones whose files may still have frames
+        self._leftovers: dict[Request, None] = {}  # queued, and their files may have frames
         self._reserved: list[Request] = []  # admitted, and some that have ended
         self._reserved_max = _RESERVED_SPARE
         self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
-        self._recomputing = 0.0  # tokens that were computed again for one admission, of late
-        self._over = False  # somebody has been served a slice more than the first that is parked
-        self._holds = False  # frames are for the first that is parked alone
-        self.rebuilt_tokens = 0
+        self._recomputing = 0.0  # recent mean of tokens recomputed for one admission
+        self._far_ahead = False  # a run has been served a slice more than the first queued one
+        self._frames_held = False  # all frames are for the first queued request
+        self.recomputed_tokens = 0
         self.preemptions = 0
         eviction.held = self._held_pages
 
     @property
-    def parked(self) -> int:
-        """Works that wait for frames."""
-        return len(self._memory_queue)
-
-    @property
-    def tenants(self) -> Iterable[str]:
-        """The tenants of works that wait for frames."""
-        return self._memory_queue.tenants
-
-    @property
-    def waiting(self) -> list[Request]:
-        """The works that wait for frames."""
-        return list(self._memory_queue)
-
-    @property
-    def blocked(self) -> list[Request]:
-        """The works that wait for others to compute a page, or for one from disk."""
-        return list(self._blocked)
-
-    @property
-    def disk_works(self) -> bool:
-        """Whether pages come from disk or go there: afterwards there may be frames."""
+    def disk_busy(self) -> bool:
+        """Whether pages come from disk or go there: afterwards frames may be free."""
         return self._eviction.tiers.spill_tier.busy
 
-    # -- Works that come first -------------------------------------------------------------------
+    # -- Requests of the fair queue --------------------------------------------------------------
     def admit(self, request: Request) -> Admitted | Errno:
-        """Give the queue's first work what it needs; all but what is ready leaves the queue."""
-        if not (self._pool.absent or self._parked) or self._has_all(request):
+        """Give the first request what it needs; unless it is ready it leaves the queue."""
+        if not (self._pool.absent or self._queued) or self._has_all(request):
             try:
                 request.file.reserve(request.count)
             except SyscallError as error:
@@ -120,36 +159,36 @@ class Admission:
             else:
                 self._admitted(request)
                 return _READY
-        became = self._bring(request, newly=True)
+        became = self._admit(request, newly=True)
         if isinstance(became, Errno):
             self._queue.remove(request)
         elif became is not _READY:
             self._queue.send_away(request)
             if became is None:
-                self._park(request)
+                self._enqueue(request)
             return Admitted.AWAY
         return became
 
     def _has_all(self, request: Request) -> bool:
-        """Whether a file in use goes on where it is, in frames that nobody else is to have."""
+        """Whether a file in use can grow where it is, in frames not held for others."""
         file: Any = request.file
         if not file.length or len(file.absent_pages()):
             return False
         needed = file.pages_needed(request.count)
-        return not needed or (not self._holds and needed <= self._eviction.free)
+        return not needed or (not self._frames_held and needed <= self._eviction.free)
 
     def reserve_ahead(self, request: Request) -> None:
-        """Give a work what it needs while a step computes, unless somebody lacks it."""
-        if self._pool.absent or self._parked:
+        """Give a request what it needs while a step computes, unless others lack frames."""
+        if self._pool.absent or self._queued:
             return
         try:
             request.file.reserve(request.count)
         except SyscallError:
-            return  # `admit` tries again and knows what to do about it
+            return  # `admit` tries again and handles the error
         self._admitted(request)
 
-    def keep(self, request: Request) -> bool:
-        """Admit a work that goes on from one that was admitted; return whether it lacks nothing."""
+    def readmit(self, request: Request) -> bool:
+        """Admit a continuation of an admitted request; return whether it has all it needs."""
         file: Any = request.file
         try:
             if self._pool.absent and len(file.absent_pages()):
@@ -160,53 +199,53 @@ class Admission:
         self._admitted(request)
         return True
 
-    # -- Works that were parked ------------------------------------------------------------------
-    def begin(self, failed: list[tuple[Request, Errno]]) -> bool:
-        """Before a batch: admit parked works, the first ones first; whether the others are limited.
+    # -- Requests of the memory queue ------------------------------------------------------------
+    def admit_queued(self, failed: list[tuple[Request, Errno]]) -> bool:
+        """Admit queued requests before a step, in order; return whether any remain.
 
-        A slice ahead of the first that stays, nobody goes on until `FairQueue.restore`.
+        Then no run is served more than a slice ahead of the first one, until `FairQueue.restore`.
         """
-        while (request := self._memory_queue.first()) is not None:
-            if not self._enter(request, failed):
-                self._queue.limit_to(request.root, self._memory_queue.place(request), self._slice)
-                self._over = False
+        while (request := self.memory_queue.first()) is not None:
+            if not self._try_queued(request, failed):
+                self._queue.limit_to(request.root, self.memory_queue.place(request), self._slice)
+                self._far_ahead = False
                 return True
-        self._over = False
+        self._far_ahead = False
         return False
 
-    def passed_over(self) -> None:
-        """Somebody may not go on, so far is he ahead of the first that is parked."""
-        self._over = True
+    def note_skipped(self) -> None:
+        """Record that a run is a slice ahead of the first queued request, and waits."""
+        self._far_ahead = True
 
-    def force(self, failed: list[tuple[Request, Errno]]) -> bool:
-        """Give the first that is parked whatever is not held; return whether it could be admitted.
+    def force_first(self, failed: list[tuple[Request, Errno]]) -> bool:
+        """Admit the first queued request with all frames that are free; return whether.
 
-        For when nothing computes and nobody else may go on.
+        Frames that admitted requests hold stay theirs. Called when nothing computes and no other
+        request can run.
         """
-        request = self._memory_queue.first()
+        request = self.memory_queue.first()
         if request is None:
             return False
-        entered = self._enter(request, failed, force=True)
+        entered = self._try_queued(request, failed, force=True)
         if not entered and self._eviction.rank_unranked():
-            entered = self._enter(request, failed, force=True)
+            entered = self._try_queued(request, failed, force=True)
         return entered
 
-    def hold(self, holds: bool) -> None:
-        """Say whether all frames are for the first that is parked."""
-        self._holds = holds
+    def hold_frames(self, holds: bool) -> None:
+        self._frames_held = holds
 
-    def _park(self, request: Request) -> None:
-        self._memory_queue.add(request)
+    def _enqueue(self, request: Request) -> None:
+        self.memory_queue.add(request)
         if (self._pool.frame[cast(KVFile, request.file).pages] >= 0).any():
             self._leftovers[request] = None
 
-    def _enter(
+    def _try_queued(
         self, request: Request, failed: list[tuple[Request, Errno]], *, force: bool = False
     ) -> bool:
-        became = self._bring(request, force=force)
+        became = self._admit(request, force=force)
         if became is None:
             return False
-        self._memory_queue.remove(request)
+        self.memory_queue.remove(request)
         self._leftovers.pop(request, None)
         if became is Admitted.READY:
             self._queue.put_back(request)
@@ -215,19 +254,19 @@ class Admission:
             failed.append((request, became))
         return True
 
-    # -- Works that leave ------------------------------------------------------------------------
+    # -- Requests that leave ---------------------------------------------------------------------
     def remove(self, request: Request) -> bool:
-        """Take out a work that waits here; return whether it did."""
         self._reading.pop(request, None)
-        if self._blocked.pop(request, self) is None:
+        if self.blocked.pop(request, self) is None:
             return True
         self._leftovers.pop(request, None)
-        return self._memory_queue.remove(request)
+        return self.memory_queue.remove(request)
 
-    def forget(self, root: int, instance: int | None) -> list[Request]:
-        """Take out all works of an instance, or of a whole LIP."""
+    def drop_requests(self, root: int, instance: int | None) -> list[Request]:
         gone = [
-            request for request in self._queue.away(root, instance) if request.recompute is None
+            request
+            for request in self._queue.away_requests(root, instance)
+            if request.recompute is None
         ]
         for request in gone:
             self._queue.remove(request)
@@ -239,12 +278,12 @@ class Admission:
         return gone
 
     # -- Bringing a file to the device -----------------------------------------------------------
-    def _bring(
+    def _admit(
         self, request: Request, *, newly: bool = False, force: bool = False
     ) -> Admitted | Errno | None:
-        """Admit a work that is not parked any more, or not yet; None: there are no frames for it.
+        """Admit a request that is in no queue; None: there are no frames for it.
 
-        What is not ready comes back to the queue by itself.
+        If it is not ready, it comes back to the fair queue by itself.
         """
         file = cast(KVFile, request.file)
         if self._reading.pop(request, None) is not None:
@@ -253,12 +292,12 @@ class Admission:
             return Errno.ENOMEM
         absent = file.absent_pages()
         if len(absent):
-            # A generation's drafts may have left it room that holds nothing: nobody computes that.
+            # Look-ahead steps may have reserved room that was evicted: no recompute fills it.
             file.unreserve()
             absent = file.absent_pages()
         if len(absent):
             if self._pool.unfilled[absent].any():
-                self._blocked[request] = None
+                self.blocked[request] = None
                 return Admitted.AWAY
             absent = np.unique(absent)
         needed = file.pages_needed(request.count)
@@ -274,12 +313,17 @@ class Admission:
         promised = sum(self._reading.values())
         if self._more_than_there_is(file, needed + scratch):
             return Errno.ENOMEM
-        if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
+        if (
+            newly
+            and wanted
+            and self._queued
+            and (self._frames_held or len(absent) or not file.length)
+        ):
             return None
         if wanted and wanted + promised > self._eviction.free:
             if not self._make_free(request, file, wanted + promised, newly, force):
                 return None
-            # Copies of its own pages may have made way for others that nobody could compute.
+            # Copies of its own pages may have been evicted in place of unrecomputable ones.
             left = self._eviction.free - promised
             if scratch and needed + len(absent) + self._scratch(file) > left:
                 return None
@@ -290,20 +334,20 @@ class Admission:
             self._moved(request, len(fetched.loaded), len(reading), 0)
         self._eviction.eviction_order.add(file)
         if len(reading):
-            self._blocked[request] = None
+            self.blocked[request] = None
             self._reading[request] = wanted - len(reading)
             return Admitted.AWAY
-        return self._settle(request, file)
+        return self._finish_admission(request, file)
 
     def _more_than_there_is(self, file: KVFile, more: int) -> bool:
-        """Whether all of a file and so many frames more could never be on the device at once."""
+        """Whether a file and so many more frames could never be on the device at once."""
         usable, pages = self._eviction.usable, file.pages
         return len(pages) + more > usable and len(np.unique(pages)) + more > usable
 
     def _make_free(
         self, request: Request, file: KVFile, wanted: int, newly: bool, force: bool
     ) -> bool:
-        """Make so many frames free for a work, by what its claim allows; return whether."""
+        """Free `wanted` frames for a request, as far as its claim allows; return whether."""
         if self._eviction.make_free(wanted, file):
             return True
         if self._leftovers and self._take_leftovers(request, file, wanted):
@@ -312,17 +356,17 @@ class Admission:
             return self._preempt(request, file, wanted, -np.inf)
         if newly and file.length and not len(file.absent_pages()):  # it grows where it is
             return self._preempt(request, file, wanted, 0.0)
-        if newly or self._over:
+        if newly or self._far_ahead:
             return self._preempt(request, file, wanted, self._slice)
         return False
 
     def _take_leftovers(self, request: Request, file: KVFile, wanted: int) -> bool:
-        """Take frames of files whose works are parked and have no better claim than this one."""
+        """Take frames of queued requests' files that have no better claim than this one."""
         served = self._served(request)
         behind: list[tuple[float, KVFile]] = []
         for other in self._leftovers:
             theirs = cast(KVFile, other.file)
-            more = self._queue.ahead(other.root, request.root, served)
+            more = self._queue.service_ahead(other.root, request.root, served)
             if theirs is not file and more >= 0:
                 behind.append((more, theirs))
         behind.sort(key=lambda each: -each[0])
@@ -334,18 +378,17 @@ class Admission:
         return True
 
     def _served(self, request: Request) -> float:
-        """Return what the LIP of a work had been served when it began to wait."""
-        if request in self._memory_queue:
-            return self._memory_queue.place(request)
-        return self._queue.service(request.root)[1]
+        if request in self.memory_queue:
+            return self.memory_queue.place(request)
+        return self._queue.counters(request.root)[1]
 
     def _preempt(self, request: Request, file: KVFile, wanted: int, least: float) -> bool:
-        """Take frames from files in use of LIPs that were served at least `least` more."""
+        """Take frames from files in use of runs that were served at least `least` more."""
         served = self._served(request)
         ahead: list[tuple[float, KVFile]] = []
         for other in self._eviction.eviction_order.in_use():
             if other is not file:
-                more = self._queue.ahead(other.root, request.root, served)
+                more = self._queue.service_ahead(other.root, request.root, served)
                 if more >= least:
                     ahead.append((more, other))
         ahead.sort(key=lambda each: -each[0])
@@ -354,8 +397,8 @@ class Admission:
         self.preemptions += 1
         return True
 
-    def _settle(self, request: Request, file: KVFile) -> Admitted | Errno:
-        """There are frames for all that a work needs: take them."""
+    def _finish_admission(self, request: Request, file: KVFile) -> Admitted | Errno:
+        """Take the frames that a request needs, which are free, and start its recompute."""
         try:
             file.reserve(request.count)
         except SyscallError as error:
@@ -368,14 +411,13 @@ class Admission:
         steps = plan(file, self._pool.is_absent(file.pages[: page_count(file.length)]))
         self._eviction.tiers.give_frames(lost)
         recompute = Recompute(file, self._eviction, steps)
-        recompute.take_benches()
+        recompute.take_scratch_pages()
         self._recomputing += (recompute.tokens - self._recomputing) * _GAIN
         self._moved(request, 0, 0, recompute.tokens)
-        self._go_on(request, recompute)
+        self._continue_recompute(request, recompute)
         return Admitted.AWAY
 
     def _scratch(self, file: KVFile) -> int:
-        """Return how many frames beside its own a file needs to be computed again."""
         pages = file.pages[: page_count(file.length)]
         tiers = self._eviction.tiers.tier_of(pages)
         return scratch_peak(plan(file, tiers == Tier.TOKENS))
@@ -384,7 +426,7 @@ class Admission:
         request.reserved = True
         if self._reading:
             self._reading.pop(request, None)
-        file: Any = request.file  # a KVFile: for most works this is all that admission costs
+        file: Any = request.file  # a KVFile; for most requests this is the whole cost of admission
         file.root = request.root
         eviction_order = self._eviction.eviction_order
         if file.era != eviction_order.era:
@@ -395,12 +437,12 @@ class Admission:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Drop works that have ended: soon, while their memory is still near."""
+        """Drop ended requests soon, while they are still in the processor's cache."""
         self._reserved = _alive(self._reserved)
         self._reserved_max = 2 * len(self._reserved) + _RESERVED_SPARE
 
     def _held_pages(self) -> Bool:
-        """Return a mask of the pages that admitted works read and write; the caller may add."""
+        """Return a mask of the pages that admitted requests use; the caller may change it."""
         held = self._held
         held[:] = False
         self._forget_ended()
@@ -413,10 +455,10 @@ class Admission:
             held[cast(KVFile, request.file).pages] = True
         return held
 
-    # -- Rebuilding ------------------------------------------------------------------------------
-    def _go_on(self, request: Request, recompute: Recompute) -> None:
-        """Queue the next row of a rebuild, or, behind the last one, the work that it is for."""
-        if recompute.over:
+    # -- Recompute -------------------------------------------------------------------------------
+    def _continue_recompute(self, request: Request, recompute: Recompute) -> None:
+        """Queue the next row of a recompute, or the request when all rows are computed."""
+        if recompute.complete:
             self._queue.put_back(request)
             return
 
@@ -425,9 +467,9 @@ class Admission:
             if isinstance(result, int):
                 self._fail(request, Errno(-result))
                 return
-            self.rebuilt_tokens += row.count
-            recompute.computed()
-            self._go_on(request, recompute)
+            self.recomputed_tokens += row.count
+            recompute.row_computed()
+            self._continue_recompute(request, recompute)
             self.unblock()
 
         def gone() -> None:
@@ -442,19 +484,18 @@ class Admission:
         self._queue.put_back(row)
 
     def unblock(self) -> None:
-        """Pages have come, or will not come: who waited for them looks again."""
-        blocked, self._blocked = self._blocked, {}
+        """Put blocked requests back: pages have come, or will not come."""
+        blocked, self.blocked = self.blocked, {}
         for request in blocked:
             self._queue.put_back(request)
 
     @property
     def _slice(self) -> float:
-        """Service by which one LIP may get ahead of another that waits for its frames."""
-        return PAGER_SLICE_TOKENS + REBUILD_SLICES * self._recomputing
+        """Service by which a run may get ahead of another that waits for its frames."""
+        return PAGER_SLICE_TOKENS + RECOMPUTE_SLICES * self._recomputing
 
 
 def _alive(requests: list[Request]) -> list[Request]:
-    """Return those that hold what they were given, each once."""
     return list(
         {request: None for request in requests if request.reserved and not request.finished}
     )

@@ -1,81 +1,109 @@
-"""Who is about to answer: LIPs whose preds were in the last step and will soon send the next.
+"""Anticipation: a short wait for runs that are about to send their next pred.
 
-A step with all of them costs hardly more than a step with half of them, so a short wait pays. It
-must not let one LIP hold up the others: each LIP's wait ends when, by its own past, its answer was
-due, and all of them end at a share of the last step's time T. With R rows ready and O owed, waiting
-for w more delays R rows by w, and spares O rows the rest of a step, T - w; so it pays while
-w < T * O / (R + O), where what a LIP owes counts by the odds that it answers soon at all. Otherwise
-a LIP whose branches once came apart would stay two groups in turn. The same is weighed with LIPs
-for rows, since a thousand branches of one do not outvote the single stream of another.
+A step with all runs costs hardly more than a step with half of them, so a short wait pays. It must
+not let one run delay the others. Each run's wait ends when its answer was due, judged by its past,
+and all waits end at a share of the last step's time T. With R rows ready and O rows owed, waiting
+for w more delays R rows by w and spares O rows the rest of a step, T - w. So it pays while w < T *
+O / (R + O), where the rows that a run owes count by the odds that it answers soon. Otherwise a run
+whose branches once came apart would stay two groups in alternate steps. The same is weighed with
+runs in place of rows, since a thousand branches of one run do not outvote the single stream of
+another.
 
-A LIP's past is two things: how often it answers soon, within the longest wait there is, and how
-long it takes when it does. So neither one that thinks for long now and then, nor one that always
-does, misleads.
+A run's past is two things: how often it answers soon, within the longest wait, and how long it
+takes when it does. So neither a run that sometimes thinks for long nor one that always does
+misleads.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Protocol
 
 from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
-from symphony_kernel.scheduler.estimate import Estimate
 
 _ODDS_GAIN: Final = 1 / 4
 _ODDS_EVEN: Final = 1 / 2
-_TIMER_SECONDS: Final = 2e-6  # by which a timer and an answer may miss each other
+_TIMER_SECONDS: Final = 2e-6  # by which a timer may fire before an answer that is due
 _LONG_AGO: Final = float("-inf")
-
-
-class Ready(Protocol):
-    """The part of the queue that waits matter to."""
-
-    @property
-    def requests(self) -> int:
-        """Works that could be launched."""
-
-    @property
-    def lips_active(self) -> int:
-        """LIPs with such works."""
-
-    def waits(self, root: int) -> bool:
-        """Whether a LIP has such works."""
+_MEAN_GAIN: Final = 1 / 4
+_OUTLIER: Final = 8.0  # times the mean: larger values count as this
 
 
 @dataclass(slots=True)
-class _Past:
-    """How long a LIP takes to answer."""
+class Estimate:
+    """Mean and mean deviation of a changing quantity, as TCP estimates round trips."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    known: bool = False
+
+    def learn(self, value: float) -> None:
+        """Add a measurement. Negative and infinite ones count as 0.
+
+        Clocks that are read in another order give them; below 0 the mean would grow without end.
+        """
+        if not 0.0 <= value < inf:
+            value = 0.0
+        if not self.known:
+            self.mean, self.deviation, self.known = value, value / 2, True
+            return
+        if self.mean:
+            value = min(value, self.mean * _OUTLIER)
+        error = value - self.mean
+        self.mean += error * _MEAN_GAIN
+        self.deviation += (abs(error) - self.deviation) * _MEAN_GAIN
+
+
+class Ready(Protocol):
+    """The part of the queue that matters to waits."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that could be launched."""
+
+    @property
+    def runs_active(self) -> int:
+        """Runs with such requests."""
+
+    def has_requests(self, root: int) -> bool:
+        """Whether a run has such requests."""
+
+
+@dataclass(slots=True)
+class _RunHistory:
+    """How long a run takes to answer."""
 
     replied: float = 0.0  # when the last step with it ended
-    owed: int = 0  # replies of that step that it has not answered
+    owed: int = 0  # results of that step that it has not followed with a pred
     odds: float = 1.0  # that it answers soon
     seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
 
 
 class Anticipation:
-    """The LIPs of the last step that owe an answer, and each LIP's past.
+    """The runs of the last step that owe an answer, and each run's past.
 
-    A LIP with many branches gets many replies at once and may answer them one by one; those that it
-    does not go on with are waited for no longer than its answers usually take.
+    A run with many branches gets many results at once and may answer them one by one. The branches
+    that it does not continue are waited for no longer than its answers usually take.
     """
 
     def __init__(self) -> None:
-        self._lips: dict[int, _Past] = {}
+        self._runs: dict[int, _RunHistory] = {}
         self._expected: set[int] = set()
         self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
-        self._soon = 0.0  # seconds after it: the longest wait there is
-        # The two LIPs that have had a result last, and when: they decode.
+        self._soon = 0.0  # the longest wait, in seconds after it
+        # The two runs that have had a result last, and when: they decode.
         self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
 
-    def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
-        """A step has ended; `replies` says how many each of its LIPs got that it may answer yet."""
+    def step_ended(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
+        """Record how many results each run got, by root, that it may answer yet."""
         self._note_decoding(replies, now)
         self._expected.clear()
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            history = self._lips.get(root)
+            history = self._runs.get(root)
             if history is None:
-                history = self._lips[root] = _Past()
+                history = self._runs[root] = _RunHistory()
             history.replied = now
             if count > 0:
                 history.owed = count
@@ -83,9 +111,8 @@ class Anticipation:
             else:
                 history.owed = 0
 
-    def heard(self, root: int, now: float) -> None:
-        """A LIP has submitted a work."""
-        history = self._lips.get(root)
+    def request_arrived(self, root: int, now: float) -> None:
+        history = self._runs.get(root)
         if history is None or not history.owed:
             return
         seconds = now - history.replied
@@ -99,51 +126,47 @@ class Anticipation:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
-        """A LIP has got a result that was there before it asked."""
-        history = self._lips.get(root)
+        history = self._runs.get(root)
         if history is None:
-            history = self._lips[root] = _Past()
+            history = self._runs[root] = _RunHistory()
         history.replied = now
         history.owed += 1
         self._expected.add(root)
 
-    def soon(self, root: int) -> bool:
-        """Whether a LIP usually answers soon, as far as is known."""
-        history = self._lips.get(root)
+    def answers_soon(self, root: int) -> bool:
+        history = self._runs.get(root)
         return history is None or history.odds >= _ODDS_EVEN
 
-    def forget(self, root: int) -> None:
-        """A LIP has ended."""
-        self._lips.pop(root, None)
+    def forget_run(self, root: int) -> None:
+        self._runs.pop(root, None)
         self._expected.discard(root)
         self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
 
-    def anybody_decodes(self, now: float, besides: int = 0) -> bool:
-        """Whether a LIP has had a result lately, another than the LIP `besides`."""
+    def any_decoding(self, now: float, besides: int = 0) -> bool:
+        """Whether a run other than `besides` has had a result lately."""
         since = now - DECODING_MS_MAX / 1000
         return any(at > since and root != besides for root, at in self._decoding)
 
     def any_expected(self, which: Callable[[int], bool]) -> bool:
-        """Whether a LIP that owes an answer is such a one."""
         return any(map(which, self._expected))
 
     def wait_seconds(self, now: float, ready: Ready) -> float:
-        """Return how much longer a launch of what is ready should wait; 0: nobody will answer."""
+        """Return how much longer the launch should wait for answers; 0: not at all."""
         bound = self._ended + self._soon
         if not self._expected or now >= bound:
             return 0.0
-        new, soon = False, []  # those that may answer in time
+        new, soon = False, []  # runs that may answer in time
         for root in self._expected:
-            history = self._lips[root]
+            history = self._runs[root]
             seconds = history.seconds
-            if not seconds.known:  # it has never answered soon, or never yet
+            if not seconds.known:  # it has never answered soon, or never at all
                 new = new or history.odds == 1.0
                 continue
             likely = history.replied + seconds.mean + seconds.deviation
             if likely <= bound:
                 soon.append((likely, seconds.deviation))
         if not (new or soon):
-            return 0.0  # as where nobody ever answers soon: they need not be weighed
+            return 0.0
         worth = self._step_seconds * self._share(ready)
         latest = min(self._ended + worth, bound) if new else now
         for likely, deviation in soon:
@@ -154,13 +177,13 @@ class Anticipation:
 
     def _share(self, ready: Ready) -> float:
         """Return the share of a step for which it pays to wait from now on."""
-        rows = lips = 0.0
+        rows = runs = 0.0
         for root in self._expected:
-            history = self._lips[root]
+            history = self._runs[root]
             rows += history.owed * history.odds
-            if not ready.waits(root):
-                lips += history.odds
-        return max(rows / (rows + ready.requests), lips / (lips + ready.lips_active))
+            if not ready.has_requests(root):
+                runs += history.odds
+        return max(rows / (rows + ready.requests), runs / (runs + ready.runs_active))
 
     def _note_decoding(self, replies: dict[int, int], now: float) -> None:
         left = len(self._decoding)

@@ -1,15 +1,15 @@
-"""Level 2, what runs now: forms one step from the works that wait, in fair order.
+"""Level 2, what runs now: forms one step from the waiting requests, in fair order.
 
 A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
-time: after each, whoever has had less service comes first, so that decodes (which cost little) find
-room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
+time: after each, the least served run comes first. So decodes, which cost little, are in every
+step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
-Where several tenants are present each first has its turn, with its part of the step's time, rows
-and tokens (`device_shares`). What is left goes in fair order, until the step would take
-longer than their shares allow. While works wait for the next step, others with worse claims may
-fill this one, but get no further ahead than one step's service.
+Where several tenants are present, each first gets its share of the step's time, rows and tokens
+(`device_shares`). What is left goes in fair order, until the step would take longer than their
+shares allow. While requests wait for the next step, others with worse claims may fill this one, but
+get at most one step's service ahead.
 
-A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
+A pred reserves room for all its tokens when its first chunk is taken. So a pred that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
 """
 
@@ -46,17 +46,17 @@ class StepLimits:
     tokens: int = STEP_TOKENS_MAX
     rows: int = STEP_ROWS_MAX
     quantum: int = PREFILL_QUANTUM_TOKENS
-    # How long one with prompts beside others' decodes may take; inf: any time.
+    # How long a step with prompts may take when others decode; inf: any time.
     decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
-    # Steps that take no longer together are told of together: others' prompts may have their share
-    # of all of them in one. 0: they have it of each.
-    lot_ms: float = 0.0
-    # What tenants may have of processors beside steps; by default there is enough for everybody.
-    beside: CpuOptions = field(default_factory=CpuOptions)
+    # Steps within this time are delivered together. Other tenants' prompts may have their share of
+    # all of them in one step. 0: they have it of each step.
+    delivery_ms: float = 0.0
+    # What tenants may have of the processors in addition to steps; by default without bound.
+    cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
 class Chunk:
-    """A work's share of a step: its tokens [start, start + count)."""
+    """The tokens [start, start + count) of a request that one step computes."""
 
     __slots__ = ("count", "request", "start")
 
@@ -70,17 +70,8 @@ class Step:
     """One formed step: `chunks[i]` is row i of the batch, or its row `adopted[i]`."""
 
     __slots__ = (
-        "adopted",
-        "batch",
-        "began",
-        "chunks",
-        "decodes",
-        "ended",
-        "guessed",
-        "launched",
-        "loads",
-        "probe",
-        "tokens",
+        "adopted", "batch", "began", "chunks", "decodes", "ended", "launched", "loads", "predicted",
+        "probe", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -90,80 +81,76 @@ class Step:
         self.batch = batch
         self.tokens = tokens  # new ones
         self.launched = 0.0  # clock seconds
-        self.began = self.ended = 0.0  # between which the device computed it, once it has
+        self.began = self.ended = 0.0  # on the device, once it has ended
         self.decodes = 0  # rows of preds with a single token
-        self.loads: dict[str, StepLoad] = {}  # of its tenants
+        self.loads: dict[str, StepLoad] = {}  # by tenant
         self.probe = False  # see `StepBudget.probe`
-        self.guessed: list[tuple[str, int]] = []  # rows for preds to come: tenant, entry
-        self.adopted = adopted  # of a draft: the batch's rows that are its parts'
+        self.predicted: list[tuple[str, int]] = []  # rows of predictions: tenant, entry
+        self.adopted = adopted  # of a look-ahead step: the batch's rows that were adopted
 
 
+@dataclass(slots=True, eq=False)
 class FormedStep:
-    """What came of one look at the queue."""
+    """The result of one look at the queue."""
 
-    __slots__ = ("failed", "step", "unready", "waiting")
-
-    def __init__(self) -> None:
-        self.step: Step | None = None
-        self.waiting: list[Request] = []  # for pages
-        self.failed: list[tuple[Request, Errno]] = []  # taken out of the queue
-        self.unready = False  # some wait for a grammar that is being compiled
+    step: Step | None = None
+    waiting: list[Request] = field(default_factory=list)  # for pages
+    failed: list[tuple[Request, Errno]] = field(default_factory=list)  # taken out of the queue
+    unready: bool = False  # a request waits for a grammar that is being compiled
 
 
+@dataclass(slots=True, eq=False)
 class _StepSpace:
     """What a step that is being formed has left."""
 
-    __slots__ = (
-        "costs", "gap", "held", "limited", "load", "mask", "masks", "parked", "plan", "prefill",
-        "prefilled", "seconds", "tokens", "turn",
-    )  # fmt: skip
+    tokens: int
+    prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
+    costs: StepCost
+    budget: StepBudget | None
+    gap: float  # seconds that it may take with prompts
+    may_hold_pages: bool
+    share: TenantShare | None = None  # of the tenant that fills the step now, if one does
+    seconds: float = field(init=False)
+    load: StepLoad = field(default_factory=StepLoad)
+    prefilled: int = 0  # tokens that prompts have got
+    formed: FormedStep = field(default_factory=FormedStep)
+    chunks: dict[Request, Chunk] = field(default_factory=dict)
+    limited: bool = False  # others must not get far ahead of a prompt that waits
+    held: bool = False  # free pages are for a request that has waited too long
+    memory_limited: bool = False  # others must not get far ahead of the memory queue
+    masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
+    mask: float = 0.0  # that of the row looked at last
 
-    def __init__(
-        self, tokens: int, prefill: int, costs: StepCost, plan: StepBudget | None, gap: float
-    ) -> None:
-        self.tokens = tokens
-        self.prefill = prefill  # of them, for prompts; below 0 after a tree that was taken whole
-        self.costs = costs
-        self.plan = plan
-        self.gap = gap  # seconds that it may take with prompts
-        self.turn: TenantShare | None = None  # whose turn it is; None: no tenant's
-        self.seconds = _ENDLESS if plan is None else plan.seconds
-        self.load = StepLoad()
-        self.prefilled = 0  # tokens that prompts have got
-        self.limited = False  # others must not get far ahead of a prompt that waits
-        self.held = False  # the pages that are free are for a work that has waited too long
-        self.parked = False  # others must not get far ahead of a work that waits for frames
-        self.masks = 0.0  # seconds that the masks of its rows take, as far as that is known
-        self.mask = 0.0  # that of the row that was looked at last
+    def __post_init__(self) -> None:
+        self.seconds = _ENDLESS if self.budget is None else self.budget.seconds
 
-    def prefilled_by(self, tokens: int) -> None:
-        """A prompt has got so many tokens."""
+    def add_prefill(self, tokens: int) -> None:
         self.prefill -= tokens
         self.prefilled += tokens
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether one more row whose mask takes so long does not make all others wait for it."""
+        """Whether a row's bitmask of `seconds` fits: all rows wait for the bitmasks."""
         self.mask = seconds
         return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
-    def fitting(self, request: Request, most: int, new: bool) -> int:
-        """Return how many of a work's next `most` tokens the step has time for, and its turn.
+    def tokens_fitting(self, request: Request, most: int, new: bool) -> int:
+        """Return how many of a request's next `most` tokens fit the step and the share.
 
         A tree fits as a whole or not at all. `new`: it would be another row.
         """
-        plan, turn = self.plan, self.turn
-        if plan is None or most <= 0:
+        budget, share = self.budget, self.share
+        if budget is None or most <= 0:
             return most
-        # A first row need not fit: the one furthest behind may have had none that can run.
-        behind = not self.load.tokens if turn is None else turn.behind
-        if turn is not None and turn.rows < 1.0 and new and not behind:
+        # A step's first row need not fit: the tenant furthest behind may have none that can run.
+        behind = not self.load.tokens if share is None else share.furthest_behind
+        if share is not None and share.rows < 1.0 and new and not behind:
             return 0
         if request.options.parents is None:
-            most = min(most, max(plan.tokens - self.load.tokens, 0))
-            if turn is not None and request.count > 1 and not behind:
-                most = min(most, max(int(turn.tokens), 0))  # below 0 behind a row that did not fit
+            most = min(most, max(budget.tokens - self.load.tokens, 0))
+            if share is not None and request.count > 1 and not behind:
+                most = min(most, max(int(share.tokens), 0))  # below 0 after a row that did not fit
         count = most
-        while count > 0 and not self._fits(plan, turn, request, count):
+        while count > 0 and not self._fits(budget, share, request, count):
             whole = request.count == 1 or request.options.parents is not None
             count = 0 if whole else count * 3 // 4
         if 0 < count < most and count < PREFILL_TOKENS_MIN:
@@ -173,30 +160,29 @@ class _StepSpace:
         return count
 
     def _fits(
-        self, plan: StepBudget, turn: TenantShare | None, request: Request, count: int
+        self, budget: StepBudget, share: TenantShare | None, request: Request, count: int
     ) -> bool:
         rows = self.costs.row_seconds(request, request.placed, count)
-        reserve = 0.0 if turn is None or request.count == 1 else turn.reserve
-        if turn is not None and plan.slope * count + rows + reserve > turn.seconds * _ROUNDING:
+        reserve = 0.0 if share is None or request.count == 1 else share.reserve
+        if share is not None and budget.slope * count + rows + reserve > share.seconds * _ROUNDING:
             return False
         load, costs = self.load, self.costs
         seconds = costs.base(load.tokens + count) + costs.rows_seconds(load) + rows + reserve
         bound = self.seconds if request.count == 1 else min(self.seconds, self.gap)
         return seconds <= bound * _ROUNDING
 
-    def took(self, request: Request, count: int, new: bool) -> None:
-        """A work has got so many tokens of the step."""
-        plan, turn = self.plan, self.turn
-        if plan is None:
+    def add_tokens(self, request: Request, count: int, new: bool) -> None:
+        budget, share = self.budget, self.share
+        if budget is None:
             return
-        if turn is not None:
-            spent = plan.slope * count + self.costs.row_seconds(request, request.placed, count)
-            turn.seconds -= spent
+        if share is not None:
+            spent = budget.slope * count + self.costs.row_seconds(request, request.placed, count)
+            share.seconds -= spent
             if request.count == 1:
-                turn.reserve = max(turn.reserve - spent, 0.0)
-            turn.rows -= new
-            turn.tokens -= count
-            turn.behind = False
+                share.reserve = max(share.reserve - spent, 0.0)
+            share.rows -= new
+            share.tokens -= count
+            share.furthest_behind = False
         self.load.add(request, request.placed, count)
 
 
@@ -211,73 +197,70 @@ def _constant(*values: int) -> Int32:
     return array
 
 
-_NOWHERE: Final = _constant()  # of no token
-ONLY: Final = _constant(0)  # of a row's only one
+_NOWHERE: Final = _constant()  # places of a row without results
+ONLY: Final = _constant(0)  # the place of a row's only token
 
 
 class Batcher:
-    """Forms steps. `pages` is the size of the pool: what needs more can never run."""
+    """Forms steps. A request that needs more than `pages` pages can never run."""
 
     def __init__(
         self,
+        queue: FairQueue,
         pages: int,
         limits: StepLimits | None = None,
         admission: Admission | None = None,
         costs: StepCost | None = None,
     ) -> None:
+        self._queue = queue
         self._costs = costs or StepCost()
         self._pages = pages
-        self._limits = limits or StepLimits()
+        self.limits = limits or StepLimits()
         self._admission = admission
-
-    @property
-    def limits(self) -> StepLimits:
-        """How large a step may be."""
-        return self._limits
 
     def form(
         self,
-        queue: FairQueue,
         prefill: int | None = None,
-        plan: StepBudget | None = None,
+        budget: StepBudget | None = None,
         gap: float = _ENDLESS,
     ) -> FormedStep:
-        """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
+        """Take the next step's requests from the queue.
 
-        With a `plan` prompts have what is in it, while the step takes no longer than `gap` seconds.
-        A work that has been passed over for long while it waited for pages gets the next free ones,
-        unless nothing else could run.
+        Prompts get at most `prefill` tokens. With a `budget` they get what is in it, while the step
+        takes at most `gap` seconds. A request that waited for pages while many steps were formed
+        gets the next free ones, unless nothing else could run.
         """
-        prefill = self._limits.tokens if prefill is None else prefill
-        formed = self._form(queue, prefill, plan, gap, hold_pages=True)
+        prefill = self.limits.tokens if prefill is None else prefill
+        tokens, costs = self.limits.tokens, self._costs
+        formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, True))
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, prefill, plan, gap, hold_pages=False)
+            formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, False))
         for request in formed.waiting:
             request.passed += 1
         return formed
 
-    def form_under_pressure(
-        self, queue: FairQueue, prefill: int, plan: StepBudget | None, gap: float
+    def form_without_frames(
+        self, prefill: int, budget: StepBudget | None, gap: float
     ) -> FormedStep:
-        """Form a step when nothing computes and `form` has found nothing for want of frames.
+        """Form a step when nothing computes and `form` found nothing for lack of frames.
 
-        First what is parked longest takes what nobody holds. If that is not enough, works that were
-        admitted hold the rest: they go on, and nobody else gets a frame.
+        First the oldest request of the memory queue takes the frames that are not held. If those
+        are too few, admitted requests hold the rest: these run, and no other request gets a frame.
         """
         admission = self._admission
         assert admission is not None
         failed: list[tuple[Request, Errno]] = []
-        forced = admission.force(failed)
-        admission.hold(not forced)
-        formed = self._form(queue, prefill, plan, gap, hold_pages=False, limited=forced)
-        admission.hold(False)
+        forced = admission.force_first(failed)
+        admission.hold_frames(not forced)
+        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap, False)
+        formed = self._form(space, limited=forced)
+        admission.hold_frames(False)
         formed.failed += failed
         if formed.step is None and not formed.failed:
-            formed.waiting = admission.waiting
+            formed.waiting = list(admission.memory_queue)
         return formed
 
     def reserve_ahead(self, request: Request) -> None:
-        """Do what can be done for a work while a step computes: give it its pages."""
         if self._admission is not None:
             self._admission.reserve_ahead(request)
             return
@@ -285,86 +268,71 @@ class Batcher:
             request.file.reserve(request.count)
             request.reserved = True
         except SyscallError:
-            return  # `form` tries again and knows what to do about it
+            return  # `form` tries again and handles the error
 
-    def keep(self, request: Request) -> bool:
-        """Admit a work that goes on from one that ran; return whether it lacks nothing."""
+    def readmit(self, request: Request) -> bool:
+        """Admit a continuation of a request that ran; return whether it has all it needs."""
         if self._admission is not None:
-            return self._admission.keep(request)
+            return self._admission.readmit(request)
         self.reserve_ahead(request)
         return request.reserved
 
     # -- Forming -------------------------------------------------------------------------------
-    def _form(
-        self,
-        queue: FairQueue,
-        prefill: int,
-        plan: StepBudget | None,
-        gap: float,
-        hold_pages: bool,
-        limited: bool = True,
-    ) -> FormedStep:
-        formed, admission = FormedStep(), self._admission
-        chunks: dict[Request, Chunk] = {}
+    def _form(self, space: _StepSpace, limited: bool = True) -> FormedStep:
+        queue, admission, budget = self._queue, self._admission, space.budget
+        formed, chunks = space.formed, space.chunks
         probe = False
-        room = _StepSpace(self._limits.tokens, prefill, self._costs, plan, gap)
-        if limited and admission is not None and admission.parked:
-            room.limited = room.parked = admission.begin(formed.failed)
-        if plan is not None:
-            for turn in plan.turns:
-                if queue.focus(turn.tenant):
-                    room.turn = turn
-                    self._fill(queue, room, chunks, formed, hold_pages)
+        if limited and admission is not None and len(admission.memory_queue):
+            space.limited = space.memory_limited = admission.admit_queued(formed.failed)
+        if budget is not None:
+            for share in budget.shares:
+                if queue.focus_tenant(share.tenant):
+                    space.share = share
+                    self._fill(space)
             queue.unfocus()
-            room.turn = None
-            if not room.parked and not formed.waiting and not formed.unready:
+            space.share = None
+            if not space.memory_limited and not formed.waiting and not formed.unready:
                 queue.restore()
             if chunks:
-                queue.limit_tenants(plan.ceiling)
-                room.limited = True
-                probe = plan.probe
-        self._fill(queue, room, chunks, formed, hold_pages)
+                queue.limit_tenants(budget.counter_max)
+                space.limited = True
+                probe = budget.probe
+        self._fill(space)
         queue.restore()
-        self._use_up(queue, chunks, room)
+        self._fill_rest(space)
         if chunks:
             taken = list(chunks.values())
             batch = Batch([_row(chunk) for chunk in taken])
-            formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
+            formed.step = Step(taken, batch, self.limits.tokens - space.tokens)
             formed.step.probe = probe
         return formed
 
-    def _fill(
-        self,
-        queue: FairQueue,
-        room: "_StepSpace",
-        chunks: dict[Request, Chunk],
-        formed: FormedStep,
-        hold_pages: bool,
-    ) -> None:
-        """Take works until nothing fits any more, or all that is left is set aside."""
-        admission = self._admission
-        while room.tokens and (request := queue.first()) is not None:
-            if room.limited and queue.pass_over():
-                if room.parked and admission is not None:
-                    admission.passed_over()
+    def _fill(self, space: _StepSpace) -> None:
+        """Take requests until no more fits, or all that remain are set aside."""
+        queue, admission = self._queue, self._admission
+        formed, chunks = space.formed, space.chunks
+        while space.tokens and (request := queue.first()) is not None:
+            if space.limited and queue.skip_if_ahead():
+                if space.memory_limited and admission is not None:
+                    admission.note_skipped()
                 continue
             single = request.count == 1
             chunk = None if single else chunks.get(request)
-            if chunk is None and len(chunks) == self._limits.rows:
+            if chunk is None and len(chunks) == self.limits.rows:
                 break
-            count = 1 if single else self._chunk(request, room)
-            if room.plan is not None and count:
-                count = room.fitting(request, count, chunk is None)
+            count = 1 if single else self._chunk_size(request, space)
+            if space.budget is not None and count:
+                count = space.tokens_fitting(request, count, chunk is None)
                 if count == 0:
-                    queue.pass_first()
+                    queue.skip_tenant()
                     continue
             if count == 0:
-                if not self._leave_for_later(queue, room, request):
+                if not self._skip_prompt(space, request):
                     break
                 continue
             if chunk is None:
-                if request.matcher is not None and not _has_mask(request.matcher, room, formed):
-                    queue.set_aside()  # whoever waits is among the first of the next step
+                if request.matcher is not None and not _has_mask(request.matcher, space, formed):
+                    queue.set_aside()  # it is among the first of the next step
                     continue
                 if request.reserved:
                     pass
@@ -375,43 +343,45 @@ class Batcher:
                             formed.failed.append((request, became))
                         continue
                 else:
-                    errno = self._reserve(request, room.held)
+                    errno = self._reserve(request, space.held)
                     if errno is not None:
-                        room.held |= self._refuse(queue, request, errno, formed) and hold_pages
+                        space.held |= (
+                            self._note_failure(request, errno, formed) and space.may_hold_pages
+                        )
                         continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
-                if request.matcher is not None:  # not before: others wait for pages, or frames
-                    room.masks += room.mask
+                if request.matcher is not None:  # only now is it certain that it runs
+                    space.masks += space.mask
             assert count > 0
-            room.took(request, count, not chunk.count)
+            space.add_tokens(request, count, not chunk.count)
             queue.serve(count)
             chunk.count += count
-            room.tokens -= count
+            space.tokens -= count
             if not single:
-                room.prefilled_by(count)
+                space.add_prefill(count)
 
-    def _chunk(self, request: Request, room: "_StepSpace") -> int:
-        count, most = request.remaining, room.prefill
-        if (
-            request.options.parents is not None
-        ):  # among a step's first it may take more than its time
-            early = room.prefilled < PREFILL_TOKENS_MIN and most > 0
-            return count if count <= room.tokens and (count <= most or early) else 0
-        return min(count, room.tokens, max(most, 0), self._limits.quantum)
+    def _chunk_size(self, request: Request, space: _StepSpace) -> int:
+        count, most = request.remaining, space.prefill
+        if request.options.parents is not None:
+            # One of a step's first prompts may take more than the time for prompts.
+            early = space.prefilled < PREFILL_TOKENS_MIN and most > 0
+            return count if count <= space.tokens and (count <= most or early) else 0
+        return min(count, space.tokens, max(most, 0), self.limits.quantum)
 
-    def _leave_for_later(self, queue: FairQueue, room: "_StepSpace", request: Request) -> bool:
-        """Pass over a prompt or tree that has no room; return whether others may have some."""
-        if room.prefill <= 0 and not queue.decodes:
+    def _skip_prompt(self, space: _StepSpace, request: Request) -> bool:
+        """Pass over a prompt or tree that has no room; return whether others may fit."""
+        queue = self._queue
+        if space.prefill <= 0 and not queue.decodes:
             return False
-        room.limited = True
-        queue.limit_others(self._limits.tokens)
-        # Of a tree that is too large for what is left: a prompt may still fit in.
-        if request.options.parents is not None or not queue.set_prompts_aside():
+        space.limited = True
+        queue.limit_tenant_runs(self.limits.tokens)
+        # A prompt may still fit where a tree is too large.
+        if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
         return True
 
     def _reserve(self, request: Request, held: bool) -> Errno | None:
-        """Reserve a work's room; return why it has none, EAGAIN when it should wait for pages."""
+        """Reserve a request's room; return an errno, EAGAIN when it waits for pages."""
         needed = request.count
         try:
             if held and request.file.pages_needed(needed):
@@ -423,35 +393,35 @@ class Batcher:
         request.reserved = True
         return None
 
-    def _refuse(self, queue: FairQueue, request: Request, errno: Errno, formed: FormedStep) -> bool:
-        """Note why a work cannot run; return whether it has waited for pages too long."""
+    def _note_failure(self, request: Request, errno: Errno, formed: FormedStep) -> bool:
+        """Record why a request cannot run; return whether it waited too long for pages."""
         if errno is Errno.EAGAIN:
-            queue.set_aside()
+            self._queue.set_aside()
             formed.waiting.append(request)
             return request.passed >= PAGES_PASSED_STEPS_MAX
-        queue.drop()
+        self._queue.drop_first()
         formed.failed.append((request, errno))
         return False
 
-    def _use_up(self, queue: FairQueue, chunks: dict[Request, Chunk], room: "_StepSpace") -> None:
-        """When rows ran out before tokens did, let the prompts in the step have the rest."""
-        if room.tokens == 0 or room.prefill <= 0 or len(chunks) < self._limits.rows:
+    def _fill_rest(self, space: _StepSpace) -> None:
+        chunks = space.chunks
+        if space.tokens == 0 or space.prefill <= 0 or len(chunks) < self.limits.rows:
             return
         for chunk in chunks.values():
-            count = min(chunk.request.remaining, room.tokens, room.prefill)
-            count = room.fitting(chunk.request, count, False)
+            count = min(chunk.request.remaining, space.tokens, space.prefill)
+            count = space.tokens_fitting(chunk.request, count, False)
             if count > 0:
-                room.took(chunk.request, count, False)
-                queue.extend(chunk.request, count)
+                space.add_tokens(chunk.request, count, False)
+                self._queue.extend(chunk.request, count)
                 chunk.count += count
-                room.tokens -= count
-                room.prefilled_by(count)
+                space.tokens -= count
+                space.add_prefill(count)
 
 
 # -- Rows --------------------------------------------------------------------------------------
 def _row(chunk: Chunk) -> Row:
     request, start, count = chunk.request, chunk.start, chunk.count
-    if request.count == 1 and request.options is DEFAULT:  # most rows there are
+    if request.count == 1 and request.options is DEFAULT:  # as most rows are
         length = request.file.length
         return Row(
             request.tokens, request.positions, length, request.file.block_table(length + 1), ONLY
@@ -472,16 +442,15 @@ def _row(chunk: Chunk) -> Row:
     )
 
 
-def _has_mask(matcher: GrammarMatcher, room: _StepSpace, formed: FormedStep) -> bool:
-    """Whether a row's mask can be made in this step."""
+def _has_mask(matcher: GrammarMatcher, space: _StepSpace, formed: FormedStep) -> bool:
     if not matcher.ready():
         formed.unready = True
         return False
-    return room.has_time_for(matcher.seconds)
+    return space.has_time_for(matcher.seconds)
 
 
 def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:
-    """Return the guide of a row with the tokens [start, start + count), if it is asked about."""
+    """Return the matcher of a row with these tokens, if the row has results."""
     matcher = request.matcher
     if matcher is None or start + count < request.count or request.options.get is Get.NONE:
         return None
@@ -490,7 +459,7 @@ def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:
 
 
 def _places(request: Request, start: int, count: int) -> Int32:
-    """Return the places of the work's tokens [start, start + count) that are asked about."""
+    """Return the places of tokens [start, start + count) that have results."""
     options = request.options
     if options.get is Get.NONE:
         return _NOWHERE
@@ -505,7 +474,10 @@ def _places(request: Request, start: int, count: int) -> Int32:
 
 
 def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
-    """Add a chunk's result to its work's; return all of it, in the order asked for, at the end."""
+    """Add a chunk's result to its request's; return all of it after the last chunk.
+
+    The result is in the order that the caller asked for.
+    """
     request = chunk.request
     place_bytes = request.options.place_bytes(vocab_size)
     if request.result is None:
@@ -522,7 +494,6 @@ def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
 
 
 def _scatter(whole: bytearray, result: bytes, place_bytes: int, chunk: Chunk) -> None:
-    """Put a chunk's places to where the caller listed them."""
     taken = 0
     for index, place in enumerate(chunk.request.options.at):
         assert isinstance(place, int)

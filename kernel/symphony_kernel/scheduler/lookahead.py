@@ -1,19 +1,20 @@
-"""Drafts: the steps that follow if nothing changes, given to the device before that is known.
+"""Look-ahead steps: given to the device before the step in front of them ends.
 
-    step N computes     its works go on: behind each token comes the next one
-    draft 1             the same rows, one entry further; the device puts N's tokens in
-    draft 2             behind draft 1, and so on
-    N has ended         as ever: its works end, go on, and are in the queue again. What draft 1 has
-                        begun to compute of them becomes the step that would be formed now.
+    step N computes       its requests continue: after each token comes the next one
+    look-ahead step 1     the same rows, one entry further; the device fills in N's tokens
+    look-ahead step 2     behind look-ahead step 1, and so on
+    N has ended           its requests end, continue and are queued again as always; the rows of
+                          look-ahead step 1 that belong to them are adopted as the next step
 
-Generations go on by themselves. A pred goes on when its program makes the next one, which is
-guessed (`predictions`): the step that a draft has become takes it in when it comes, or keeps its result
-for it. So drafts with preds are told of one by one, and no more than one is there beforehand.
+A row's candidate comes from one of two sources. A generation continues by itself. A pred continues
+when its program makes the next one, which is predicted (`prediction`): the adopted step takes the
+pred in when it comes, or keeps the result for it. So the loop must learn of each step with
+predictions at once, and there is at most one of them ahead.
 
-A draft changes nothing: no service is charged and nothing is appended before the step before it has
-ended, as without drafts. It is made while nobody else wants to run, and taken back when somebody
-comes; who comes when it has begun waits for its end, as for any step's. A row whose generation has
-ended meanwhile is dropped with what was computed for it.
+A look-ahead step changes nothing: no service is charged and no entry is appended before the step in
+front of it has ended. It is formed while no other request wants to run, and revoked when one comes.
+A request that comes after the device has started it waits for its end, as for any step. A row whose
+generation has ended meanwhile is dropped with its result.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -26,195 +27,199 @@ from symphony_kernel.protocol.limits import DRAFTS_MAX
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Batcher, Chunk, Step
 from symphony_kernel.scheduler.prediction import (
-    Head,
+    Candidate,
     LookAheadStep,
     Prediction,
     Predictor,
-    others_wait,
+    has_waiting_calls,
 )
 
 
 class LookAhead:
-    """The drafts behind the newest step, in order. `soon` says whether a LIP will soon answer."""
+    """The look-ahead steps behind the newest step, in order.
+
+    `answers_soon` tells whether a run usually sends its next pred soon.
+    """
 
     def __init__(
         self,
         queue: FairQueue,
         batcher: Batcher,
-        predictions: Predictor | None = None,
-        soon: Callable[[int], bool] = lambda _root: True,
+        predictor: Predictor | None = None,
+        answers_soon: Callable[[int], bool] = lambda _root: True,
     ) -> None:
         self._queue = queue
         self._batcher = batcher
-        self._predictions = predictions
-        self._soon = soon
-        self.there: list[LookAheadStep] = []  # to be looked at often
-        self._present: LookAheadStep | None = None  # that has become the newest step
+        self._predictor = predictor
+        self._answers_soon = answers_soon
+        self.steps: list[LookAheadStep] = []  # public because it is read once per request
+        self._adopted: LookAheadStep | None = None  # that has become the newest step
 
     def __len__(self) -> int:
-        return len(self.there)
+        return len(self.steps)
 
-    def make(self, step: Step) -> LookAheadStep | None:
-        """Return a draft behind `step` and the drafts there are, if all of it is known."""
-        before = len(self.there)
-        if before == DRAFTS_MAX or (before and not self.there[-1].follow.may_batch_delivery):
+    def form(self, step: Step) -> LookAheadStep | None:
+        """Return a step behind `step` and the look-ahead steps, if all of it is known."""
+        ahead = len(self.steps)
+        if ahead == DRAFTS_MAX or (ahead and not self.steps[-1].follow.may_batch_delivery):
             return None
-        heads: list[Head] = []
-        rows, behind = [], []
+        candidates: list[Candidate] = []
+        rows, previous = [], []
         stops: list[Container[int]] = []
-        may_batch_delivery, predictions = True, self._predictions
-        for index, head in self._going_on(self._heads(step), before):
-            if isinstance(head, Request) and head.continuation is not None:
-                row = _row(head, before)
+        batched, predictor = True, self._predictor
+        for index, candidate in self._continuing(self._previous_rows(step), ahead):
+            if isinstance(candidate, Request) and candidate.continuation is not None:
+                row = _generation_row(candidate, ahead)
                 if row is None:
                     return None
-                stops.append(head.continuation.stop)
+                stops.append(candidate.continuation.stop)
             else:
-                assert predictions is not None
-                made = predictions.behind(head)
+                assert predictor is not None
+                made = predictor.predict_after(candidate)
                 if made is None:
                     continue
-                head, row = made
-                stops.append(predictions.ends)
-                may_batch_delivery = False
-            heads.append(head)
+                candidate, row = made
+                stops.append(predictor.ends)
+                batched = False
+            candidates.append(candidate)
             rows.append(row)
-            behind.append(index)
+            previous.append(index)
         if not rows:
             return None
-        follow = Chain(behind, stops, may_batch_delivery)
-        lookahead = LookAheadStep(heads, Batch(rows, chain=follow), follow)
-        if not may_batch_delivery:
+        follow = Chain(previous, stops, batched)
+        lookahead = LookAheadStep(candidates, Batch(rows, chain=follow), follow)
+        if not batched:
             for row_number, prediction in lookahead.predictions:
                 prediction.lookahead, prediction.row = lookahead, row_number
-        self.there.append(lookahead)
+        self.steps.append(lookahead)
         return lookahead
 
     def forget(self) -> None:
-        """The device computes nothing: there are no drafts."""
-        self.there, self._present = [], None
+        """Drop all look-ahead steps: the device computes nothing."""
+        self.steps, self._adopted = [], None
 
     def revoke(self) -> None:
-        """Take back those that have not begun: somebody else wants to run."""
-        lookaheads = self.there
-        while lookaheads and lookaheads[-1].follow.revoke():
-            self._taken_back(lookaheads.pop())
+        """Revoke the steps that the device has not started: another request wants to run."""
+        steps = self.steps
+        while steps and steps[-1].follow.revoke():
+            self._revoked(steps.pop())
 
     def adopt(self) -> Step | None:
-        """Return what the first draft has computed of the works in the queue, as a step.
+        """Return the rows of the first look-ahead step that queued requests want.
 
-        For when the step before it has ended, and its works are in the queue again.
+        Called when the step in front of it has ended and its requests are in the queue again.
         """
-        lookaheads = self.there
-        self._present = None
-        if not lookaheads:
+        steps = self.steps
+        self._adopted = None
+        if not steps:
             return None
-        if lookaheads[0].follow.revoke():  # it has not begun: nor has anything behind it
+        if steps[0].follow.revoke():  # the device has not started it, nor anything behind it
             self.revoke()
-            self._taken_back(lookaheads.pop(0))
-            assert not lookaheads
+            self._revoked(steps.pop(0))
+            assert not steps
             return None
-        lookahead = lookaheads.pop(0)
-        chunks, rows, kept, guessed = [], [], [], []
+        lookahead = steps.pop(0)
+        chunks, rows, kept, predicted = [], [], [], []
         for index in lookahead.alive:
-            head = lookahead.heads[index]
-            if isinstance(head, Prediction):
-                if not head.dropped:
+            candidate = lookahead.candidates[index]
+            if isinstance(candidate, Prediction):
+                if not candidate.dropped:
                     kept.append(index)
-                    guessed.append((head.predicted.history.tenant, head.start))
-            elif self._is_next(head, lookahead.batch.rows[index]):
-                self._queue.serve_whole(head)
-                chunks.append(Chunk(head, 0, 1))
+                    predicted.append((candidate.predicted.history.tenant, candidate.start))
+            elif self._is_wanted(candidate, lookahead.batch.rows[index]):
+                self._queue.serve_fully(candidate)
+                chunks.append(Chunk(candidate, 0, 1))
                 rows.append(index)
                 kept.append(index)
-        if not kept:  # nor is anything behind it
-            self._drop_all()
+        if not kept:  # so nothing behind it is wanted, either
+            self.revoke()
+            self.steps = []
             return None
-        self._keep(lookahead, kept)
+        self._keep_rows(lookahead, kept)
         lookahead.step = Step(chunks, lookahead.batch, len(chunks), adopted=rows)
-        lookahead.step.guessed = guessed
-        self._present = lookahead
+        lookahead.step.predicted = predicted
+        self._adopted = lookahead
         return lookahead.step
 
-    def take_in(self, prediction: Prediction, request: Request) -> None:
-        """A claimed guess is a row of the step that its draft has become, which computes."""
+    def add_claimed(self, prediction: Prediction, request: Request) -> None:
         assert prediction.lookahead is not None
         step = prediction.lookahead.step
         assert step is not None
         assert step.adopted is not None
-        self._queue.serve_at_once(request)
+        self._queue.serve_new(request)
         step.chunks.append(Chunk(request, 0, 1))
         step.adopted.append(prediction.row)
         step.tokens += 1
         step.decodes += 1
 
-    def ended(self, lookahead: LookAheadStep, results: Results) -> None:
-        """A draft has ended, whatever has become of it; without results it was not computed."""
-        predictions = self._predictions
-        if predictions is not None and not lookahead.follow.may_batch_delivery:
+    def step_ended(self, lookahead: LookAheadStep, results: Results) -> None:
+        """Keep the results of unclaimed predictions; no results: it was not computed."""
+        predictor = self._predictor
+        if predictor is not None and not lookahead.follow.may_batch_delivery:
             for row, prediction in lookahead.predictions:
                 if prediction.lookahead is not lookahead or prediction.request is not None:
                     continue
                 if results:
-                    predictions.computed(prediction, results[row])
+                    predictor.row_computed(prediction, results[row])
                 else:
-                    predictions.lost(prediction)
-        if lookahead not in self.there:
-            # A guess knows its draft: with this circle each token left all that it was made of to
-            # the collector, which rests everybody for milliseconds to find it.
-            lookahead.heads, lookahead.alive = [], []
+                    predictor.row_failed(prediction)
+        if lookahead not in self.steps:
+            # Break the cycle of a prediction and its step. Each token left one to the garbage
+            # collector, which then stopped the kernel for milliseconds.
+            lookahead.candidates, lookahead.alive = [], []
 
-    # -- Within --------------------------------------------------------------------------------
-    def _heads(self, step: Step) -> Iterable[tuple[int, Head]]:
-        """Return whose rows come before the next draft, and which of the batch before they are."""
-        if self.there:
-            lookahead: LookAheadStep | None = self.there[-1]
-        else:
-            lookahead = self._present
+    # -- Internal ------------------------------------------------------------------------------
+    def _previous_rows(self, step: Step) -> Iterable[tuple[int, Candidate]]:
+        """Return the rows in front of the next look-ahead step: batch index and candidate."""
+        lookahead = self.steps[-1] if self.steps else self._adopted
         if lookahead is None or lookahead.step not in (None, step):
             return enumerate(chunk.request for chunk in step.chunks)
-        return [(row, lookahead.heads[row]) for row in lookahead.alive]
+        return [(row, lookahead.candidates[row]) for row in lookahead.alive]
 
-    def _going_on(self, heads: Iterable[tuple[int, Head]], before: int) -> list[tuple[int, Head]]:
-        """Return those that go on; none at all where one may go on nobody knows how."""
-        going: list[tuple[int, Head]] = []
-        for index, head in heads:
-            if isinstance(head, Request):
-                if head.finished or head.remaining:  # what comes of its row is dropped, or a part
+    def _continuing(
+        self, rows: Iterable[tuple[int, Candidate]], ahead: int
+    ) -> list[tuple[int, Candidate]]:
+        """Return the rows that continue; none where one may continue in an unknown way."""
+        continuing: list[tuple[int, Candidate]] = []
+        for index, candidate in rows:
+            if isinstance(candidate, Request):
+                if candidate.finished or candidate.remaining:  # its result is dropped, or partial
                     continue
-                if head.continuation is not None:
-                    if not head.continuation.goes_on(before + 1):
+                if candidate.continuation is not None:
+                    if not candidate.continuation.continues(ahead + 1):
                         return []
-                    going.append((index, head))
+                    continuing.append((index, candidate))
                     continue
-                if head.recomputes or others_wait(head):
+                if candidate.recomputes or has_waiting_calls(candidate):
                     return []
-            elif head.dropped or (head.request is not None and head.request.finished):
+                root = candidate.root
+            elif candidate.dropped or (candidate.request and candidate.request.finished):
                 continue
-            predictions = self._predictions
-            if predictions is None or before:  # no more than one draft with guesses
+            else:
+                root = candidate.predicted.root
+            predictor = self._predictor
+            if predictor is None or ahead:  # at most one look-ahead step has predictions
                 return []
-            full = predictions.is_full(head)
-            if not full and predictions.may_follow(head):
-                going.append((index, head))
-            elif self._soon(head.root if isinstance(head, Request) else head.predicted.root):
-                return []  # it is worth waiting for
-        return going
+            if not predictor.is_full(candidate) and predictor.may_predict_after(candidate):
+                continuing.append((index, candidate))
+            elif self._answers_soon(root):
+                return []  # waiting for its pred costs less than a step without it
+        return continuing
 
-    def _is_next(self, request: Request, row: Row) -> bool:
-        """Whether a row has computed the very entry that a work in the queue wants."""
+    def _is_wanted(self, request: Request, row: Row) -> bool:
+        """Whether a row has computed the entry that a queued request wants."""
         file = request.file
         if request.finished or request.count != 1 or file.length != row.start:
             return False
-        if not self._queue.holds(request) or not self._batcher.keep(request):
+        if not self._queue.is_queued(request) or not self._batcher.readmit(request):
             return False
         return file.block_table(row.start + 1).item(-1) == row.block_table.item(-1)
 
-    def _keep(self, lookahead: LookAheadStep, rows: list[int]) -> None:
-        """Of the drafts behind it, only what goes on behind these rows."""
+    def _keep_rows(self, lookahead: LookAheadStep, rows: list[int]) -> None:
+        """Keep only these rows, and in the steps behind only what follows them."""
         lookahead.alive = rows
-        for following in self.there:
-            if len(rows) == len(lookahead.heads):
+        for following in self.steps:
+            if len(rows) == len(lookahead.candidates):
                 return
             kept = set(rows)
             following.alive = [
@@ -222,28 +227,24 @@ class LookAhead:
             ]
             lookahead, rows = following, following.alive
 
-    def _drop_all(self) -> None:
-        self.revoke()
-        self.there = []
-
-    def _taken_back(self, lookahead: LookAheadStep) -> None:
+    def _revoked(self, lookahead: LookAheadStep) -> None:
         for _, prediction in lookahead.predictions:
-            assert self._predictions is not None
-            self._predictions.taken_back(prediction)
+            assert self._predictor is not None
+            self._predictor.row_revoked(prediction)
 
 
-def _row(request: Request, before: int) -> Row | None:
-    """Return the row of a work behind so many drafts; None: nobody knows whether it goes on."""
+def _generation_row(request: Request, ahead: int) -> Row | None:
+    """Return a generation's row behind so many look-ahead steps; None: it has no room."""
     continuation, file = request.continuation, request.file
     assert continuation is not None
-    new = request.count + before + 1
+    new = request.count + ahead + 1
     try:
         file.reserve(new)
     except SyscallError:
         return None
     start = file.length + new - 1
     table = file.block_table(start + 1)
-    place = continuation.position(start)
+    position = continuation.position(start)
     return Row(
-        BLANK, place, start, table, ONLY, request.options, None, request.seed, request.matcher
+        BLANK, position, start, table, ONLY, request.options, None, request.seed, request.matcher
     )

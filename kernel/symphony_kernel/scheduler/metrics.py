@@ -1,13 +1,13 @@
-"""What the scheduler counts: once a step over its rows, nothing a token.
+"""Scheduler metrics: counted once a step over its rows, nothing a token.
 
-    first token     from a LIP's first pred, submitted, to the first of its preds that gave a
-                    distribution or a token: queue, prefill and step; once a LIP
+    first token     from a run's first pred, submitted, to the first of its preds that gave a
+                    distribution or a token: queue, prefill and step; once a run
     between tokens  from the end of a file's pred to the end of its next one of a single token:
                     what a reader of one stream waits, the program's own part included
     step            rows, new tokens and seconds of each step
 
-Rows of a step whose files were computed last in one and the same step (most are) fall into one
-observation, so that a step costs a few bisections, however many rows it has.
+Most rows of a step have files that were last computed in the same step. These rows are one
+observation, so a step costs a few bisections, however many rows it has.
 """
 
 from symphony_kernel.protocol.histogram import (
@@ -32,8 +32,8 @@ class SchedulerMetrics:
         self.decode_rows = 0
         self.decode_steps = 0  # with at least one decode row
         self.prefill_tokens = 0
-        self.preds = 0  # that ended well
-        self.starved = 0  # that ended with ENOMEM, so that others could go on
+        self.preds = 0  # that ended without an error
+        self.starved = 0  # that ended with ENOMEM so that others could run
         self.step_seconds = 0.0
         self.histograms = {
             "time_to_first_token_seconds": Histogram(FIRST_TOKEN_SECONDS),
@@ -42,32 +42,29 @@ class SchedulerMetrics:
             "step_tokens": Histogram(STEP_TOKENS),
             "step_seconds": Histogram(STEP_SECONDS),
         }
-        self.lips: set[int] = set()  # that have submitted something
-        self._first: dict[int, float] = {}  # those without a first token, and since when
+        self.runs: set[int] = set()  # that have submitted a pred
+        self._first: dict[int, float] = {}  # runs without a first token: when they submitted
         self._now = 0.0
         self._gaps: dict[float, int] = {}  # rows of this step by when their files were computed
-        self._before, self._rows = 0.0, 0  # the last of these: most rows have the same
+        self._before, self._rows = 0.0, 0  # the newest of these: most rows have the same
 
     def submitted(self, root: int, now: float) -> None:
-        """A LIP that is not in `lips` has submitted a pred."""
-        self.lips.add(root)
+        self.runs.add(root)
         self._first[root] = now
 
-    def forget(self, root: int) -> None:
-        """A LIP has ended."""
-        self.lips.discard(root)
+    def forget_run(self, root: int) -> None:
+        self.runs.discard(root)
         self._first.pop(root, None)
 
     def launched(self, step: Step) -> None:
-        """A step has been formed: count its decodes now, before its preds become something else."""
+        """Count a step's decodes now, before its requests are renewed."""
         step.decodes = sum(1 for chunk in step.chunks if chunk.request.count == 1)
 
     def completing(self, now: float) -> None:
-        """A step has ended; `finished` follows for its preds, and then `stepped`."""
+        """Start counting a step that has ended: `finished` follows, then `stepped`."""
         self._now = now
 
     def finished(self, request: Request) -> None:
-        """A pred has ended well."""
         file = request.file
         if request.count == 1:
             before = file.computed_at
@@ -83,14 +80,12 @@ class SchedulerMetrics:
             if since is not None:
                 self._observe("time_to_first_token_seconds", self._now - since)
 
-    def kept(self, request: Request) -> None:
-        """A pred that ends now was computed in a step that has ended before it came."""
+    def predicted(self, request: Request) -> None:
         assert request.count == 1
         self.rows += 1
         self.decode_rows += 1
 
     def stepped(self, step: Step, seconds: float) -> None:
-        """Count a step that computed for `seconds`."""
         self._note_gap()
         for before, rows in self._gaps.items():
             self._observe("inter_token_latency_seconds", self._now - before, rows)

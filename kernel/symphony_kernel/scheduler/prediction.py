@@ -1,22 +1,22 @@
-"""Guesses: preds that have not come, computed as soon as their tokens are known.
+"""Predictions: preds that the kernel computes before the program asks.
 
 A program that decodes by itself makes one pred a token: the token that its last pred on the file
-gave, at the file's end, with the same options. So the next one is known before the program has
-seen the last one's result. The device computes it as part of a draft (`lookahead`), and nobody
-hears of it until a pred comes that says the very same.
+gave, at the file's end, with the same options. So the next pred is known before the program has
+seen the last one's result. The device computes it in a look-ahead step (`lookahead`), and its
+result is used only when a pred comes that is exactly the predicted one.
 
-    pred at entry 7 computes     guess: entry 8, with whatever token comes of it
-    it has ended: token 42       the guess is open: "42 at entry 8"; its row computes already
-    pred of [42] comes           the row is its own: charged, reserved and ended as any pred's
-    anything else comes          what was computed lies behind the file's end, and is written over
+    pred at entry 7 computes     prediction: entry 8, with the token that comes of it
+    it has ended: token 42       the prediction is open: "42 at entry 8"; its row computes already
+    pred of [42] comes           the row is the pred's: charged, reserved and ended as any other
+    another pred comes           the row's result lies behind the file's end and is overwritten
 
-A guess changes nothing that a program, a quota or the journal could see: no page, no entry, no
+A prediction changes nothing that a program, a quota or the journal could see: no page, no entry, no
 service. An entry that begins a page is computed into a spare frame (`PagePool.take_spare`), which
-whoever wants frames gets as if it were free. A file that is edited is guessed about no more.
+others take as if it were free. A file that is edited loses its predictions.
 
-Who is guessed about is learned: each pred that is what would have been guessed earns its LIP
-credit, and each row that was computed for nothing costs many times that. A LIP begins with a
-little where guessing has paid for its tenant's last ones, and with debts where it has not.
+Whether to predict is learned. Each pred that is as predicted earns its run a credit, and each row
+computed for nothing costs many. A run starts with some credit where predictions have paid for its
+tenant's last runs, and with debt where they have not.
 """
 
 from collections.abc import Container
@@ -36,79 +36,73 @@ from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Step
 
-_BLANK: Final = BLANK  # a constant of this module's is found at once
+_BLANK: Final = BLANK  # mypyc finds a constant of the same module faster
 _BEST_FIRST: Final = (Get.ARGMAX, Get.SAMPLE, Get.TOP)  # results that begin with a token
-_AHEAD_MAX: Final = 2  # guesses of a file that nobody has claimed
+_AHEAD_MAX: Final = 2  # unclaimed predictions of one file
 _CREDIT_MAX: Final = 64
-_CREDIT_FIRST: Final = 8  # of a LIP that begins where it has paid for the tenant's others
+_CREDIT_FIRST: Final = 8  # of a new run where predictions paid for the tenant's last ones
 _CREDIT_LEAST: Final = -24
 _TENANT_GAIN: Final = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionOptions:
-    """What LIPs' preds are guessed from: credit, of which each that could be guessed earns one."""
+    """Credit: each pred that could be predicted earns a run one."""
 
-    least: int = 2  # to be guessed about
-    odd: int = 4  # what a pred costs that would not have been guessed
-    vain: int = 24  # and a row that was computed for nothing: about 4% of rows may be
+    least: int = 2  # below it nothing is predicted
+    odd: int = 4  # cost of a pred that would not have been predicted
+    vain: int = 24  # cost of a row computed for nothing: about 4% of rows may be
 
 
 class Prediction:
-    """One pred that may come: of one token, at entry `start` of its line's file."""
+    """A pred of one token that may come, at entry `start` of a file."""
 
     __slots__ = (
-        "dropped",
-        "frame",
-        "lookahead",
-        "moved",
-        "open",
-        "predicted",
-        "request",
-        "result",
-        "row",
-        "start",
-        "token",
+        "dropped", "frame", "lookahead", "moved", "open", "predicted", "request", "result", "row",
+        "start", "token",
     )  # fmt: skip
 
     def __init__(self, predicted: "PredictedFile", start: int) -> None:
         self.predicted = predicted
         self.start = start
         self.token = -1  # known when it is open
-        self.open = False  # the pred before it has ended well, and the file is as it left it
-        self.lookahead: LookAheadStep | None = None  # that computes it; None: nothing does
-        self.row = 0  # of the draft
+        self.open = False  # the pred before it has ended, and the file is as it left it
+        self.lookahead: LookAheadStep | None = None  # that computes it, if any
+        self.row = 0  # in that step's batch
         self.frame = -1  # of its entry's page
-        self.moved = 0  # the pool's count when its row was made
+        self.moved = 0  # `PagePool.moved` when its row was made
         self.request: Request | None = None  # that has claimed it
-        self.result: bytes | SyscallError | None = None  # while nobody has claimed it
+        self.result: bytes | SyscallError | None = None  # until it is claimed
         self.dropped = False
 
 
-Head: TypeAlias = Request | Prediction  # whose row it is
+Candidate: TypeAlias = Request | Prediction  # what a row of a look-ahead step is for
 
 
 class LookAheadStep:
-    """A step that may be; `heads[i]` has row i of the batch."""
+    """A step that may be adopted; row i of the batch is for `candidates[i]`."""
 
-    __slots__ = ("alive", "batch", "follow", "heads", "step")
+    __slots__ = ("alive", "batch", "candidates", "follow", "step")
 
-    def __init__(self, heads: list[Head], batch: Batch, follow: Chain) -> None:
-        self.heads = heads
+    def __init__(self, candidates: list[Candidate], batch: Batch, follow: Chain) -> None:
+        self.candidates = candidates
         self.batch = batch
         self.follow = follow
-        self.alive = list(range(len(heads)))  # rows behind rows computed for their works
-        self.step: Step | None = None  # what it has become
+        self.alive = list(range(len(candidates)))  # rows that can still be adopted
+        self.step: Step | None = None  # what it was adopted as
 
     @property
     def predictions(self) -> list[tuple[int, Prediction]]:
-        """Its rows that are guesses'."""
-        return [(row, head) for row, head in enumerate(self.heads) if isinstance(head, Prediction)]
+        return [
+            (row, candidate)
+            for row, candidate in enumerate(self.candidates)
+            if isinstance(candidate, Prediction)
+        ]
 
 
 @dataclass(slots=True, eq=False)
 class PredictedFile:
-    """What the next preds on a file are expected to be: one entry behind the other."""
+    """The predicted preds of one file, entry after entry."""
 
     file: KVFile
     root: int
@@ -122,15 +116,14 @@ class PredictedFile:
 
 @dataclass(slots=True)
 class RunHistory:
-    """How well a LIP's preds could be guessed."""
+    """How well a run's preds could be predicted."""
 
     tenant: str
     credit: int
-    sum: int = 0  # of all that it would have earned and cost if all of it had been guessed
+    sum: int = 0  # of all credit that predicting everything would have earned and cost
     predicted_files: "dict[KVFile, PredictedFile]" = field(default_factory=dict)
 
     def add(self, credit: int) -> None:
-        """Add what a pred, or the lack of one, has shown."""
         self.sum += credit
         now = self.credit + credit
         if now > _CREDIT_MAX:
@@ -139,7 +132,10 @@ class RunHistory:
 
 
 class Predictor:
-    """All files' lines. `entries_max` is of any file; tokens of `ends` are not gone on behind."""
+    """Predicts the preds of all files.
+
+    `entries_max` is the longest file. No pred is predicted after a token in `ends`.
+    """
 
     def __init__(
         self,
@@ -154,35 +150,36 @@ class Predictor:
         self._positions.flags.writeable = False
         self.ends = ends
         self._predicted_files: dict[KVFile, PredictedFile] = {}
-        self._histories: dict[int, RunHistory] = {}  # of LIPs
-        self._tenants: dict[str, float] = {}  # whether it paid for their last LIPs, in [-1, 1]
-        self.hits = 0  # preds that were computed before they came
-        self.misses = 0  # rows that were computed for none
+        self._histories: dict[int, RunHistory] = {}  # by root
+        self._tenants: dict[str, float] = {}  # whether it paid for their last runs, in [-1, 1]
+        self.hits = 0  # preds whose result was computed before they came
+        self.misses = 0  # rows computed for nothing
 
     @classmethod
-    def beside(
+    def for_executor(
         cls, executor: Executor, kvfs: KVFS, options: PredictionOptions | None
     ) -> "Predictor | None":
-        """Return what guesses preds on these files; None where the device goes from step to step
-        on nobody's behalf, or without `options`.
+        """Return a predictor for these files.
+
+        None without `options`, or where the executor takes no look-ahead steps.
         """
         if options is None or not getattr(executor, "follows", False):
             return None
         model = executor.model
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        predictions = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
-        kvfs.watch_edits(predictions.drop)
-        return predictions
+        predictor = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
+        kvfs.watch_edits(predictor.drop_file)
+        return predictor
 
-    # -- What preds show ------------------------------------------------------------------------
-    def ended(self, request: Request, result: bytes) -> None:
-        """A pred has ended well: what is expected behind it has its token now."""
+    # -- Preds that come and end ----------------------------------------------------------------
+    def expect_next(self, request: Request, result: bytes) -> None:
+        """Open the prediction after a pred that has ended: its token is known now."""
         file = cast(KVFile, request.file)
         predicted = self._predicted_files.get(file)
         if predicted is None:
-            if not _is_of_a_course(request):
+            if not _is_predictable(request):
                 return
-            predicted = self._begin(request)
+            predicted = self._new_file(request)
         if not predicted.predictions:
             predicted.predictions.append(Prediction(predicted, file.length))
         prediction = predicted.predictions[0]
@@ -191,52 +188,59 @@ class Predictor:
         prediction.open = True
 
     def claim(self, request: Request) -> Prediction | None:
-        """Return the guess that computes a pred which has just come, if there is one.
+        """Return the prediction that computes a new pred, if there is one.
 
-        Either way the pred is no longer expected.
+        In any case the pred is no longer predicted. `settle` must follow.
         """
         predicted = self._predicted_files.get(cast(KVFile, request.file))
         if predicted is None:
             return None
         prediction = predicted.predictions[0] if predicted.predictions else None
-        if prediction is None or not (prediction.open and _is_guessed(prediction, request)):
+        if prediction is None or not (prediction.open and _is_predicted(prediction, request)):
             predicted.history.add(-self._options.odd)
-            self._drop(predicted)
+            self._drop_predictions(predicted)
             return None
         predicted.history.add(1)
         lookahead = prediction.lookahead
         if lookahead is None:
             predicted.predictions.clear()
-            self._tidy(predicted)
+            self._forget_if_empty(predicted)
             return None
         if (
             lookahead.step is None and prediction.result is None
         ) or prediction.moved != self._pool.frame_version:
-            self._drop(predicted)
+            self._drop_predictions(predicted)
             return None
         del predicted.predictions[0]
         prediction.request = request
         return prediction
 
-    def settle(self, prediction: Prediction) -> bool:
-        """The file of a claimed guess has room for it: see that it lies where it was computed."""
+    def settle(self, prediction: Prediction, *, admitted: bool) -> bool:
+        """Give a claimed prediction to its pred; return whether its result is valid.
+
+        `admitted`: the pred's file has room for its entry. When it is not valid the pred must be
+        computed.
+        """
+        if admitted and self._is_in_place(prediction):
+            self.hits += 1
+            return True
+        prediction.request = None
+        prediction.predicted.predictions.insert(0, prediction)
+        self._drop_predictions(prediction.predicted)
+        return False
+
+    def _is_in_place(self, prediction: Prediction) -> bool:
+        """Return whether the file's reserved entry is in the frame that the row wrote to.
+
+        A spare frame becomes the file's.
+        """
         predicted, file = prediction.predicted, prediction.predicted.file
         if predicted.spare >= 0 and prediction.frame == predicted.spare:
             predicted.spare = -1
             return file.use_spare(prediction.frame, predicted)
         return file.frame_of(prediction.start) == prediction.frame
 
-    def claimed(self) -> None:
-        """A claimed guess is a pred's from now on: its line goes on when that has ended."""
-        self.hits += 1
-
-    def not_settled(self, prediction: Prediction) -> None:
-        """A claimed guess was computed for nothing: the pred has to be computed as any."""
-        prediction.request = None
-        prediction.predicted.predictions.insert(0, prediction)
-        self._drop(prediction.predicted)
-
-    def _begin(self, request: Request) -> PredictedFile:
+    def _new_file(self, request: Request) -> PredictedFile:
         file = cast(KVFile, request.file)
         history = self._history(request)
         predicted = PredictedFile(
@@ -246,29 +250,28 @@ class Predictor:
         return predicted
 
     # -- Rows -----------------------------------------------------------------------------------
-    def may_follow(self, before: Request | Prediction) -> bool:
-        """Whether the pred behind another one, or behind a guess, is to be guessed."""
+    def may_predict_after(self, before: Candidate) -> bool:
+        """Whether the pred after another pred or prediction is worth predicting."""
         if isinstance(before, Prediction):
             predicted, start = before.predicted, before.start + 1
             history = predicted.history
         else:
-            if not _is_of_a_course(before):
+            if not _is_predictable(before):
                 return False
             history, start = self._history(before), before.file.length + before.count
         return history.credit >= self._options.least and start < len(self._positions)
 
-    def is_full(self, before: Request | Prediction) -> bool:
-        """Whether enough was guessed behind what has come."""
+    def is_full(self, before: Candidate) -> bool:
         return (
             isinstance(before, Prediction)
             and before.request is None
-            and len(before.predicted.predictions) >= (_AHEAD_MAX)
+            and len(before.predicted.predictions) >= _AHEAD_MAX
         )
 
-    def behind(self, before: Request | Prediction) -> tuple[Prediction, Row] | None:
-        """Return a guess behind another one or a pred in a step, and its row.
+    def predict_after(self, before: Candidate) -> tuple[Prediction, Row] | None:
+        """Return the prediction after a row in a step, and its own row.
 
-        None: its entry has no place.
+        None: there is no frame for its entry.
         """
         if isinstance(before, Prediction):
             start, seed, options = before.start + 1, before.predicted.seed, before.predicted.options
@@ -279,10 +282,10 @@ class Predictor:
         predicted = self._predicted_files.get(file)
         if predicted is None:
             assert request is not None
-            predicted = self._begin(request)
+            predicted = self._new_file(request)
         table = self._table(predicted, start)
         if table is None:
-            self._tidy(predicted)
+            self._forget_if_empty(predicted)
             return None
         prediction = predicted.predictions[-1] if predicted.predictions else None
         if prediction is None or prediction.start != start:
@@ -293,11 +296,10 @@ class Predictor:
         return prediction, Row(_BLANK, position, start, table, ONLY, options, None, seed)
 
     def _table(self, predicted: PredictedFile, start: int) -> Int32 | None:
-        """Return the frames for the entries up to `start`, that one included."""
         file = predicted.file
         if self._pool.absent and len(file.absent_pages()):
             return None
-        there = file._count  # noqa: SLF001 - of `pages`, of which no array is wanted
+        there = file._count  # noqa: SLF001 - of `pages`, without an array
         if there > start // PAGE_TOKENS:
             return file.block_table(start + 1)
         if predicted.spare < 0:
@@ -306,13 +308,13 @@ class Predictor:
                 return None
             predicted.spare = spare
         elif not self._pool.has_spare(predicted.spare, predicted):
-            return None  # somebody wanted it, and what is behind this guess would be computed there
+            return None  # it was taken; rows behind this one would be computed into it
         frames = file.block_table(there * PAGE_TOKENS)
         return np.append(frames, np.int32(predicted.spare))
 
-    # -- Drafts ---------------------------------------------------------------------------------
-    def taken_back(self, prediction: Prediction) -> None:
-        """The draft that was to compute a guess will not: the pred is expected all the same."""
+    # -- Look-ahead steps -----------------------------------------------------------------------
+    def row_revoked(self, prediction: Prediction) -> None:
+        """Record that no device will compute a prediction; its pred is still expected."""
         prediction.lookahead = None
         predicted = prediction.predicted
         if prediction.dropped:
@@ -324,33 +326,29 @@ class Predictor:
             self._pool.free_spare(predicted.spare, predicted)
             predicted.spare = -1
 
-    def computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
-        """The draft of a guess that nobody has claimed has ended."""
+    def row_computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
         if prediction.dropped:
             self.misses += 1
         else:
             prediction.result = result
 
-    def lost(self, prediction: Prediction) -> None:
-        """The device has failed at the draft of a guess."""
+    def row_failed(self, prediction: Prediction) -> None:
         if prediction.request is None and not prediction.dropped:
-            self._drop(prediction.predicted)
+            self._drop_predictions(prediction.predicted)
 
     # -- Ends -----------------------------------------------------------------------------------
-    def drop(self, file: object) -> None:
-        """Nothing more is known of a file's next preds."""
+    def drop_file(self, file: object) -> None:
         predicted = self._predicted_files.get(cast(KVFile, file))
         if predicted is not None:
-            self._drop(predicted)
+            self._drop_predictions(predicted)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
-        """An instance, or a whole LIP, has ended."""
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         history = self._histories.get(root)
         if history is None:
             return
         for predicted in list(history.predicted_files.values()):
             if instance in (None, predicted.instance):
-                self._drop(predicted)
+                self._drop_predictions(predicted)
         if instance is not None:
             return
         del self._histories[root]
@@ -367,19 +365,18 @@ class Predictor:
             history = self._histories[request.root] = RunHistory(request.tenant, first)
         return history
 
-    def _drop(self, predicted: PredictedFile) -> None:
+    def _drop_predictions(self, predicted: PredictedFile) -> None:
         for prediction in predicted.predictions:
             prediction.dropped = True
-            if prediction.lookahead is not None:  # unless that is taken back
+            if prediction.lookahead is not None:  # `row_revoked` gives it back
                 predicted.history.add(-self._options.vain)
-            else:  # as it would have been
+            else:  # what it would have cost
                 predicted.history.sum -= self._options.vain
             self.misses += prediction.result is not None
         predicted.predictions.clear()
-        self._tidy(predicted)
+        self._forget_if_empty(predicted)
 
-    def _tidy(self, predicted: PredictedFile) -> None:
-        """Forget a line without guesses."""
+    def _forget_if_empty(self, predicted: PredictedFile) -> None:
         if not predicted.predictions:
             if predicted.spare >= 0:
                 self._pool.free_spare(predicted.spare, predicted)
@@ -388,12 +385,12 @@ class Predictor:
             predicted.history.predicted_files.pop(predicted.file, None)
 
 
-def _is_of_a_course(request: Request) -> bool:
-    """Whether a pred could be one of a course: its token is the next one's, where it ends."""
+def _is_predictable(request: Request) -> bool:
+    """Whether a pred's result determines the next pred."""
     options = request.options
     if request.continuation is not None or request.recomputes or request.matcher is not None:
         return False
-    if options is DEFAULT:  # as most
+    if options is DEFAULT:  # as most are
         return True
     if options.at != "last" or not options.keep:
         return False
@@ -405,8 +402,7 @@ def _is_of_a_course(request: Request) -> bool:
     return not (options.get is Get.SAMPLE and sampling is not None and sampling.seed is None)
 
 
-def _is_guessed(prediction: Prediction, request: Request) -> bool:
-    """Whether a pred that has come is the one that was expected."""
+def _is_predicted(prediction: Prediction, request: Request) -> bool:
     predicted = prediction.predicted
     return (
         request.count == 1
@@ -420,7 +416,7 @@ def _is_guessed(prediction: Prediction, request: Request) -> bool:
     )
 
 
-def others_wait(request: Request) -> bool:
-    """Whether other calls wait behind a pred on its file: they come before any that is guessed."""
+def has_waiting_calls(request: Request) -> bool:
+    """Whether calls wait behind a pred on its file: they come before its next pred."""
     queue = cast(KVFile, request.file).queue
     return queue is not None and len(queue) > 1

@@ -1,12 +1,12 @@
-"""Rebuilds: entries of a file whose K and V are nowhere any more, computed again.
+"""Recompute: computes entries whose K and V are in no tier again.
 
-A rebuild is a work of its own in front of the pred that needs it: rows without results, in the same
-quanta and at the same price as any prompt, for the LIP whose pred it is. It is no pred: it appends
-nothing and answers nobody.
+A recompute is a request of its own in front of the pred that needs it. It is rows without results,
+in the same quanta and at the same price as any prompt, charged to the pred's run. It is no pred: it
+appends nothing and has no reply.
 
 Where each entry was computed behind exactly those before it, a stretch of absent entries is one row
-of the file itself. Where not, the file's lineage says what to compute, and some of it on a bench:
-pages of its own with the context that there was then, whence the file's entries are copied.
+of the file itself. Otherwise the file's lineage says what to compute. Some of that is computed in
+scratch pages, with the context that there was then, and copied to the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +30,9 @@ _NOTHING: Final = PredOptions(get=Get.NONE)
 
 
 class RecomputedFile:
-    """Entries that a row of a rebuild reads and writes, as a `WorkFile`: `length` are there.
+    """Entries that a row of a recompute reads and writes, as a `RequestFile`.
 
-    `gone` is called when the rebuild ends before its time.
+    `length` entries exist. `abandoned` is called when the recompute ends early.
     """
 
     def __init__(
@@ -40,50 +40,44 @@ class RecomputedFile:
         length: int,
         table: Callable[[int], Int32],
         failed: Callable[[], Errno | None],
-        gone: Callable[[], None],
+        abandoned: Callable[[], None],
     ) -> None:
         self._table = table
         self._failed = failed
-        self._gone = gone
+        self._gone = abandoned
         self.length = length
         self.computed_at = 0.0
 
     @property
     def error(self) -> Errno | None:
-        """Why it cannot be computed any more, if so."""
         return self._failed()
 
-    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every WorkFile
-        """Return 0: the pages are there, only what lies in them is not."""
-        return 0
+    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every RequestFile
+        return 0  # the pages exist: only their content is absent
 
-    def reserve(self, n: int) -> None:
-        """Do nothing: there is room."""
+    def reserve(self, n: int) -> None: ...
 
     def block_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries."""
         return self._table(entries)
 
     def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
-        """Do nothing: the entries existed all the time."""
+        """Do nothing: the entries exist already."""
 
-    def commit_one(self, token: int, position: int) -> None:
-        """Do nothing, as `commit`."""
+    def commit_one(self, token: int, position: int) -> None: ...
 
     def unreserve(self) -> None:
-        """The rebuild was cancelled, or has failed."""
+        """Abandon the recompute, which was cancelled or has failed."""
         self._gone()
 
 
 @dataclass(frozen=True, slots=True)
 class _ScratchPages:
-    """Frames beside the file, in which a step is computed."""
+    """Scratch frames in which a step is computed."""
 
     frames: Int32
     start: int  # entries of its context
 
     def table(self, entries: int) -> Int32:
-        """Return the frames of its first `entries` entries."""
         return self.frames[: page_count(entries)]
 
     def slots(self, entries: Int64) -> Int64:
@@ -94,7 +88,7 @@ class _ScratchPages:
 
 
 class Recompute:
-    """What has to be computed of one file before it is whole: rows, one after the other.
+    """The rows, in order, that make one file whole again.
 
     The file's absent pages are unfilled.
     """
@@ -105,41 +99,38 @@ class Recompute:
         self._steps = steps
         self._next = 0
         self._scratch: dict[int, _ScratchPages] = {}
-        self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
+        self._spare: Int32 = np.empty(0, np.int32)  # frames of scratch pages to come
         self._faults = eviction.faults
         unfilled = eviction.pool.unfilled[file.pages]
-        self._missing: Int64 = np.zeros(len(unfilled), np.int64)  # entries of each page, to come
+        self._missing: Int64 = np.zeros(len(unfilled), np.int64)  # absent entries of each page
         for index in np.flatnonzero(unfilled):
             self._missing[index] = min(PAGE_TOKENS, file.length - int(index) * PAGE_TOKENS)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all its rows."""
         return sum(len(step.tokens) for step in self._steps)
 
     @property
-    def over(self) -> bool:
-        """Whether all has been computed."""
+    def complete(self) -> bool:
         return self._next == len(self._steps)
 
-    def take_benches(self) -> None:
-        """Take the frames that its steps need beside the file; there must be so many."""
+    def take_scratch_pages(self) -> None:
+        """Take the scratch frames that its steps need; so many must be free."""
         self._spare = self._eviction.pool.take_scratch_frames(scratch_peak(self._steps))
 
     def request(
-        self, target: Request, done: Callable[[bytes | int], None], gone: Callable[[], None]
+        self, target: Request, done: Callable[[bytes | int], None], abandoned: Callable[[], None]
     ) -> Request:
-        """Return the next row as a work for the LIP of `target`."""
         step = self._steps[self._next]
-        bench = None if step.in_place else self._lay_out(step)
-        table = self._file.unfilled_table if bench is None else bench.table
+        scratch = None if step.in_place else self._prepare_scratch(step)
+        table = self._file.unfilled_table if scratch is None else scratch.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
         request = Request(
             instance=target.instance,
             root=target.root,
             tenant=target.tenant,
             seq=0,
-            file=RecomputedFile(step.start, table, self._failed, gone),
+            file=RecomputedFile(step.start, table, self._failed, abandoned),
             tokens=step.tokens,
             positions=step.positions,
             options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
@@ -149,34 +140,33 @@ class Recompute:
         request.reserved = request.recomputes = True
         return request
 
-    def computed(self) -> None:
-        """The row was computed: the file's pages that are whole now are no longer unfilled."""
-        step, bench = self._steps[self._next], self._scratch.get(self._next)
+    def row_computed(self) -> None:
+        """Copy the row's entries to the file; pages that are whole are no longer unfilled."""
+        step, scratch = self._steps[self._next], self._scratch.get(self._next)
         for copy in step.copies:
             there = np.arange(copy.at, copy.at + copy.end - copy.start)
-            if bench is not None:
-                slots = bench.slots(bench.start + np.arange(copy.start, copy.end))
+            if scratch is not None:
+                slots = scratch.slots(scratch.start + np.arange(copy.start, copy.end))
                 self._eviction.transfers.copy(slots, self._file.slots(there))
-            self._count(there)
+            self._note_computed(there)
         for number in step.finished:
-            self._leave(number)
+            self._free_scratch(number)
         self._next += 1
-        if self.over:
+        if self.complete:
             self._eviction.pool.free_scratch_frames(self._spare)
 
     def abandon(self) -> None:
-        """Give everything back that is not whole."""
         for number in list(self._scratch):
-            self._leave(number)
+            self._free_scratch(number)
         self._eviction.pool.free_scratch_frames(self._spare)
         pages = self._file.pages
         unfilled = pages[: len(self._missing)][self._missing > 0]
         self._eviction.tiers.evict(unfilled, host=False)
 
-    def _lay_out(self, step: Step) -> _ScratchPages:
-        """Return a bench for the next step, its context copied there."""
+    def _prepare_scratch(self, step: Step) -> _ScratchPages:
+        """Return scratch pages for the next step, with its context copied to them."""
         frames, self._spare = np.split(self._spare, [step.scratch_pages])
-        bench = self._scratch[self._next] = _ScratchPages(frames, step.start)
+        scratch = self._scratch[self._next] = _ScratchPages(frames, step.start)
         at = 0
         for chunk in step.context:
             count = chunk.end - chunk.start
@@ -186,34 +176,34 @@ class Recompute:
             else:
                 other = self._scratch[chunk.source]
                 sources = other.slots(other.start + entries)
-            self._eviction.transfers.copy(sources, bench.slots(np.arange(at, at + count)))
+            self._eviction.transfers.copy(sources, scratch.slots(np.arange(at, at + count)))
             at += count
-        return bench
+        return scratch
 
     def _failed(self) -> Errno | None:
-        """What a batch that failed has written, a bench perhaps, is not what it should be."""
+        """Return why it cannot continue; a failed batch may have damaged scratch pages."""
         return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
 
-    def _count(self, entries: Int64) -> None:
-        """Entries ([n]) of the file have come."""
+    def _note_computed(self, entries: Int64) -> None:
+        """Count entries ([n] indices) of the file that were computed."""
         indices = entries // PAGE_TOKENS
         unfilled = self._missing[indices] > 0
         np.subtract.at(self._missing, indices[unfilled], 1)
         whole = np.unique(indices[unfilled])
         pages = np.unique(self._file.pages[whole[self._missing[whole] == 0]])
-        # A page that stands in the file twice has come with the first.
+        # A page that is in the file twice is filled once.
         self._eviction.tiers.mark_filled(pages[self._eviction.pool.unfilled[pages]])
 
-    def _leave(self, number: int) -> None:
-        bench = self._scratch.pop(number, None)
-        if bench is not None:
-            self._spare = np.concatenate((self._spare, bench.frames))
+    def _free_scratch(self, number: int) -> None:
+        scratch = self._scratch.pop(number, None)
+        if scratch is not None:
+            self._spare = np.concatenate((self._spare, scratch.frames))
 
 
 def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
-    """Return the steps of a file whose entries were computed each behind all before it.
+    """Return the steps of a file whose entries were computed behind all before them.
 
-    `absent` ([pages of its entries]) says which pages are to come: one step for each run of them.
+    `absent` ([pages of its entries]) marks the absent pages: one step for each run of them.
     """
     steps: list[Step] = []
     for first, end in _runs(absent):
@@ -226,7 +216,7 @@ def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 
 
 def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
-    """Return what computes the absent ones of a file's pages ([pages of its entries]) again.
+    """Return the steps that recompute a file's absent pages ([pages of its entries]).
 
     Raises:
         NotRecomputableError: some of it depends on what is lost.
@@ -238,6 +228,5 @@ def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 
 
 def _runs(flags: "npt.NDArray[np.bool_]") -> Iterator[tuple[int, int]]:
-    """Yield [start, end) of each run of true ones."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

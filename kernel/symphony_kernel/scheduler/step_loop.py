@@ -1,12 +1,12 @@
-"""The step loop: launches what the scheduler says, and hands it back what came of it.
+"""The step loop: launches the scheduler's steps and returns their results to it.
 
-    plan -> look -> scheduler.poll -> executor -> ended -> scheduler.complete -> look
-                    scheduler.draft -> executor                scheduler.adopt
+    plan -> look -> scheduler.poll -> executor -> end -> scheduler.complete -> look
+                    scheduler.form_lookahead -> executor  scheduler.adopt_lookahead
 
-Everything is a plain callback of the event loop: no task, no timeout object and no wake-up stands
-between the end of a step and the launch of the next one. What can follow at once is launched before
-the replies leave, so that they are written while the device computes. What can be known of the
-steps after it goes to the device beforehand (`scheduler.lookahead`): it need not wait for the loop.
+Everything is a plain callback of the event loop. No task, timeout object or wake-up lies between
+the end of a step and the launch of the next one. The next step is launched before the replies
+are sent, so that they are written while the device computes. Look-ahead steps go to the device
+beforehand (`scheduler.lookahead`), so that it need not wait for the loop.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from typing import Final, TypeAlias, TypeVar
 from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
 from symphony_kernel.scheduler.batcher import Step
@@ -37,36 +36,37 @@ Ended: TypeAlias = Callable[[StepFuture[Results]], None]
 class DeviceStatistics:
     """Where the device's time went, in milliseconds.
 
-    A pause is the time between two steps in which it computed nothing; those longer than
-    DEVICE_PAUSE_MS_MAX are no pauses but want of work, and not counted.
+    A pause is the time between two steps in which the device computed nothing. Pauses longer than
+    DEVICE_PAUSE_MS_MAX mean that there was no work, and are not counted.
     """
 
     device_busy_ms: float = 0.0
     device_pauses: int = 0
     device_pause_ms: float = 0.0
-    device_steps_ahead: int = 0  # drafts that it went on with and that became steps
-    device_steps_in_vain: int = 0  # drafts that it computed for nothing
+    device_steps_ahead: int = 0  # look-ahead steps that were adopted
+    device_steps_in_vain: int = 0  # look-ahead steps that were computed and not used
 
 
 class StepLoop:
-    """Keeps one executor busy. `flush` sends replies; `failed` hears of faults of the kernel's."""
+    """Keeps one executor busy.
+
+    `flush` sends replies; `failed` takes faults of the kernel.
+    """
 
     def __init__(
         self,
-        clock: Clock,
         scheduler: Scheduler,
         kvfs: KVFS,
         executor: Executor,
         flush: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._clock = clock
         self._scheduler = scheduler
         self._kvfs = kvfs
         self._executor = executor
         self._start = getattr(executor, "start", None) or self._start_task
         self._follows = bool(getattr(executor, "follows", False))
-        self._following: deque[StepFuture[Results]] = deque()  # of drafts given, in order
+        self._following: deque[StepFuture[Results]] = deque()  # of look-ahead steps, in order
         self._tasks: set[asyncio.Task[Results]] = set()
         self._flush, self._failed = flush, failed
         self._computing = 0  # steps given to the executor
@@ -74,55 +74,51 @@ class StepLoop:
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._when_idle: list[Callable[[], None]] = []
-        self._quiet = 0  # works of `when_quiet` that have begun and not ended
+        self._quiet = 0  # actions of `when_quiet` that have started and not ended
         self._drained: asyncio.Event | None = None
-        self._ended = 0.0  # when the device computed last
+        self._ended = 0.0  # when the last step ended on the device
         self.statistics = DeviceStatistics()
 
-    # -- From outside --------------------------------------------------------------------------
+    # -- Control -------------------------------------------------------------------------------
     def run(self) -> None:
-        """Launch steps from now on."""
         self._running = True
         self.plan()
 
     @property
     def running(self) -> bool:
-        """Whether steps are launched."""
         return self._running
 
     @property
     def rests(self) -> bool:
-        """Whether nothing computes, and no timer and nothing that has begun will launch a step."""
+        """Whether nothing computes and nothing is planned that would launch a step."""
         busy = self._computing or self._planned or self._quiet or self._when_idle
         return self._running and not busy and self._timer is None
 
     def halt(self) -> None:
-        """Launch nothing more."""
         self._running = False
         self._cancel_timer()
 
     async def stop(self) -> None:
-        """Launch nothing more, and wait for the steps that compute."""
         self.halt()
         if self._computing:
             self._drained = asyncio.Event()
             await self._drained.wait()
 
     def plan(self) -> None:
-        """Something has changed: look at the loop's next turn what there is to launch."""
+        """Look for steps to launch in the loop's next turn: something has changed."""
         if not self._planned:
             self._planned = True
             asyncio.get_running_loop().call_soon(self.look)
 
     def when_idle(self, action: Callable[[], None]) -> None:
-        """Do something when no step computes, before another one does."""
+        """Call `action` when no step computes, before the next one is launched."""
         self._when_idle.append(action)
-        self._scheduler.revoke_drafts()
+        self._scheduler.revoke_lookahead()
 
     def when_quiet(self, request: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
-        """Return what `request` gives, which is begun when no step computes and no move is owed.
+        """Start `request` when no step computes and no copy is due; return its result.
 
-        Nothing is launched until it has ended.
+        No step is launched until it has ended.
         """
         ended: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self.when_idle(partial(self._begin_quiet, request, ended))
@@ -153,22 +149,20 @@ class StepLoop:
 
     # -- Launching -----------------------------------------------------------------------------
     def look(self) -> None:
-        """Look now what there is to launch."""
         self._planned = False
         try:
             self._launch()
-            self._flush()  # what could not be placed has been answered
-        except Exception as error:  # ours
+            self._flush()  # requests that could not be placed have been answered
+        except Exception as error:  # the kernel's own fault
             self._failed(error)
 
-    def _look_again(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
         self.look()
 
     def _launch(self) -> bool:
-        """Launch what can be launched, and look again when that may change; return whether any."""
         self._cancel_timer()
-        self._scheduler.answer_kept()
+        self._scheduler.answer_predicted()
         launched = False
         while self._running and self._may_launch():
             polled = self._scheduler.poll()
@@ -177,26 +171,25 @@ class StepLoop:
                     self._give_moves(polled.batch)
                 self._give(polled.batch, partial(self._computed, polled))
                 launched = True
-            elif polled != 0.0:
+            elif polled is None or polled.seconds:
                 if self._kvfs.transfers.urgent and not self._computing:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(polled, self._look_again)
+                    self._timer = loop.call_later(polled.seconds, self._timer_fired)
                 break
         if self._follows and self._running and not (self._when_idle or self._quiet):
-            self._lookahead()
+            self._give_lookahead()
         return launched
 
-    def _lookahead(self) -> None:
-        """Give the device what it may go on with when the step that it computes has ended."""
-        while (lookahead := self._scheduler.lookahead()) is not None:
+    def _give_lookahead(self) -> None:
+        while (lookahead := self._scheduler.form_lookahead()) is not None:
             if self._kvfs.transfers_pending:
                 self._give_moves(lookahead.batch)
             self._computing += 1
             outcome = self._start(lookahead.batch)
             self._following.append(outcome)
-            outcome.then(partial(self._drafted, lookahead))
+            outcome.then(partial(self._lookahead_ended, lookahead))
 
     def _may_launch(self) -> bool:
         if self._quiet:
@@ -204,14 +197,14 @@ class StepLoop:
         if not self._when_idle:
             return True
         if self._computing:
-            return False  # when the last step has ended
+            return False  # the end of the last step calls this again
         actions, self._when_idle = self._when_idle, []
         for action in actions:
             action()
         return not (self._quiet or self._when_idle)
 
     def _give_moves(self, batch: Batch | None = None) -> None:
-        """Give the executor what must come before the next rows, the last of it with `batch`."""
+        """Give the executor the page copies due before the next rows, the last in `batch`."""
         transfers = self._kvfs.take_transfers()
         if transfers and batch is not None:
             last = transfers.pop()
@@ -234,17 +227,16 @@ class StepLoop:
         self._count(outcome)
         self._end(step, outcome)
 
-    def _drafted(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
-        """A draft's turn has come and is over, whatever has become of it."""
+    def _lookahead_ended(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
         self._following.popleft()
         computed = outcome.error is None and lookahead.follow.tokens is not None
         try:
-            self._scheduler.draft_ended(lookahead, outcome.value if computed else [])
-        except Exception as error:  # ours
+            self._scheduler.lookahead_ended(lookahead, outcome.value if computed else [])
+        except Exception as error:  # the kernel's own fault
             self._failed(error)
             return
         if lookahead.follow.tokens is None:
-            self._computing_less()
+            self._one_ended()
         else:
             self._count(outcome)
             self.statistics.device_steps_ahead += lookahead.step is not None
@@ -263,12 +255,12 @@ class StepLoop:
                 if step.adopted is not None:
                     results, ended = [results[row] for row in step.adopted], outcome.ended
                 self._scheduler.complete(step, results, ended)
-            else:  # the device's fault: its rows hear EIO, and everything else goes on
+            else:  # the device's fault: the step's rows get EIO, and the kernel continues
                 _check_fault(outcome.error, f"a step of {len(step.chunks)} rows failed")
                 self._kvfs.fail_transfers(step.batch)
                 self._scheduler.fail(step)
-            self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
-        except Exception as error:  # ours
+            self._continue(adopted=self._running and self._scheduler.adopt_lookahead() is not None)
+        except Exception as error:  # the kernel's own fault
             self._failed(error)
 
     def _moves_done(self, batch: Batch, outcome: StepFuture[Results]) -> None:
@@ -276,33 +268,32 @@ class StepLoop:
         self._moved(batch, outcome)
 
     def _moved(self, batch: Batch, outcome: StepFuture[Results]) -> None:
-        """The executor has done copies and moves that came without a step."""
         try:
             if outcome.error is None:
                 self._kvfs.finish_transfers(batch)
-            else:  # the files that were written to hear EIO
+            else:  # the files that were written to get EIO
                 _check_fault(outcome.error, "copies and moves failed")
                 self._kvfs.fail_transfers(batch)
-            self._go_on()
-        except Exception as error:  # ours
+            self._continue()
+        except Exception as error:  # the kernel's own fault
             self._failed(error)
 
-    def _go_on(self, adopted: bool = False) -> None:
+    def _continue(self, adopted: bool = False) -> None:
         if adopted and self._following[0].done:
-            return  # it has ended already: what follows from both follows once
+            return  # the adopted step has ended already: its own callback continues
         if self._launch() and not adopted:
-            # The device's thread needs the interpreter for a moment to begin: let it have it.
+            # The device's thread needs the interpreter to start the step: yield to it.
             self.plan()
         else:
             self._flush()
 
-    def _computing_less(self) -> None:
+    def _one_ended(self) -> None:
         self._computing -= 1
         if not self._computing and self._drained is not None:
             self._drained.set()
 
     def _count(self, outcome: StepFuture[Results]) -> None:
-        self._computing_less()
+        self._one_ended()
         counts = self.statistics
         counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
         pause = outcome.began - self._ended
@@ -312,14 +303,13 @@ class StepLoop:
         self._ended = outcome.ended
 
     def _start_task(self, batch: Batch) -> StepFuture[Results]:
-        """Start a step of an executor that knows only coroutines."""
         outcome: StepFuture[Results] = StepFuture()
         loop = asyncio.get_running_loop()
         outcome.began = loop.time()
 
         def ended(task: "asyncio.Task[Results]") -> None:
             self._tasks.discard(task)
-            outcome.began = max(outcome.began, self._ended)  # one after the other
+            outcome.began = max(outcome.began, self._ended)  # steps do not overlap
             outcome.ended = loop.time()
             if task.cancelled():
                 return
@@ -336,7 +326,7 @@ class StepLoop:
 
 
 def _check_fault(error: BaseException, words: str) -> None:
-    """Log a fault of the device's; raise what is the kernel's own."""
+    """Log a fault of the device; raise a fault of the kernel."""
     if isinstance(error, KernelBug) or not isinstance(error, Exception):
         raise error
     _log.error("%s", words, exc_info=error)

@@ -1,11 +1,11 @@
-"""Traces: which steps computed the preds of runs that asked to be traced, and when.
+"""Traces: when the preds of traced runs were computed, and in which steps.
 
     submit -> submitted      a pred waits           steps end -> stepped      its share of them
-                                                    answer_kept -> kept       of one before it came
-                                                    fail, forget -> ended     without a result
+                                                    answer_predicted -> predicted
+                                                    fail, drop_requests -> ended  no result
 
-Whoever is not traced pays for one look at an empty dict, once a pred and once a step. Events leave
-in bundles; none is kept here but those of preds under way.
+A run that is not traced costs one look at an empty dict, once a pred and once a step. Events leave
+in bundles. Only events of preds in flight are kept here.
 """
 
 from collections.abc import Callable
@@ -21,29 +21,29 @@ _BUNDLE_SECONDS: Final = TRACE_BUNDLE_MS_MAX / 1000
 
 
 class _RunTrace:
-    """One run's preds under way, and the events that have not left yet."""
+    """One run's preds in flight, and the events not emitted yet."""
 
-    __slots__ = ("begun", "events", "left")
+    __slots__ = ("begun", "emitted", "events")
 
     def __init__(self, now: float) -> None:
-        # When each was submitted, its steps, and what its file's pages took.
+        # When each was submitted, its steps, and the transfers of its file.
         self.begun: dict[Request, tuple[float, list[list[Any]], list[int]]] = {}
         self.events: list[Any] = []
-        self.left = now  # when events left last
+        self.emitted = now  # when events were last emitted
 
 
 class Traces:
-    """Of all traced runs, by their roots. An event is one pred:
+    """Traced runs by their roots. An event is one pred:
 
-    [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
+        [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
 
-    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. One
-    whose file was not on the device has [loaded, read, rebuilt] besides: pages that came from the
-    host and from disk, and tokens that were computed again.
+    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. A
+    pred whose file was not on the device has [loaded, read, rebuilt] in addition: pages from the
+    host and from disk, and tokens that were recomputed.
 
-    The times of a step are the device's: the kernel may hear of several steps at once, later. So
-    a step of a pred that was guessed may have begun, or ended, before the pred came. A pred of a
-    generation is the kernel's own: it is submitted when its first step begins at the latest.
+    A step's times are the device's: the kernel may learn of several steps at once, later. So a step
+    of a predicted pred may have begun, or ended, before the pred came. A pred of a generation is
+    the kernel's own: it counts as submitted when its first step begins, at the latest.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -51,34 +51,30 @@ class Traces:
         self._emit = emit
 
     def open(self, root: int, now: float) -> None:
-        """Trace a run from now on."""
         self.runs[root] = _RunTrace(now)
 
     def close(self, root: int, now: float) -> None:
-        """A run has ended: its last events leave."""
         trace = self.runs.get(root)
         if trace is None:
             return
         for request in list(trace.begun):
             self._end(trace, request, now, Errno.ECANCELED)
-        self._leave(root, trace, now)
+        self._emit_events(root, trace, now)
         del self.runs[root]
 
     def submitted(self, request: Request, now: float) -> None:
-        """A pred waits from now on for its step."""
         trace = self.runs.get(request.root)
         if trace is not None:
             trace.begun[request] = (now, [], [0, 0, 0])
 
     def moved(self, request: Request, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
-        """A pred's file is brought to the device: so many pages, and tokens computed again."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             transfers = trace.begun[request][2]
             transfers[:] = transfers[0] + loaded, transfers[1] + read, transfers[2] + rebuilt
 
     def stepped(self, step: Step, now: float) -> None:
-        """A step has ended; before its works hear of it."""
+        """Record a step that has ended, before its requests' `done`."""
         rows = len(step.chunks)
         for chunk in step.chunks:
             request = chunk.request
@@ -89,22 +85,20 @@ class Traces:
             trace.begun[request][1].append(share)
             if request.computed + chunk.count == request.count:
                 self._end(trace, request, step.ended, None)
-                self._leave_in_time(request.root, trace, now)
+                self._emit_if_due(request.root, trace, now)
 
-    def kept(self, request: Request, step: Step, now: float) -> None:
-        """A pred has its result from a step that computed it before it came."""
+    def predicted(self, request: Request, step: Step, now: float) -> None:
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             trace.begun[request][1].append([step.began, step.ended, 1, 1, 1])
             self._end(trace, request, step.ended, None)
-            self._leave_in_time(request.root, trace, now)
+            self._emit_if_due(request.root, trace, now)
 
     def ended(self, request: Request, now: float, errno: Errno) -> None:
-        """A pred has failed, or was dropped."""
         trace = self.runs.get(request.root)
         if trace is not None and request in trace.begun:
             self._end(trace, request, now, errno)
-            self._leave_in_time(request.root, trace, now)
+            self._emit_if_due(request.root, trace, now)
 
     def _end(self, trace: _RunTrace, request: Request, ended: float, errno: Errno | None) -> None:
         submitted, steps, transfers = trace.begun.pop(request)
@@ -115,12 +109,12 @@ class Traces:
         event = [request.instance, request.seq, request.count, submitted, ended, code, steps]
         trace.events.append([*event, transfers] if any(transfers) else event)
 
-    def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:
-        if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.left > _BUNDLE_SECONDS:
-            self._leave(root, trace, now)
+    def _emit_if_due(self, root: int, trace: _RunTrace, now: float) -> None:
+        if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.emitted > _BUNDLE_SECONDS:
+            self._emit_events(root, trace, now)
 
-    def _leave(self, root: int, trace: _RunTrace, now: float) -> None:
+    def _emit_events(self, root: int, trace: _RunTrace, now: float) -> None:
         if trace.events:
             self._emit(root, trace.events)
             trace.events = []
-        trace.left = now
+        trace.emitted = now

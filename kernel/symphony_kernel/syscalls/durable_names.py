@@ -178,7 +178,7 @@ class DurableNameService:
             if not known:
                 self.durable_names.restore(found)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Call neither disk nor device until `resume`: a journal is being replayed."""
         self.durable_names.live = False
 

@@ -75,7 +75,7 @@ class FileRequests:
             "kv_write": (transfers.write, {"transfer": int, "data": bytes}),
         }
 
-    def take(self, ask: m.Ask) -> bool:
+    def handle(self, ask: m.Ask) -> bool:
         """Handle a request if it is one of these; return whether it is."""
         at_once, waiting = self._at_once.get(ask.what), self._waiting.get(ask.what)
         try:
@@ -175,5 +175,5 @@ def _values(args: dict[str, Any], behind_tenant: dict[str, type]) -> list[Any]:
     wanted = {"tenant": str, **behind_tenant}
     if set(args) != set(wanted) or any(type(args[key]) is not wanted[key] for key in wanted):
         words = ", ".join(f"{key}: {kind.__name__}" for key, kind in wanted.items())
-        raise SyscallError(Errno.EINVAL, f"wanted are {words}")
+        raise SyscallError(Errno.EINVAL, f"arguments must be {words}")
     return [args[key] for key in wanted]

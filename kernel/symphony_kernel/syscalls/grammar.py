@@ -1,9 +1,9 @@
-"""Calls on constraints: a grammar is compiled beside the loop, and its handle answered when it is.
+"""Calls on constraints: grammars are compiled outside the event loop.
 
-    constraint -> waiting -> `GrammarCompiler` -> "compiled" (which the journal keeps) -> handle, or words
+    constraint -> waiting -> `GrammarCompiler` -> "compiled" (journaled) -> handle, or an error text
 
-What is compiled outlives the kernel as text; a kernel that comes back compiles it again when it is
-used, and asks again for what was waiting.
+A compiled grammar is journaled as text. A recovered kernel compiles it again when it is used, and
+compiles what was waiting.
 """
 
 from collections.abc import Callable
@@ -38,35 +38,36 @@ class WaitingCall:
 
 
 class ConstraintCalls:
-    """Constraints of all instances. `happen` notes and does what the compiler has said."""
+    """Constraints of all instances. `happen` records and applies compiled results."""
 
-    OWN: ClassVar = ("_grammars", "_happen", "_live", "_turns")  # a process's own
+    # Fields that belong to the process and are not in a snapshot.
+    OWN: ClassVar = ("_grammars", "_happen", "_live", "_context")
 
     def __init__(
         self,
         grammars: GrammarCompiler,
-        turns: CallContext,
+        context: CallContext,
         happen: Callable[[str, list[Any]], None],
     ) -> None:
         self._grammars = grammars
-        self._turns = turns
+        self._context = context
         self._happen = happen
-        self._live = True  # the compiler is asked; else what it said is told again
-        self.waiting: dict[int, WaitingCall] = {}  # by a number of their own
-        self.made = 0  # numbers given out, of calls and of constraints
+        self._live = True  # False while a journal is replayed: it has the compiler's results
+        self.waiting: dict[int, WaitingCall] = {}  # by number
+        self.made = 0  # numbers of calls and constraints
 
-    # -- Programs' ------------------------------------------------------------------------------
+    # -- Calls of programs ----------------------------------------------------------------------
     def begin(self, call: Call, kind: Any, text: Any) -> Result | None:
-        """Compile a grammar; the answer is a handle, or msgpack of an errno and words.
+        """Compile a grammar; the reply is a handle, or msgpack of an errno and a text.
 
         Raises:
             SyscallError: EINVAL, EFBIG, EDQUOT.
         """
         caller = call.caller
         if type(kind) is not int or kind not in tuple(GrammarKind):
-            raise SyscallError(Errno.EINVAL, f"a constraint is of kind 0 to {max(GrammarKind)}")
+            raise SyscallError(Errno.EINVAL, f"kind must be from 0 to {max(GrammarKind)}")
         if not isinstance(text, bytes):
-            raise SyscallError(Errno.EINVAL, "a grammar is text")
+            raise SyscallError(Errno.EINVAL, "a grammar must be text")
         if len(text) > CONSTRAINT_BYTES_MAX:
             raise SyscallError(Errno.EFBIG, f"a grammar has at most {CONSTRAINT_BYTES_MAX} bytes")
         under_way = sum(each.caller is caller for each in self.waiting.values())
@@ -75,7 +76,7 @@ class ConstraintCalls:
         try:
             decoded = text.decode()
         except UnicodeDecodeError as error:
-            raise SyscallError(Errno.EINVAL, "a grammar is UTF-8") from error
+            raise SyscallError(Errno.EINVAL, "a grammar must be UTF-8") from error
         self.made += 1
         self.waiting[self.made] = WaitingCall(caller, call.seq, int(kind), decoded)
         if self._live:
@@ -83,13 +84,12 @@ class ConstraintCalls:
         return None
 
     def close(self, call: Call, handle: Any) -> Result:
-        """Close a handle; what uses it goes on. SyscallError EBADF."""
+        """Close a handle; what uses its constraint continues. SyscallError EBADF."""
         if type(handle) is not int or call.caller.constraints.pop(handle, None) is None:
             raise SyscallError(Errno.EBADF)
         return 0
 
     def compiled(self, number: int, errno: int, words: str) -> None:
-        """A grammar was compiled, or could not be: answer."""
         asked = self.waiting.pop(number)
         caller = asked.caller
         if caller.ended:
@@ -97,7 +97,7 @@ class ConstraintCalls:
         if errno:
             text = words.encode()[:CONSTRAINT_WORDS_MAX].decode(errors="ignore")
             answer: bytes = msgpack.packb([errno, text])
-            self._turns.answer(caller, asked.seq, answer)
+            self._context.answer(caller, asked.seq, answer)
             return
         self.made += 1
         tenant = caller.tenant.name
@@ -106,15 +106,15 @@ class ConstraintCalls:
         self._look_up(constraint)
         handle = caller.constraints_made = caller.constraints_made % _HANDLE_MAX + 1
         caller.constraints[handle] = constraint
-        self._turns.answer(caller, asked.seq, handle)
+        self._context.answer(caller, asked.seq, handle)
 
-    # -- Kernels that come and go ---------------------------------------------------------------
-    def rest(self) -> None:
-        """A kernel before this one is being followed: ask nobody anything until `resume`."""
+    # -- Recovery -------------------------------------------------------------------------------
+    def pause(self) -> None:
+        """Compile nothing until `resume`: a journal is being replayed."""
         self._live = False
 
     def resume(self, processes: ProcessTable) -> None:
-        """Go on from what the kernel before this one had."""
+        """Compile the grammars in use and those that were waiting."""
         self._live = True
         for constraint in processes.constraints():
             self._look_up(constraint)
@@ -125,23 +125,21 @@ class ConstraintCalls:
             self._ask(number)
 
     def prepare(self) -> None:
-        """Do beforehand what takes long and holds the interpreter: before anybody calls.
+        """Do slow work that holds the interpreter before the first call.
 
         Raises:
-            ValueError: the model's tokenizer is none that constraints work with.
+            ValueError: constraints do not work with the model's tokenizer.
         """
         self._grammars.prepare()
 
     def end(self) -> None:
-        """Compile nothing more."""
         self._live = False
         self._grammars.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Return how many grammars there are."""
         return self._grammars.statistics()
 
-    # -- Inside ---------------------------------------------------------------------------------
+    # -- Internal -------------------------------------------------------------------------------
     def _ask(self, number: int) -> None:
         asked = self.waiting[number]
 

@@ -1,7 +1,7 @@
-"""Calls on names: what opening, saving, removing and listing do, for programs and the gateway.
+"""Calls on names: open, save, remove and list, for programs and the gateway.
 
-What has to wait for the disk is answered when `DurableNames` says so; everything else at once. A waiting
-call is data: a method here and its arguments (`partial(self._saved, caller, seq)`).
+A call that waits for the disk is answered when `DurableNames` says so, every other call at once. A
+waiting call is data: a method here and its arguments (`partial(self._saved, caller, seq)`).
 """
 
 from functools import partial
@@ -22,6 +22,7 @@ from symphony_kernel.processes.table import Instance
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import LIST_ITEMS_MAX
 from symphony_kernel.syscalls.pending import Call, CallContext, Result
+from symphony_kernel.syscalls.validation import text
 
 SAVE_REPLACE: Final = 1
 SAVE_DURABLE: Final = 2
@@ -31,14 +32,14 @@ SAVE_PUBLIC: Final = 4
 class NameCalls:
     """Acts on the tree of names; arguments have been checked."""
 
-    def __init__(self, kvfs: KVFS, durable_names: DurableNames, turns: CallContext) -> None:
+    def __init__(self, kvfs: KVFS, durable_names: DurableNames, context: CallContext) -> None:
         self._kvfs = kvfs
         self._durable_names = durable_names
-        self._turns = turns
+        self._context = context
 
-    # -- Programs' ------------------------------------------------------------------------------
+    # -- Calls of programs ----------------------------------------------------------------------
     def open(self, call: Call, number: int, path: str, rights: int) -> Result | None:
-        """Give a handle on a view of a name; a tenant reads others' public files, no more.
+        """Insert a handle on a view of a name; others' public files can only be read.
 
         Raises:
             SyscallError: ENOENT, EDQUOT, EIO, EBADF.
@@ -50,7 +51,7 @@ class NameCalls:
             raise SyscallError(named.error, path)
         assert named.name is not None
         if not named.name.loaded:
-            # It may be replaced meanwhile, and then it is the other one that is opened.
+            # If the name is replaced meanwhile, the new file is opened.
             done = partial(self._loaded, caller, call.seq, number, path, rights)
             self._durable_names.load(named, done)
             return None
@@ -84,10 +85,10 @@ class NameCalls:
         except SyscallError as refusal:
             result = -refusal.errno
         if result is not None:
-            self._turns.answer(caller, seq, result)
+            self._context.answer(caller, seq, result)
 
     def save(self, call: Call, file: KVFile, path: str, flags: int) -> Result | None:
-        """Name what a file holds now; SyscallError as `DurableNames.save`."""
+        """Give a file's present content a name; SyscallError as `DurableNames.save`."""
         at_once = self._durable_names.save(
             file,
             path,
@@ -99,26 +100,30 @@ class NameCalls:
         return 0 if at_once else None
 
     def remove(self, call: Call, path: str) -> Result | None:
-        """Take a name away; SyscallError as `DurableNames.remove`."""
+        """Remove a name; SyscallError as `DurableNames.remove`."""
         done = partial(self._ended, call.caller, call.seq)
         return 0 if self._durable_names.remove(call.caller.tenant.name, path, done) else None
 
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
-        self._turns.answer(caller, seq, 0 if error is None else -error.errno)
+        self._context.answer(caller, seq, 0 if error is None else -error.errno)
 
     def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
-        """Return how many names have a prefix, and all; SyscallError EFBIG past LIST_ITEMS_MAX."""
+        """Return the number of names with a prefix, and the packed list.
+
+        Raises:
+            SyscallError: EFBIG past LIST_ITEMS_MAX.
+        """
         files = self._kvfs.listing(call.caller.tenant.name, prefix)
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return len(files), _pack([file._asdict() for file in files])
+        return len(files), pack([file._asdict() for file in files])
 
     def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
-        """Return how many, at most `limit`, names with a prefix come after `after`, and them."""
+        """Return as `list_all` at most `limit` names that come after `after`."""
         files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
-        return len(files), _pack([file._asdict() for file in files])
+        return len(files), pack([file._asdict() for file in files])
 
-    # -- The gateway's --------------------------------------------------------------------------
+    # -- Calls of the gateway -------------------------------------------------------------------
     def kv_list(
         self, tenant: str, prefix: Any = "", after: Any = "", limit: Any = LIST_ITEMS_MAX
     ) -> list[dict[str, Any]]:
@@ -128,17 +133,19 @@ class NameCalls:
             SyscallError: EINVAL, ENAMETOOLONG.
         """
         if type(limit) is not int or not 0 < limit <= LIST_ITEMS_MAX:
-            raise SyscallError(Errno.EINVAL, f"limit is from 1 to {LIST_ITEMS_MAX}")
-        files = self._kvfs.listing(tenant, _prefix(prefix), _prefix(after), limit)
+            raise SyscallError(Errno.EINVAL, f"limit must be from 1 to {LIST_ITEMS_MAX}")
+        files = self._kvfs.listing(
+            tenant, parse_prefix(text(prefix)), parse_prefix(text(after)), limit
+        )
         return [file._asdict() for file in files]
 
     def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
         """Return what is known of one named file; ENOENT, EINVAL, ENAMETOOLONG.
 
-        Beside what a listing says: pages that others share, pages by tier (each by the fastest that
-        has it), and bytes on disk.
+        In addition to a listing: shared pages, pages by tier (each by the fastest that has it), and
+        bytes on disk.
         """
-        parsed = parse_path(_text(path))
+        parsed = parse_path(text(path))
         file = self._kvfs.named(tenant, parsed)
         assert file.name is not None
         where = np.bincount(self._kvfs.tiers.tier_of(file.pages), minlength=len(Tier))
@@ -153,16 +160,6 @@ class NameCalls:
         }
 
 
-def _prefix(prefix: Any) -> str:
-    return parse_prefix(_text(prefix))
-
-
-def _text(value: Any) -> str | bytes:
-    if not isinstance(value, str | bytes):
-        raise SyscallError(Errno.EINVAL, "a path is text")
-    return value
-
-
-def _pack(value: Any) -> bytes:
+def pack(value: Any) -> bytes:
     data: bytes = msgpack.packb(value, use_bin_type=True)
     return data

@@ -1,9 +1,18 @@
-"""Calls that take their turn: what a syscall becomes when it touches the content of a file.
+"""Pending calls: syscalls on the content of a file, which wait in its queue.
+
+    a generation's step ends -> add_given(record) -> the same request is submitted again
 
 A call whose files have nothing queued is done at once and never becomes an object. Others wait in
-their files' queues (`kvfs.file_queue`), and a pred stays there until the scheduler has computed it.
+their files' queues (`kvfs.file_queue`). A pred stays there until the scheduler has computed it.
+
+A generation is submitted again while its step completes, so the next batch is formed without the
+worker. The worker gets each token and returns credit for those that its program has taken. A token
+is appended by the step after the one that sampled it. With T tokens taken and G given, tokens up to
+G - 1 may be in the file. The next step, which appends token G, waits until G - T <= ahead. So at
+most `ahead` tokens are in the file that the program has not seen.
 """
 
+import struct
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -27,27 +36,30 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
-from symphony_kernel.syscalls.run_ahead import RunAhead
 from symphony_kernel.syscalls.validation import tree_depths
 
 Result: TypeAlias = int | bytes
-Action: TypeAlias = Callable[[], Result | None]  # None: the answer comes from elsewhere, later
+Action: TypeAlias = Callable[[], Result | None]  # None: the reply comes later
 
 _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
+_read_token = struct.Struct("<I").unpack_from
 
 
 class PredObserver(Protocol):
-    """Who hears of each pred's end, before anything follows from it."""
+    """Observer of each pred's end, before anything follows from it."""
 
-    inside: int  # > 0 while something follows from what it has heard of
+    inside: int  # > 0 while the consequences of a recorded end are executed
 
     def done(self, request: int, value: int) -> None:
-        """A work (its number) has ended with an errno, or 0, or a generation's token."""
+        """Record that request number `request` has ended.
+
+        `value` is an errno, 0, or a generation's token.
+        """
 
 
 class Call(NamedTuple):
-    """Who called, and the number under which the answer is expected (0: nowhere)."""
+    """The caller, and the number under which it expects the reply (0: none)."""
 
     caller: Instance
     seq: int
@@ -55,7 +67,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class CallContext:
-    """What calls need when their turn comes. `reply` takes (caller, seq, result)."""
+    """What pending calls share. `reply` takes (caller, seq, result)."""
 
     kvfs: KVFS
     processes: ProcessTable
@@ -65,15 +77,15 @@ class CallContext:
     draw_seed: Callable[[], int]
     observer: PredObserver | None = None
     failed: int = 0  # calls answered with an errno
-    made: int = 0  # works
-    untold: list["Generation"] = field(default_factory=list)  # that have given records since `tell`
+    made: int = 0  # requests
+    unsent: list["Generation"] = field(default_factory=list)  # with records that were not sent
     positions: Int32 = field(init=False)  # [entries_max], 0, 1, ..: slices of it are constants
 
     def __post_init__(self) -> None:
         self.positions = np.arange(self.entries_max, dtype=np.int32)
         self.positions.flags.writeable = False
 
-    def in_order(
+    def run_in_order(
         self,
         call: Call,
         files: tuple[KVFile, ...],
@@ -83,11 +95,11 @@ class CallContext:
         new: bool = False,
         behind: bool = False,
     ) -> Result | None:
-        """Do `action` when every call before it on `files` has finished; None: it has to wait.
+        """Do `action` after every earlier call on `files`; None: it has to wait.
 
-        `size` is in bytes, of arguments kept until then. A failure becomes the answer of `sticky`
-        until it is closed; `new` says that the call made this file, `behind` that it waits even for
-        a generation.
+        `size` is the bytes of arguments kept until then. A failure becomes the answer of `sticky`
+        until it is closed. `new`: the call made this file. `behind`: it waits even for a
+        generation.
 
         Raises:
             SyscallError: what `action` raises when it is done now, or EAGAIN, EBUSY.
@@ -96,8 +108,8 @@ class CallContext:
             for file in files:
                 if file.queue:
                     if not behind:
-                        self.check_file(*files)
-                    self.check_room(call.caller, size)
+                        self.check_not_generating(*files)
+                    self.check_call_budget(call.caller, size)
                     submit(FileCall(self, call, files, size, action, sticky, new))
                     return None
             return action()
@@ -106,27 +118,26 @@ class CallContext:
                 sticky.error = error.errno
             raise
 
-    def check_room(self, caller: Instance, size: int) -> None:
-        """Check that one more call with arguments of `size` bytes may wait; SyscallError EAGAIN."""
+    def check_call_budget(self, caller: Instance, size: int) -> None:
+        """Check that one more call with `size` bytes of arguments may wait; EAGAIN."""
         if len(caller.operations) >= INSTANCE_CALLS_PENDING_MAX:
             raise SyscallError(Errno.EAGAIN, f"{len(caller.operations)} calls wait")
         if caller.run.call_bytes + size > LIP_CALL_BYTES_MAX:
             raise SyscallError(Errno.EAGAIN, f"{caller.run.call_bytes} bytes of calls wait")
 
-    def check_file(self, *files: KVFile) -> None:
-        """Check that no generation goes on in these files; SyscallError EBUSY."""
+    def check_not_generating(self, *files: KVFile) -> None:
+        """Check that no generation runs in these files; SyscallError EBUSY."""
         for file in files:
             if file.generating:
-                raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
+                raise SyscallError(Errno.EBUSY, "a generation runs in this file")
 
-    def tell(self) -> None:
-        """Reply with what generations have given since the last time: one reply each."""
-        untold, self.untold = self.untold, []
-        for generation in untold:
-            generation.tell()
+    def send_records(self) -> None:
+        """Reply with the records of generations that were not sent: one reply each."""
+        unsent, self.unsent = self.unsent, []
+        for generation in unsent:
+            generation.send_records()
 
     def answer(self, caller: Instance, seq: int, result: Result) -> None:
-        """Reply, if the call wants one and its caller is still there."""
         if type(result) is int and result < 0:
             self.failed += 1
         if seq and not caller.ended:
@@ -134,18 +145,18 @@ class CallContext:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class _Pending(FileOperation):
+class _QueuedCall(FileOperation):
     """A call in its files' queues, counted among its caller's."""
 
-    __slots__ = ("caller", "seq", "size", "turns")
+    __slots__ = ("caller", "context", "seq", "size")
 
     def __init__(
-        self, turns: CallContext, call: Call, files: tuple[KVFile, ...], size: int
+        self, context: CallContext, call: Call, files: tuple[KVFile, ...], size: int
     ) -> None:
         self.files = files
         self.started = False
         self._waits = 0
-        self.turns = turns
+        self.context = context
         caller, seq = call
         self.caller = caller
         self.seq = seq
@@ -158,26 +169,25 @@ class _Pending(FileOperation):
             file.references += 1
 
     def finished(self) -> None:
-        """Leave the caller and let go of the files."""
         caller = self.caller
         caller.run.call_bytes -= self.size
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
-        release = self.turns.kvfs.release_one
+        release = self.context.kvfs.release_one
         for file in self.files:
             release(file)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class FileCall(_Pending):
-    """A call that has finished as soon as its turn comes."""
+class FileCall(_QueuedCall):
+    """A call that finishes as soon as it starts."""
 
     __slots__ = ("action", "new", "sticky")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         call: Call,
         files: tuple[KVFile, ...],
         size: int,
@@ -185,13 +195,12 @@ class FileCall(_Pending):
         sticky: KVFile | None,
         new: bool,
     ) -> None:
-        super().__init__(turns, call, files, size)
+        super().__init__(context, call, files, size)
         self.action = action
         self.sticky = sticky
         self.new = new
 
     def start(self) -> bool:
-        """Do it and answer."""
         if self.caller.ended:
             return True
         result: Result | None
@@ -202,25 +211,25 @@ class FileCall(_Pending):
             if self.sticky is not None:
                 self.sticky.error = error.errno
         if result is not None:
-            self.turns.answer(self.caller, self.seq, result)
+            self.context.answer(self.caller, self.seq, result)
         return True
 
     def finished(self) -> None:
-        """Leave; a new file that was not filled says so to whom it was granted."""
+        """Remove it; a new file that was not filled fails for those that were granted it."""
         if self.new and self.sticky is not None and self.caller.ended:
             self.sticky.error = Errno.ECANCELED
         super().finished()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Pred(_Pending):
-    """A pred: first in its file's queue until the scheduler is done with it."""
+class Pred(_QueuedCall):
+    """A pred: first in its file's queue until the scheduler has computed it."""
 
     __slots__ = ("constraint", "count", "options", "positions", "request", "token", "tokens")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -230,13 +239,13 @@ class Pred(_Pending):
         size: int,
         token: int = -1,
     ) -> None:
-        # First, since it may be that there is none.
+        # First, since it raises an error if the handle is invalid.
         self.constraint = caller.constraint(options.constraint) if options.constraint else None
-        # All of `_Pending`, too: each token makes one of these.
+        # `_QueuedCall.__init__`, inlined: each token makes a Pred.
         self.files = (file,)
         self.started = False
         self._waits = 0
-        self.turns = turns
+        self.context = context
         self.caller = caller
         self.seq = seq
         self.size = size
@@ -252,44 +261,40 @@ class Pred(_Pending):
         self.options = options
         self.request: Request | None = None
 
-    def begin(self) -> None:
-        """Take its place in the file's queue."""
-        submit(self)
-
     @property
     def submitted(self) -> Request | None:
-        """The work that the scheduler has now."""
         return self.request
 
     def cancel(self) -> None:
-        """Drop it, wherever it is; it is answered with ECANCELED."""
         if self.request is not None:
-            self.turns.scheduler.cancel(self.request)
+            self.context.scheduler.cancel(self.request)
             return
         caller, seq = self.caller, self.seq
         drop(self)
-        self.turns.answer(caller, seq, -Errno.ECANCELED)
+        self.context.answer(caller, seq, -Errno.ECANCELED)
 
     def start(self) -> bool:
-        """Hand it to the scheduler."""
         if self.caller.ended:
             return True
         try:
-            self.request = self._request()
+            self.request = self._make_request()
         except SyscallError as error:
-            self.turns.answer(self.caller, self.seq, -error.errno)
+            self.context.answer(self.caller, self.seq, -error.errno)
             return True
-        self.turns.scheduler.submit(self.request)
+        self.context.scheduler.submit(self.request)
         return False
 
     def finished(self) -> None:
-        """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
-        if self.constraint is not None:  # a work may be listed for a while: its grammar must not be
+        """Remove it from its caller and its file.
+
+        The cycle with its request is broken, so that no token leaves garbage to collect.
+        """
+        if self.constraint is not None:  # the request may stay in lists: its grammar must not
             self.constraint = None
             if self.request is not None:
                 self.request.matcher = None
         self.request = None
-        # As `_Pending`'s, with the one file that it has.
+        # `_QueuedCall.finished`, inlined for one file.
         caller, file = self.caller, self.files[0]
         caller.run.call_bytes -= self.size
         del caller.operations[self]
@@ -298,26 +303,26 @@ class Pred(_Pending):
         if file.references > 1:
             file.references -= 1
         else:
-            self.turns.kvfs.release(file)
+            self.context.kvfs.release(file)
 
-    def _request(self) -> Request:
-        file, caller, turns, options = self.files[0], self.caller, self.turns, self.options
+    def _make_request(self) -> Request:
+        file, caller, context, options = self.files[0], self.caller, self.context, self.options
         n, length, tokens, positions = self.count, file.length, self.tokens, self.positions
         if file.error is not None:
             raise SyscallError(file.error)
-        if length + n > turns.entries_max:
+        if length + n > context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {n} more")
         if options.parents is not None and options.keep:
             assert tokens is not None
             file.prepare_tree(tokens, options.parents)
-        turns.processes.charge_tokens(caller, n)
-        turns.made += 1
+        context.processes.charge_tokens(caller, n)
+        context.made += 1
         run = caller.run
         if positions is None and tokens is not None:
-            positions = turns.positions[length : length + n]
+            positions = context.positions[length : length + n]
             if options.parents is not None:
                 positions = tree_depths(options.parents) + np.int32(length)
-        return Request(  # by position: names cost as much again
+        return Request(  # keyword arguments would double the cost
             caller.id,
             run.root,
             caller.tenant.name,
@@ -326,10 +331,10 @@ class Pred(_Pending):
             tokens,
             positions,
             options,
-            self._done if turns.observer is None else self._witnessed,
+            self._done if context.observer is None else self._observed,
             0 if options.sampling is None else self._seed(),
             run.weight,
-            turns.made,
+            context.made,
             None,
             None if self.constraint is None else self._matcher(file, self.constraint),
             self.token,
@@ -337,7 +342,7 @@ class Pred(_Pending):
         )
 
     def _matcher(self, file: KVFile, constraint: Constraint) -> GrammarMatcher:
-        """Return what guides the work: the text begins behind it, unless it has begun before."""
+        """Return the request's matcher. Its text begins behind the request, or earlier."""
         end = file.length + self.count
         known = (file.texts or {}).get(constraint.number, end)
         base = self.options.since
@@ -352,10 +357,10 @@ class Pred(_Pending):
     def _seed(self) -> int:
         sampling = self.options.sampling
         assert sampling is not None
-        return self.turns.draw_seed() if sampling.seed is None else sampling.seed
+        return self.context.draw_seed() if sampling.seed is None else sampling.seed
 
-    def _witnessed(self, result: bytes | int) -> None:
-        observer, request = self.turns.observer, self.request
+    def _observed(self, result: bytes | int) -> None:
+        observer, request = self.context.observer, self.request
         assert request is not None
         if observer is None:
             self._done(result)
@@ -366,7 +371,7 @@ class Pred(_Pending):
         observer.inside -= 1
 
     def _note_text(self) -> None:
-        """The first time that a constraint has been used on a file says where its text begins."""
+        """Record where a constraint's text begins in a file when it is first used there."""
         if self.constraint is not None and self.options.keep:
             assert self.request is not None
             assert self.request.matcher is not None
@@ -376,8 +381,8 @@ class Pred(_Pending):
             if len(texts) > FILE_TEXTS_MAX:
                 del texts[next(iter(texts))]
 
-    def _value(self, result: bytes) -> int:  # noqa: ARG002 - what it says is the worker's alone
-        """Return what of a result decides what comes after it."""
+    def _value(self, result: bytes) -> int:  # noqa: ARG002 - the kernel does not read a pred's
+        """Return the part of a result that the kernel's next actions depend on."""
         return 0
 
     def _done(self, result: bytes | int) -> None:
@@ -391,24 +396,58 @@ class Pred(_Pending):
                 usage.completion_tokens += 1
             elif options.get in _SAMPLED:
                 usage.completion_tokens += options.places(n)
-        self.turns.answer(self.caller, self.seq, result)
+        self.context.answer(self.caller, self.seq, result)
         finish(self)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Generation(Pred):
-    """A generation: a pred, and behind each token that it gives the next one, until its end.
+class RunAhead:
+    """One generation's counters.
 
-    It is first in its file's queue all the time, and nothing waits behind it but what has failed:
-    other calls on the file hear EBUSY. What it gives is told once a turn of the loop: records of
-    steps that are told of together are one reply. The last reply is empty, or an errno.
+    `room` is how many tokens the file and the model have room for.
     """
 
-    __slots__ = ("asked", "last", "run_ahead", "untold")
+    __slots__ = ("_ahead", "_left", "stop", "untaken")
+
+    def __init__(self, options: GenerateOptions, room: int) -> None:
+        assert room > 0
+        self._left = min(options.tokens_max, room)
+        self.stop = options.stop
+        self._ahead = options.ahead
+        self.untaken = 0  # tokens given that the program has not taken, as far as is known
+
+    def add_given(self, record: bytes) -> bool:
+        self.untaken += 1
+        self._left -= 1
+        return not self._left or (bool(self.stop) and _read_token(record)[0] in self.stop)
+
+    @property
+    def stalled(self) -> bool:
+        return self.untaken > self._ahead
+
+    def continues(self, tokens: int) -> bool:
+        """Whether the step behind `tokens` more is certain, except for stop tokens."""
+        return self._left > tokens and self.untaken + tokens <= self._ahead
+
+    def add_taken(self, n: int) -> None:
+        assert 0 < n <= self.untaken
+        self.untaken -= n
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Generation(Pred):
+    """A generation: a pred, and after each token the next one, until its end.
+
+    It stays first in its file's queue, and only calls that have failed wait behind it: other calls
+    on the file get EBUSY. Its records are sent once a turn of the loop: those of steps delivered
+    together are one reply. The last reply is empty, or an errno.
+    """
+
+    __slots__ = ("asked", "last", "run_ahead", "unsent")
 
     def __init__(
         self,
-        turns: CallContext,
+        context: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -416,50 +455,47 @@ class Generation(Pred):
         options: GenerateOptions,
         size: int,
     ) -> None:
-        super().__init__(turns, caller, seq, file, tokens, None, options.pred, size)
+        super().__init__(context, caller, seq, file, tokens, None, options.pred, size)
         self.asked = options
         self.run_ahead: RunAhead  # set when it starts
-        self.last: UInt32 | None = None  # [1], the last one given, while its step is not launched
-        self.untold = b""  # records given in this turn
+        self.last: UInt32 | None = None  # [1], the last token given, until the next step
+        self.unsent = b""  # records given in this turn
         file.generating = True
 
     @property
     def submitted(self) -> Request | None:
-        """The work that the scheduler has now; None while the program is too far behind."""
+        """The request that the scheduler has now; None while the program is behind."""
         return self.request if self.last is None else None
 
     def cancel(self) -> None:
-        """End it now, wherever it is: nothing is appended any more."""
         if self.last is None:
             super().cancel()
         else:
             self._end(-Errno.ECANCELED)
 
-    def taken(self, n: int) -> None:
-        """The program has taken n records; SyscallError EINVAL when there were not so many."""
+    def add_taken(self, n: int) -> None:
+        """Count n records that the program has taken; EINVAL if fewer were given."""
         if self.request is None or n > self.run_ahead.untaken:
-            raise SyscallError(Errno.EINVAL, f"{n} records were not given")
-        self.run_ahead.take(n)
+            raise SyscallError(Errno.EINVAL, f"fewer than {n} records are not taken")
+        self.run_ahead.add_taken(n)
         if self.last is not None:
-            self._go_on()
+            self._continue()
 
-    def tell(self) -> None:
-        """Reply with the records that it has given and not told."""
-        records, self.untold = self.untold, b""
+    def send_records(self) -> None:
+        records, self.unsent = self.unsent, b""
         if records:
-            self.turns.answer(self.caller, self.seq, records)
+            self.context.answer(self.caller, self.seq, records)
 
     def finished(self) -> None:
-        """Leave; the file is free."""
         self.files[0].generating = False
         super().finished()
 
-    def _request(self) -> Request:
-        request = super()._request()
-        room = self.turns.entries_max - self.files[0].length - self.count
-        # The last token is not appended: it needs no room.
+    def _make_request(self) -> Request:
+        request = super()._make_request()
+        room = self.context.entries_max - self.files[0].length - self.count
+        # The last token is not appended, so it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
-        if self.constraint is not None:  # behind the end of its text nothing comes
+        if self.constraint is not None:  # nothing follows the end of its text
             self.run_ahead.stop |= self.constraint.ends
             assert request.matcher is not None
             request.matcher.kept = False
@@ -468,16 +504,13 @@ class Generation(Pred):
 
     @property
     def stop(self) -> Container[int]:
-        """Tokens behind which it does not go on."""
         return self.run_ahead.stop
 
-    def goes_on(self, steps: int) -> bool:
-        """Whether it will surely go on after so many tokens more, but for those of `stop`."""
-        return self.run_ahead.goes_on(steps)
+    def continues(self, steps: int) -> bool:
+        return self.run_ahead.continues(steps)
 
     def position(self, entry: int) -> Int32:
-        """Return the position ([1]) of its file's entry with that number."""
-        return self.turns.positions[entry : entry + 1]
+        return self.context.positions[entry : entry + 1]
 
     def _value(self, result: bytes) -> int:
         return int(np.frombuffer(result, _U32, 1)[0])
@@ -492,34 +525,34 @@ class Generation(Pred):
         if request.count > 1:
             usage.prompt_tokens += request.count
         usage.completion_tokens += 1
-        if not self.untold:
-            self.turns.untold.append(self)
-        self.untold += result
-        if self.run_ahead.give(result):
+        if not self.unsent:
+            self.context.unsent.append(self)
+        self.unsent += result
+        if self.run_ahead.add_given(result):
             self._end(b"")
         else:
             self.last = np.frombuffer(result, _U32, 1)
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
-        """Submit the step that appends the last token, unless the program is too far behind."""
+    def _continue(self) -> None:
+        """Submit the step that appends the last token, unless the program is behind."""
         if self.run_ahead.stalled:
             return
         request, token = self.request, self.last
         assert request is not None
         assert token is not None
         try:
-            self.turns.processes.charge_tokens(self.caller, 1)
+            self.context.processes.charge_tokens(self.caller, 1)
         except SyscallError as error:
             self._end(-error.errno)
             return
         self.last = None
         length = self.files[0].length
-        request.renew(token, self.turns.positions[length : length + 1])
-        self.turns.scheduler.submit(request)
+        request.renew(token, self.context.positions[length : length + 1])
+        self.context.scheduler.submit(request)
 
     def _end(self, result: bytes | int) -> None:
-        self.files[0].unreserve()  # what was reserved for steps that do not come
-        self.tell()
-        self.turns.answer(self.caller, self.seq, result)
+        self.files[0].unreserve()  # room for look-ahead steps that were not adopted
+        self.send_records()
+        self.context.answer(self.caller, self.seq, result)
         finish(self)

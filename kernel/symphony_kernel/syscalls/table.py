@@ -1,14 +1,14 @@
-"""The kernel's half of the syscall table: what each operation of `Calls` checks and does.
+"""The kernel's half of the syscall table: what each operation checks and does.
 
-    worker's frame -> execute -> its handler in the table -> a reply now, or once its turn has come
+    worker's frame -> execute -> its handler in the table -> a reply now, or when it has run
 
-A handler checks its arguments (`arguments`), then acts on KVFS. What touches a file's content takes
-its turn (`syscalls.pending`), so that calls on one file take effect in the order in which they were
-made. Nothing that a worker sends raises here: a call for an instance that is not that worker's is
-dropped and counted, everything else is answered with a result or a negative errno.
+A handler checks its arguments (`validation`), then acts on KVFS. A call on a file's content waits
+in the file's queue (`syscalls.pending`), so that calls on one file take effect in order. Nothing
+that a worker sends raises here. A call for an instance that is not that worker's is dropped and
+counted. Every other call is answered with a result or a negative errno.
 
-What waits for its turn is data: a method of `Syscalls` and its arguments, so that the journal can
-keep it (`partial(self._truncate, file, length)`, never a closure).
+A waiting call is data: a method of `Syscalls` and its arguments, so that a snapshot can hold it
+(`partial(self._truncate, file, length)`, never a closure).
 """
 
 import secrets
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
-import msgpack
-
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.file import KVFile
@@ -51,9 +50,9 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
-from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue, CpuMeter
+from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue
 from symphony_kernel.syscalls.grammar import ConstraintCalls
-from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls
+from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls, pack
 from symphony_kernel.syscalls.pending import (
     Call,
     CallContext,
@@ -70,14 +69,14 @@ SEQ_MAX: Final = (1 << 63) - 1
 _READ_APPEND: Final = READ | APPEND
 _PRED: Final = int(Op.PRED)
 _PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
-_PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
+_PUBLIC_LISTED: Final = 256  # extra names that a listing of public ones counts as
 
 
 @dataclass(frozen=True, slots=True)
 class SyscallStatistics:
-    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all.
+    """Calls taken. `dropped` ones named no instance of their worker, or were no calls.
 
-    Of grammars those that are compiled, and of these the ones kept for whoever asks again.
+    `grammars` are compiled ones, `grammars_cached` those of them that are cached for later use.
     """
 
     calls: int
@@ -88,11 +87,11 @@ class SyscallStatistics:
 
 
 class SyscallObserver(PredObserver, CallObserver, Protocol):
-    """Who hears of what calls do, and of preds' ends."""
+    """Observer of what calls do, and of preds' ends."""
 
 
 class Syscalls:
-    """Executes workers' calls. `reply` takes (caller, seq, result) of those that want one."""
+    """Executes workers' calls. `reply` takes (caller, seq, result) if one is wanted."""
 
     def __init__(
         self,
@@ -105,35 +104,40 @@ class Syscalls:
         durable_names: DurableNames | None = None,
         grammars: GrammarCompiler | None = None,
         happen: Callable[[str, list[Any]], None] | None = None,
-        meter: CpuMeter | None = None,
+        accounts: CpuAccounts | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`meter` is told, in `clock`'s seconds, what calls take beside other tenants."""
+        """`accounts` are charged for the time of calls, in `clock`'s seconds."""
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
         self._vocab_size = model.vocab_size
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._turns = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
+        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
         self._durable_names = durable_names or DurableNames(kvfs)
-        self.named = NameCalls(kvfs, self._durable_names, self._turns)
+        self.named = NameCalls(kvfs, self._durable_names, self._context)
         self.constraints = ConstraintCalls(
             grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
-            self._turns,
+            self._context,
             happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
         )
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
-        self.held = CallQueue(processes.get, self._caller, self._request, meter, clock.now, cpu)
-        self.held.serve(self.release if happen is None else partial(_release, happen))
+        self.call_queue = CallQueue(
+            processes.get, self._caller, self._execute, accounts, clock.now, cpu
+        )
+        if happen is not None:
+            self.call_queue.set_release(lambda tenant: happen("released", [tenant]))
+        else:
+            self.call_queue.set_release(self.release)
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
-        self._listed: dict[str, int] = {}  # names told of in this frame or release, by tenants
+        self._listed: dict[str, int] = {}  # names listed in this frame or release, by tenant
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
-        """The table: operation -> its handler, and the number of arguments that follow `seq`."""
+        """Return operation -> handler, and the number of arguments after `seq`."""
         return {
             Op.KV_CREATE: (self._kv_create, 1),  # handle
             Op.KV_OPEN: (self._kv_open, 3),  # handle, path, rights -> rights granted
@@ -157,7 +161,7 @@ class Syscalls:
             Op.WAITS: (self._waits, 1),  # whether it does
             Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
             Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
-            Op.PRED: (self._other_pred, 4),  # handle, tokens, positions, options -> results
+            Op.PRED: (self._pred_call, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
@@ -165,43 +169,37 @@ class Syscalls:
         }
 
     @property
-    def turns(self) -> CallContext:
-        """What waiting calls share."""
-        return self._turns
+    def context(self) -> CallContext:
+        return self._context
 
     def listen_with(self, hooks: SyscallObserver | None) -> None:
-        """Let a scribe hear what calls do, or nobody."""
-        self._turns.observer = self.held.observer = hooks
+        self._context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
-        """Go on with what a replay has left."""
         self.constraints.resume(self._processes)
-        self.held.resume()
+        self.call_queue.resume()
 
     def end(self) -> None:
-        """Execute nothing more that has not begun."""
         self.constraints.end()
-        self.held.close()
+        self.call_queue.close()
 
     def execute(self, worker: str, calls: list[Any]) -> None:
-        """Execute one frame's calls, in order."""
         self._listed.clear()
         self._calls += len(calls)
-        if self.held.queues or self._processes.tenants_live > 1:
-            self.held.execute(worker, calls)
+        if self.call_queue.queues or self._processes.tenants_live > 1:
+            self.call_queue.execute(worker, calls)
             return
         for call in calls:
             caller = self._caller(worker, call)
             if caller is not None:
-                self._request(caller, call)
+                self._execute(caller, call)
 
     def release(self, tenant: str) -> None:
-        """Execute calls that waited because their tenant had had its share."""
         self._listed.clear()
-        self.held.release(tenant)
+        self.call_queue.release(tenant)
 
     def _caller(self, worker: str, call: Any) -> Instance | None:
-        """Return who makes a call, if it is one of that worker's."""
+        """Return the caller of a call, if it is an instance of that worker."""
         if type(call) is list and len(call) >= 3:
             number, seq = call[0], call[2]
             caller = self._processes.live.get(number) if type(number) is int else None
@@ -211,8 +209,8 @@ class Syscalls:
         self._dropped += 1
         return None
 
-    def _request(self, caller: Instance, call: list[Any]) -> bool:
-        """Execute a call; whether the time that it took is of interest: tokens are counted."""
+    def _execute(self, caller: Instance, call: list[Any]) -> bool:
+        """Execute a call; return whether its time counts: a pred is charged by tokens."""
         op, seq = call[1], call[2]
         result: Result | None
         try:
@@ -228,18 +226,17 @@ class Syscalls:
         except SyscallError as error:
             result = -error.errno
         if result is not None:
-            self._turns.answer(caller, seq, result)
+            self._context.answer(caller, seq, result)
         return True
 
-    def answer(self, flush: Callable[[], None]) -> None:
-        """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
+    def send_replies(self, flush: Callable[[], None]) -> None:
+        """Send a frame's replies with `flush`; its callers' tenants pay for the time."""
         flush()
-        self.held.answered()
+        self.call_queue.charge_reply()
 
     def statistics(self) -> SyscallStatistics:
-        """Return the counters."""
         grammars = self.constraints.statistics()
-        return SyscallStatistics(self._calls, self._turns.failed, self._dropped, **grammars)
+        return SyscallStatistics(self._calls, self._context.failed, self._dropped, **grammars)
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
@@ -247,12 +244,12 @@ class Syscalls:
             raise SyscallError(Errno.ENOSYS, "no such operation")
         handler, count = entry
         if len(given) != count:
-            raise SyscallError(Errno.EINVAL, f"{count} arguments are wanted")
+            raise SyscallError(Errno.EINVAL, f"expected {count} arguments, got {len(given)}")
         if seq in caller.pending:
             raise SyscallError(Errno.EINVAL, f"call {seq} has not been answered yet")
         return handler(Call(caller, seq), *given)
 
-    # -- Calls that make a file. A failure stays the new file's answer until it is closed. -------
+    # -- Calls that make a file. After a failure every call on the new file fails. ---------------
     def _kv_create(self, call: Call, number: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
         try:
@@ -272,7 +269,7 @@ class Syscalls:
             raise
         source_file = origin.file
         fork = partial(self._share, call.caller, file, source_file)
-        return self._turns.in_order(call, (source_file, file), fork, sticky=file, new=True)
+        return self._context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
 
     def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
         file.share(_content(source))
@@ -289,7 +286,7 @@ class Syscalls:
             self._new_failed(call.caller, new, error.errno)
             raise
         source_file = origin.file
-        return self._turns.in_order(
+        return self._context.run_in_order(
             call,
             (source_file, file),
             partial(self._append, call.caller, file, source_file, ranges),
@@ -305,16 +302,16 @@ class Syscalls:
         try:
             origin = call.caller.handles.get(source, READ).file
             ranges = arguments.one_range(start, end)
-            self._turns.check_file(origin)
-            self._turns.check_file(file)
+            self._context.check_not_generating(origin)
+            self._context.check_not_generating(file)
         except SyscallError as error:
-            # Calls before this one have not failed: the file learns of it when their turn is over.
-            return self._turns.in_order(
+            # Earlier calls have not failed: the file's error is set after them.
+            return self._context.run_in_order(
                 call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
         files = (file,) if origin is file else (origin, file)
         append = partial(self._append, call.caller, file, origin, ranges)
-        return self._turns.in_order(call, files, append, sticky=file)
+        return self._context.run_in_order(call, files, append, sticky=file)
 
     def _fail(self, errno: Errno) -> Result:
         raise SyscallError(errno)
@@ -322,12 +319,12 @@ class Syscalls:
     def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
         entries = ranges.entries(_content(source).length)
         length = _content(file).length
-        if length + ranges.total > self._turns.entries_max:
+        if length + ranges.total > self._context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
-        if copied:  # the next step does that first, whoever is in it
+        if copied:  # the next step copies first, which delays all its rows
             run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
-            self._turns.scheduler.charge(run.root, caller.tenant.name, run.weight, cost)
+            self._context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 
@@ -360,13 +357,13 @@ class Syscalls:
         return file
 
     def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
-        # Past its quota too, but for no more handles than an instance can have.
+        # Even past its quota: an instance can have only so many handles.
         caller.tenant.handles += 1
         file = self._kvfs.create_failed(caller.tenant.name, caller.account, errno)
         caller.handles.insert(number, file, ALL_RIGHTS)
 
     # -- Calls on a file's content ----------------------------------------------------------------
-    def _other_pred(
+    def _pred_call(
         self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
     ) -> Result | None:
         self._pred(*call, number, tokens, positions, options)
@@ -375,10 +372,10 @@ class Syscalls:
     def _pred(
         self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
     ) -> None:
-        turns, model = self._turns, self._model
+        context, model = self._context, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         token = arguments.only_token(tokens, self._vocab_size)
-        ids, given, parsed, count = None, None, DEFAULT, 1  # as most preds want it
+        ids, given, parsed, count = None, None, DEFAULT, 1  # as in most preds
         if token < 0 or positions is not None:
             ids = arguments.token_ids(tokens, model)
             count = len(ids)
@@ -392,26 +389,26 @@ class Syscalls:
             token = -1
         size = len(tokens) + len(options)
         if file.generating:
-            turns.check_file(file)
-        turns.check_room(caller, size)
-        submit(Pred(turns, caller, seq, file, ids, given, parsed, size, token))
+            context.check_not_generating(file)
+        context.check_call_budget(caller, size)
+        submit(Pred(context, caller, seq, file, ids, given, parsed, size, token))
 
     def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
         file = call.caller.handles.get(number, APPEND).file
         ids = arguments.token_ids(tokens, self._model)
         parsed = arguments.generate_options(options, self._model)
         if not call.seq:
-            raise SyscallError(Errno.EINVAL, "a generation that nobody could take from")
+            raise SyscallError(Errno.EINVAL, "a generation needs a call number (seq)")
         size = len(tokens) + len(options)
-        self._turns.check_file(file)
-        self._turns.check_room(call.caller, size)
-        Generation(self._turns, *call, file, ids, parsed, size).begin()
+        self._context.check_not_generating(file)
+        self._context.check_call_budget(call.caller, size)
+        submit(Generation(self._context, *call, file, ids, parsed, size))
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
         generation, records = call.caller.pending.get(integer(target)), integer(count, 1)
-        if isinstance(generation, Generation):  # else it has ended meanwhile
-            generation.taken(records)
+        if isinstance(generation, Generation):  # otherwise it has ended
+            generation.add_taken(records)
         return 0
 
     def _cancel(self, call: Call, target: Any) -> Result | None:
@@ -422,7 +419,9 @@ class Syscalls:
 
     def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
         file = call.caller.handles.get(number, TRUNCATE).file
-        return self._turns.in_order(call, (file,), partial(self._truncate, file, integer(length)))
+        return self._context.run_in_order(
+            call, (file,), partial(self._truncate, file, integer(length))
+        )
 
     def _truncate(self, file: KVFile, kept: int) -> Result:
         if kept > _content(file).length:
@@ -432,23 +431,23 @@ class Syscalls:
 
     def _kv_len(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), partial(self._length, file))
+        return self._context.run_in_order(call, (file,), partial(self._length, file))
 
     def _length(self, file: KVFile) -> Result:
         return _content(file).length
 
     def _kv_stat(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.get(number, READ)
-        return self._turns.in_order(call, (handle.file,), partial(self._stat, handle))
+        return self._context.run_in_order(call, (handle.file,), partial(self._stat, handle))
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
-        return _pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
+        return pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         tokens = partial(self._tokens, file, integer(start), integer(n))
-        return self._turns.in_order(call, (file,), tokens)
+        return self._context.run_in_order(call, (file,), tokens)
 
     def _tokens(self, file: KVFile, first: int, count: int) -> Result:
         if first + count > _content(file).length:
@@ -460,19 +459,19 @@ class Syscalls:
         chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
         name = parse_path(text(path))
         save = partial(self._save, call, file, name, chosen)
-        return self._turns.in_order(call, (file,), save)
+        return self._context.run_in_order(call, (file,), save)
 
     def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
         return self.named.save(call, _content(file), name, flags)
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), partial(self._offer, file))
+        return self._context.run_in_order(call, (file,), partial(self._offer, file))
 
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))
 
-    # -- Wishes -----------------------------------------------------------------------------------
+    # -- Hints ------------------------------------------------------------------------------------
     def _kv_advise(self, call: Call, number: Any, hint: Any, argument: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         given = Hint(integer(hint, 0, max(Hint)))
@@ -499,12 +498,12 @@ class Syscalls:
         return self._list(call, self.named.list_some, *first, count)
 
     def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
-        """List names, but only so many in a frame or release: all else waits until it is over."""
+        """List names, up to TENANT_LISTED_MAX in a frame or release."""
         tenant = call.caller.tenant.name
         listed = self._listed.get(tenant, 0)
         if listed >= TENANT_LISTED_MAX:
             raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
-        # What it costs where it is refused, or looks at names that are not public.
+        # This is the cost if it is refused.
         self._listed[tenant] = listed + LIST_ITEMS_MAX
         count, names = listing(call, *given)
         self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
@@ -549,12 +548,7 @@ class Syscalls:
         return 0
 
 
-def _release(happen: Callable[[str, list[Any]], None], tenant: str) -> None:
-    happen("released", [tenant])
-
-
 def _content(file: KVFile) -> KVFile:
-    """Return the file; SyscallError when the call that made it has failed."""
     if file.error is not None:
         raise SyscallError(file.error)
     return file
@@ -569,8 +563,3 @@ def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
         "rights": handle.rights,
         "path": file.path,
     }
-
-
-def _pack(value: Any) -> bytes:
-    data: bytes = msgpack.packb(value, use_bin_type=True)
-    return data

@@ -1,8 +1,7 @@
 """Arguments of syscalls: what a worker sent, checked before anything happens.
 
-A worker runs strangers' code and is believed nothing. Every function takes whatever msgpack can
-carry and returns what its name says, or raises a SyscallError. A bool is no integer here, though
-Python says otherwise.
+A worker runs code of tenants and is not trusted. Every function takes any value that msgpack can
+carry and returns what its name says, or raises a SyscallError. A bool is not an integer here.
 """
 
 from dataclasses import dataclass
@@ -28,26 +27,24 @@ _I64_MAX: Final = (1 << 63) - 1
 
 
 def integer(value: object, low: int = 0, high: int = _I64_MAX) -> int:
-    """Return an integer from low to high; EINVAL."""
     if type(value) is not int or not low <= value <= high:
-        raise SyscallError(Errno.EINVAL, f"an integer from {low} to {high} is wanted")
+        raise SyscallError(Errno.EINVAL, f"expected an integer from {low} to {high}")
     return value
 
 
 def rights(value: object) -> int:
-    """Return a mask of rights; EINVAL."""
     return integer(value, 0, ALL_RIGHTS)
 
 
 def text(value: object) -> str | bytes:
-    """Return a string, checked by whoever knows what it is for; EINVAL."""
+    """Return a string that is not checked further; EINVAL."""
     if not isinstance(value, str | bytes):
-        raise SyscallError(Errno.EINVAL, "a string is wanted")
+        raise SyscallError(Errno.EINVAL, "expected a string")
     return value
 
 
 def grant_name(value: object) -> str:
-    """Return the name of a grant; EINVAL (empty, no UTF-8), ENAMETOOLONG."""
+    """Return the name of a grant; EINVAL (empty, not UTF-8), ENAMETOOLONG."""
     given = text(value)
     if len(given) > NAME_BYTES_MAX:
         raise SyscallError(Errno.ENAMETOOLONG, f"a name has at most {NAME_BYTES_MAX} bytes")
@@ -55,11 +52,11 @@ def grant_name(value: object) -> str:
         data = given.encode() if isinstance(given, str) else given
         name = data.decode()
     except UnicodeError as error:
-        raise SyscallError(Errno.EINVAL, "a name is UTF-8") from error
+        raise SyscallError(Errno.EINVAL, "a name must be UTF-8") from error
     if len(data) > NAME_BYTES_MAX:
         raise SyscallError(Errno.ENAMETOOLONG, f"a name has at most {NAME_BYTES_MAX} bytes")
     if not name:
-        raise SyscallError(Errno.EINVAL, "a name is not empty")
+        raise SyscallError(Errno.EINVAL, "a name must not be empty")
     return name
 
 
@@ -72,7 +69,7 @@ class Ranges:
     total: int
 
     def entries(self, length: int) -> Int64:
-        """Return the indices ([total]) of entries of a file with `length`; EINVAL past its end."""
+        """Return the indices ([total]) in a file with `length` entries; EINVAL past it."""
         if len(self.starts) and int((self.starts + self.counts).max()) > length:
             raise SyscallError(Errno.EINVAL, f"a range ends after entry {length}")
         before = np.cumsum(self.counts) - self.counts
@@ -83,7 +80,7 @@ class Ranges:
 def ranges(value: object) -> Ranges:
     """Return the ranges in bytes of (start, end) u32 pairs; EINVAL, EFBIG."""
     if not isinstance(value, bytes) or len(value) % 8:
-        raise SyscallError(Errno.EINVAL, "ranges are pairs of u32")
+        raise SyscallError(Errno.EINVAL, "ranges must be pairs of u32")
     if len(value) // 8 > FILE_ENTRIES_MAX:
         raise SyscallError(Errno.EFBIG, f"at most {FILE_ENTRIES_MAX} ranges")
     pairs = np.frombuffer(value, _U32).astype(np.int64).reshape(-1, 2)
@@ -97,7 +94,6 @@ def ranges(value: object) -> Ranges:
 
 
 def one_range(start: object, end: object) -> Ranges:
-    """Return the range from `start` to `end`; EINVAL, EFBIG."""
     first, last = integer(start), integer(end)
     if last < first:
         raise SyscallError(Errno.EINVAL, "a range ends before it starts")
@@ -107,7 +103,7 @@ def one_range(start: object, end: object) -> Ranges:
 
 
 def only_token(value: object, vocab_size: int) -> int:
-    """Return the token id of a call with no more than that, as most are; -1 of others; EINVAL."""
+    """Return the token id of a call with exactly one; -1 of others; EINVAL."""
     if type(value) is not bytes or len(value) != 4:
         return -1
     token = value[0] | value[1] << 8 | value[2] << 16 | value[3] << 24
@@ -119,7 +115,7 @@ def only_token(value: object, vocab_size: int) -> int:
 def token_ids(value: object, model: ModelInfo) -> UInt32:
     """Return 1 to PRED_TOKENS_MAX token ids of the model ([n]); EINVAL, EFBIG."""
     if not isinstance(value, bytes) or not value or len(value) % 4:
-        raise SyscallError(Errno.EINVAL, "tokens are u32, at least one")
+        raise SyscallError(Errno.EINVAL, "tokens must be u32, at least one")
     if len(value) // 4 > min(PRED_TOKENS_MAX, model.max_context):
         raise SyscallError(Errno.EFBIG, f"{len(value) // 4} tokens in one call")
     tokens: UInt32 = np.frombuffer(value, _U32)
@@ -130,21 +126,21 @@ def token_ids(value: object, model: ModelInfo) -> UInt32:
 
 
 def positions(value: object, n: int, model: ModelInfo) -> Int32 | None:
-    """Return n positions below max_context ([n]), or None for the default ones; EINVAL."""
+    """Return n positions below max_context ([n]), or None for default ones; EINVAL."""
     if value is None:
         return None
     if not isinstance(value, bytes) or len(value) != 4 * n:
-        raise SyscallError(Errno.EINVAL, f"positions are {n} u32, or nil")
+        raise SyscallError(Errno.EINVAL, f"positions must be {n} u32, or nil")
     given = np.frombuffer(value, _U32)
     if given.max() >= model.max_context:
-        raise SyscallError(Errno.EINVAL, f"a position is below {model.max_context}")
+        raise SyscallError(Errno.EINVAL, f"a position must be below {model.max_context}")
     return given.astype(np.int32)
 
 
 def pred_options(value: object, n: int, model: ModelInfo) -> PredOptions:
     """Return the options of a pred of n tokens; EINVAL, EFBIG, ENOSYS."""
     if not isinstance(value, bytes):
-        raise SyscallError(Errno.EINVAL, "options are bytes")
+        raise SyscallError(Errno.EINVAL, "options must be bytes")
     options = parse_pred_options(value)
     if options is not DEFAULT:
         _check_places(options, n)
@@ -157,11 +153,11 @@ def pred_options(value: object, n: int, model: ModelInfo) -> PredOptions:
 def generate_options(value: object, model: ModelInfo) -> GenerateOptions:
     """Return the options of a generation; EINVAL, EFBIG, ENOSYS."""
     if not isinstance(value, bytes):
-        raise SyscallError(Errno.EINVAL, "options are bytes")
+        raise SyscallError(Errno.EINVAL, "options must be bytes")
     options = parse_generate_options(value)
     _check_vocabulary(options.pred, model.vocab_size)
     if max(options.stop, default=0) >= model.vocab_size:
-        raise SyscallError(Errno.EINVAL, f"a token in stop is below {model.vocab_size}")
+        raise SyscallError(Errno.EINVAL, f"a token in stop must be below {model.vocab_size}")
     return options
 
 
@@ -169,7 +165,7 @@ def _check_places(options: PredOptions, n: int) -> None:
     if isinstance(options.at, tuple) and (len(options.at) > n or max(options.at, default=0) >= n):
         raise SyscallError(Errno.EINVAL, f"at has at most {n} indices, each below {n}")
     if options.parents is not None and len(options.parents) != n:
-        raise SyscallError(Errno.EINVAL, f"parents are {n} integers")
+        raise SyscallError(Errno.EINVAL, f"parents must be {n} integers")
 
 
 def _check_vocabulary(options: PredOptions, vocab_size: int) -> None:
@@ -196,12 +192,12 @@ def tree_depths(parents: tuple[int, ...]) -> Int32:
 
 
 def tenant_limits(value: object) -> dict[str, int | None]:
-    """Return a tenant's limits by their names, as the gateway says them; EINVAL."""
+    """Return a tenant's limits by name, as the gateway sends them; EINVAL."""
     if type(value) is not dict:
-        raise SyscallError(Errno.EINVAL, "limits are a map")
+        raise SyscallError(Errno.EINVAL, "limits must be a map")
     for name, most in value.items():
         if name not in KERNEL_TENANT_LIMITS:
             raise SyscallError(Errno.EINVAL, f"no limit of a tenant is called {name!r}")
         if most is not None and (type(most) is not int or most < BY_NAME[name].least):
-            raise SyscallError(Errno.EINVAL, f"{name} is an integer, or nil")
+            raise SyscallError(Errno.EINVAL, f"{name} must be an integer, or nil")
     return value

@@ -22,7 +22,7 @@ class Busy:
         while now < 100.0 + seconds:
             now += call
             got += call
-            if self.shares.called(tenant, call, now):
+            if self.shares.charge(tenant, call, now):
                 while (wait := self.shares.wait(tenant, now)) > 0.0:
                     now += wait
         return got / seconds
@@ -31,7 +31,7 @@ class Busy:
 def test_one_who_is_alone_never_waits() -> None:
     busy = Busy(a=1.0)
     assert busy.had("a") > 0.999
-    assert not busy.shares.called("a", 10.0, 200.0)
+    assert not busy.shares.charge("a", 10.0, 200.0)
     assert busy.shares.wait("a", 200.0) == 0.0
 
 
@@ -49,14 +49,14 @@ def test_who_takes_little_does_not_wait() -> None:
     now = 0.0
     for _ in range(1_000):
         now += 0.001
-        assert not busy.shares.called("a", 0.0004, now)
+        assert not busy.shares.charge("a", 0.0004, now)
 
 
 def test_nobody_saves_up_more_than_a_moment() -> None:
     busy = Busy(a=1.0, b=1.0)
     busy.others = {"b"}
-    busy.shares.called("a", 1e-6, 0.0)
-    assert busy.shares.called("a", 0.1, 60.0)
+    busy.shares.charge("a", 1e-6, 0.0)
+    assert busy.shares.charge("a", 0.1, 60.0)
     waits = 0.0
     while (wait := busy.shares.wait("a", 60.0 + waits)) > 0.0:
         waits += wait
@@ -65,7 +65,7 @@ def test_nobody_saves_up_more_than_a_moment() -> None:
 
 def test_whoever_has_called_lately_counts_as_another() -> None:
     busy = Busy(a=1.0, b=1.0)
-    busy.shares.called("b", 1e-6, 99.9)
+    busy.shares.charge("b", 1e-6, 99.9)
     assert busy.had("a", seconds=0.1) < 0.6
     assert busy.shares.wait("a", 101.0) == 0.0, "a second later it is alone"
 
@@ -80,11 +80,11 @@ def test_of_more_or_fewer_processors_a_tenant_has_as_much_more_or_less() -> None
 def test_it_is_known_how_long_a_debt_is() -> None:
     busy = Busy(0.5, a=1.0, b=1.0)
     busy.others = {"b"}
-    assert busy.shares.called("a", 0.025, 0.0)
-    rest = busy.shares.rest("a", 0.0)
+    assert busy.shares.charge("a", 0.025, 0.0)
+    rest = busy.shares.empty_seconds("a", 0.0)
     assert 0.079 < rest < 0.09, "20 ms over what was saved, at a quarter, and a little"
     assert busy.shares.wait("a", 0.0) < rest
-    assert busy.shares.rest("a", rest) == 0.0
+    assert busy.shares.empty_seconds("a", rest) == 0.0
 
 
 def test_only_who_has_had_more_than_somebody_else_is_ahead() -> None:
@@ -92,9 +92,9 @@ def test_only_who_has_had_more_than_somebody_else_is_ahead() -> None:
     for step in range(100):
         now = 1.0 + step / 100
         for tenant, seconds in (("a", 0.005), ("b", 0.004), ("heavy", 0.018)):
-            busy.shares.called(tenant, seconds, now)
-    assert not any(busy.shares.ahead(each, now + 0.001) for each in busy.weights)
+            busy.shares.charge(tenant, seconds, now)
+    assert not any(busy.shares.is_ahead(each, now + 0.001) for each in busy.weights)
     busy.others = {"idle"}
     busy.weights["idle"] = 1.0
-    assert all(busy.shares.ahead(each, now + 0.01) for each in ("a", "b", "heavy"))
-    assert not busy.shares.ahead("idle", now + 0.01)
+    assert all(busy.shares.is_ahead(each, now + 0.01) for each in ("a", "b", "heavy"))
+    assert not busy.shares.is_ahead("idle", now + 0.01)

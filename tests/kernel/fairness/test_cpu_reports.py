@@ -16,7 +16,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
 from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
 
-OPTIONS = KernelOptions(steps=StepLimits(beside=CpuOptions(0.5)))
+OPTIONS = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
 
 
@@ -95,7 +95,7 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
 
     with_two(as_much)
     there = CpuOptions(0.5, short=lambda _now: False)
-    with_two(enough, KernelOptions(steps=StepLimits(beside=there)))
+    with_two(enough, KernelOptions(steps=StepLimits(cpu=there)))
     with_two(enough, KernelOptions())
 
 
@@ -164,7 +164,7 @@ def test_calls_of_one_that_rests_wait_too() -> None:
         assert await other == 1
         assert await asyncio.gather(*asked) == [0, 0, 0], "none is lost"
         await asyncio.sleep(1.0)
-        assert not rig.kernel._syscalls.held.queues
+        assert not rig.kernel._syscalls.call_queue.queues
 
     with_two(test)
 

@@ -21,7 +21,7 @@ from symphony_kernel.fairness.device_shares import divide
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
 from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work
 
@@ -82,8 +82,8 @@ class World:
             self.scheduler.submit(request)
         while self.launched < LEARN_STEPS + MEASURE_STEPS:
             polled = self.scheduler.poll()
-            if isinstance(polled, float):
-                await self.clock.sleep(polled)
+            if isinstance(polled, Wait):
+                await self.clock.sleep(polled.seconds)
                 continue
             assert isinstance(polled, Step), "all of them always have work"
             began = self.clock.now()
@@ -130,7 +130,7 @@ class World:
         mine = [(began, took, own[index]) for began, took, own in self.steps if index in own]
         if not mine:  # it had a step of its own before anything was known, and pays for it
             queue = self.scheduler._queue
-            assert queue.counter(str(index)) > queue.least
+            assert queue.counter(str(index)) > queue.least_counter
             return 0.0, 0.0
         seconds, longest = sum(took for _, took, _ in self.steps), max(s[1] for s in self.steps)
         usual = max(each for _, _, each in mine)

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.fairness.fair_queue import FairQueue
+from symphony_kernel.fairness.fair_queue import FairQueue, TenantWeights
 from symphony_kernel.fairness.step_cost import StepCost
-from symphony_kernel.protocol.errno import KernelBug
-from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, TENANT_WEIGHT_MAX
 from symphony_kernel.request import Request
 
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
@@ -25,7 +25,7 @@ def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tupl
     count = min(request.remaining, quantum)
     cost = COSTS.cost(request, count)
     queue.serve(count)
-    queue.pay(request.tenant, cost * COSTS.service_seconds)
+    queue.charge_tenant(request.tenant, cost * COSTS.service_seconds)
     return request, cost
 
 
@@ -130,7 +130,7 @@ def test_idling_earns_no_credit() -> None:
     queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
     for _ in range(1000):
         serve_first(queue)
-    queue.leave("late")
+    queue.remove_tenant("late")
     for _ in range(500):
         queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
     served = Counter(serve_first(queue)[0].tenant for _ in range(200))
@@ -159,13 +159,13 @@ def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
     away = make_work(2, 1, LengthFile(pool), instance=20)
     queue.push(away)
     queue.send_away(away)
-    assert queue.away(2, None) == queue.away(2, 20) == [away]
-    assert queue.away(2, 21) == queue.away(1, None) == []
+    assert queue.away_requests(2, None) == queue.away_requests(2, 20) == [away]
+    assert queue.away_requests(2, 21) == queue.away_requests(1, None) == []
     for _ in range(100):
         serve_first(queue)
     new = make_work(2, 1, LengthFile(pool), instance=21)
     queue.push(new)
-    assert queue.service(2)[1] == 0.0
+    assert queue.counters(2)[1] == 0.0
     assert queue.first() is new
     assert queue.remove(new)
     if end == "put_back":
@@ -174,9 +174,9 @@ def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
         serve_first(queue)
     else:
         assert not queue.remove(away)
-    assert queue.away(2, None) == []
+    assert queue.away_requests(2, None) == []
     queue.push(new)
-    assert queue.service(2)[1] == queue.service(1)[1] > 100.0
+    assert queue.counters(2)[1] == queue.counters(1)[1] > 100.0
 
 
 def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
@@ -212,8 +212,8 @@ def test_removal_leaves_nothing_behind() -> None:
     assert queue.remove(requests[3])
     assert not queue.remove(requests[3])
     assert queue.forget_instance(1, 1) == requests[:2]
-    assert queue.forget_lip(1) == [requests[2]]
-    assert queue.forget_lip(1) == []
+    assert queue.forget_run(1) == [requests[2]]
+    assert queue.forget_run(1) == []
     statistics = queue.statistics()
     assert (statistics.tenants, statistics.lips, statistics.requests, statistics.tokens) == (
         1,
@@ -221,7 +221,7 @@ def test_removal_leaves_nothing_behind() -> None:
         1,
         7,
     )
-    queue.forget_lip(9)
+    queue.forget_run(9)
     assert queue.first() is None
     assert queue.statistics().counters == {}
 
@@ -257,7 +257,7 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
                 queue.restore()
             case "prompts aside" if (first := queue.first()) is not None:
                 mine = [request for request in alive if request.tenant == first.tenant]
-                assert queue.set_prompts_aside() == all(request.count > 1 for request in mine)
+                assert queue.skip_tenant_of_prompts() == all(request.count > 1 for request in mine)
                 queue.restore()
             case "remove" if alive:
                 request = data.draw(st.sampled_from(alive))
@@ -265,7 +265,7 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
                 alive.remove(request)
             case "forget":
                 root = data.draw(st.integers(1, 6))
-                gone = set(queue.forget_lip(root))
+                gone = set(queue.forget_run(root))
                 assert gone == {request for request in alive if request.root == root}
                 alive = [request for request in alive if request not in gone]
         statistics = queue.statistics()
@@ -276,8 +276,8 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
         assert queue.decodes == sum(request.count == 1 for request in alive)
         first = queue.first()
         if first is not None:
-            least = min(queue.service(request.root) for request in alive)
-            assert queue.service(first.root)[0] == least[0], "the least served tenant comes first"
+            least = min(queue.counters(request.root) for request in alive)
+            assert queue.counters(first.root)[0] == least[0], "the least served tenant comes first"
 
 
 def test_any_of_very_many_works_is_taken_out_at_once() -> None:
@@ -304,9 +304,9 @@ def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
     for request in (*prompts, decode):
         queue.push(request)
     assert queue.first() is prompts[0]
-    assert queue.set_prompts_aside()
+    assert queue.skip_tenant_of_prompts()
     assert queue.first() is decode
-    assert not queue.set_prompts_aside(), "it has more than prompts"
+    assert not queue.skip_tenant_of_prompts(), "it has more than prompts"
     queue.serve(1)
     assert queue.first() is None
     queue.restore()
@@ -350,7 +350,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
 def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
     requests: list[tuple[int, str, int, bool]],
 ) -> None:
-    """As `push` and `serve_whole`, whoever waits beside it."""
+    """As `push` and `serve_fully`, whoever waits beside it."""
     counters = []
     for at_once in (False, True):
         queue, pool = FairQueue(), Pool()
@@ -363,15 +363,15 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
             if waits:
                 queue.push(request)
             elif at_once:
-                queue.serve_at_once(request)
+                queue.serve_new(request)
             else:
                 queue.push(request)
-                queue.serve_whole(request)
+                queue.serve_fully(request)
             if not waits:
                 assert request.remaining == 0
-                assert not queue.holds(request)
+                assert not queue.is_queued(request)
         served = {10 * root + ord(tenant) for root, tenant, _, waits in requests if not waits}
-        counters.append([queue.statistics(), {root: queue.service(root) for root in served}])
+        counters.append([queue.statistics(), {root: queue.counters(root) for root in served}])
     assert counters[0] == counters[1]
 
 
@@ -384,8 +384,8 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
     queue.push(make_work(2, 400, LengthFile(pool), tenant=tenants[1]))
     if waits:
         queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
-    queue.charge(1, tenants[0], 1.0, 0.1)
-    queue.pay(tenants[0], 0.1)
+    queue.charge_run(1, tenants[0], 1.0, 0.1)
+    queue.charge_tenant(tenants[0], 0.1)
     if not waits:
         queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
     served: Counter[int] = Counter()
@@ -395,8 +395,8 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
     assert served[1] == 50
     assert 140 <= served[2] <= 160
     assert queue.served(1) == pytest.approx(150, rel=0.01)
-    queue.forget_lip(1)
-    queue.forget_lip(2)
+    queue.forget_run(1)
+    queue.forget_run(2)
     assert queue.first() is None
 
 
@@ -406,5 +406,32 @@ def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
     request = make_work(1, 1, LengthFile(Pool(100)))
     queue.push(request)
     with pytest.raises(KernelBug):
-        queue.charge(request.root, request.tenant, 1.0, cost)
+        queue.charge_run(request.root, request.tenant, 1.0, cost)
     assert queue.first() is request
+
+
+def weight_of(queue: FairQueue, tenant: str) -> float:
+    return queue._tenant(tenant).weight
+
+
+def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() -> None:
+    queue = FairQueue()
+    shares = TenantWeights(queue.set_tenant_weight, {"research": 2.0})
+    assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
+    shares.set("research", 8)
+    shares.set("acme", 0.5)
+    assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [8, 0.5]
+    assert [shares.weight(tenant) for tenant in ("research", "acme", "new")] == [8, 0.5, 1.0]
+    shares.set("research", None)
+    shares.set("acme", None)
+    assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), 5e-324, TENANT_WEIGHT_MAX, "2", True, [2]])
+def test_what_is_no_weight_is_refused(weight: object) -> None:
+    queue = FairQueue()
+    shares = TenantWeights(queue.set_tenant_weight, {})
+    with pytest.raises(SyscallError) as error:
+        shares.set("acme", weight)
+    assert error.value.errno is Errno.EINVAL
+    assert weight_of(queue, "acme") == 1.0

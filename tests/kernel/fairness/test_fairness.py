@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_TOKENS, PREFILL_TOKENS_MIN
-from symphony_kernel.scheduler.admission import REBUILD_SLICES
+from symphony_kernel.scheduler.admission import RECOMPUTE_SLICES
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.crowds import Crowd, Habit, Launch, Wait
@@ -139,7 +139,7 @@ class Crowded(Referee):
         self, lips: list[Habit], weights: list[float], limits: StepLimits, again: int
     ) -> None:
         super().__init__(lips, weights, limits)
-        self.slice = PAGER_SLICE_TOKENS + REBUILD_SLICES * again
+        self.slice = PAGER_SLICE_TOKENS + RECOMPUTE_SLICES * again
         self.least = 0  # a step has what the frames allow
 
     def difference(self, weight: float) -> float:
@@ -254,7 +254,7 @@ def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
     served.run(CROWDED_STEPS)
     assert not served.waits, "each pred was answered"
     roots = range(1, 1 + len(lips))
-    assert not any(served.scheduler._queue.away(root, None) for root in roots)
+    assert not any(served.scheduler._queue.away_requests(root, None) for root in roots)
     assert served.kvfs is not None
     served.kvfs.check_integrity({})
 

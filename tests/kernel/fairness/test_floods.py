@@ -94,5 +94,7 @@ def test_a_prompt_goes_on_beside_a_stream_that_weighs_any_times_as_much() -> Non
     with_kernel(
         test,
         executor=lambda clock: SimulatedExecutor(clock, 1 << 10, costs=device, hashed=False),
-        kernel_options=KernelOptions(steps=StepLimits(lot_ms=LOT_MS_MAX), tenant_weights=weights),
+        kernel_options=KernelOptions(
+            steps=StepLimits(delivery_ms=LOT_MS_MAX), tenant_weights=weights
+        ),
     )

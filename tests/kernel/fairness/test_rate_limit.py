@@ -56,12 +56,12 @@ class Queue:
     def cancel(self, request: Any) -> None:
         self.cancelled.append(request.name)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         self.forgotten.append((root, instance))
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
 
-    def trace(self, root: int) -> None: ...
+    def trace_run(self, root: int) -> None: ...
 
 
 class Stage:
@@ -84,11 +84,11 @@ class Stage:
 def test_without_a_rate_calls_are_the_schedulers_own() -> None:
     stage = Stage(VirtualClock())
     assert stage.rate_limiter.submit == stage.queue.submit
-    stage.rate_limiter.limit("acme", RATE)
+    stage.rate_limiter.set_rate("acme", RATE)
     assert stage.rate_limiter.submit != stage.queue.submit
-    assert stage.rate_limiter.left("acme") == [RATE, 0]
-    assert stage.rate_limiter.left("others") is None
-    stage.rate_limiter.limit("acme", UNLIMITED)
+    assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
+    assert stage.rate_limiter.tokens_left("others") is None
+    stage.rate_limiter.set_rate("acme", UNLIMITED)
     assert stage.rate_limiter.submit == stage.queue.submit
 
 
@@ -97,12 +97,12 @@ def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
 
     async def continuation() -> None:
         stage = Stage(clock)
-        stage.rate_limiter.limit("acme", RATE)
+        stage.rate_limiter.set_rate("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE + 2))
-        assert stage.rate_limiter.left("acme") == [0, 3_000]
+        assert stage.rate_limiter.tokens_left("acme") == [0, 3_000]
         stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
         stage.submit(Pred("other", 3, tenant="others"))
-        assert stage.rate_limiter.left("acme") == [0, 7_000]
+        assert stage.rate_limiter.tokens_left("acme") == [0, 7_000]
         assert stage.queue.came == ["large", "other"]
         assert stage.reached == ["acme"]
         await asyncio.sleep(3.01)
@@ -112,7 +112,7 @@ def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
         assert stage.woken > 0
         # What nobody took meanwhile may be taken at once, a minute's worth at most.
         await asyncio.sleep(600)
-        assert stage.rate_limiter.left("acme") == [RATE, 0]
+        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
     clock.run(continuation())
 
@@ -122,13 +122,13 @@ def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
 
     async def continuation() -> None:
         stage = Stage(clock)
-        stage.rate_limiter.limit("acme", RATE)
+        stage.rate_limiter.set_rate("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE))
         gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
         stage.submit(gone, lost, kept)
         stage.rate_limiter.cancel(gone)
         assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
-        stage.rate_limiter.forget(2)
+        stage.rate_limiter.drop_requests(2)
         assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
         assert stage.queue.forgotten == [(2, None)]
         await asyncio.sleep(30)
@@ -159,19 +159,19 @@ def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
 
     async def continuation() -> None:
         stage = Stage(clock)
-        stage.rate_limiter.limit("acme", RATE)
+        stage.rate_limiter.set_rate("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE))
         held = [Counted(f"held{i}", i % 3) for i in range(30)]
         stage.submit(*held)
         asked = Counted.asked
-        assert stage.rate_limiter.left("acme") == [0, 61_000]
+        assert stage.rate_limiter.tokens_left("acme") == [0, 61_000]
         assert Counted.asked == asked
         stage.rate_limiter.cancel(held[0])
-        stage.rate_limiter.forget(1)
-        assert stage.rate_limiter.left("acme") == [0, 39_000]
+        stage.rate_limiter.drop_requests(1)
+        assert stage.rate_limiter.tokens_left("acme") == [0, 39_000]
         await asyncio.sleep(3600)
         assert len(stage.queue.came) == 1 + 19
-        assert stage.rate_limiter.left("acme") == [RATE, 0]
+        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
     clock.run(continuation())
 
@@ -181,13 +181,13 @@ def test_another_rate_counts_at_once() -> None:
 
     async def continuation() -> None:
         stage = Stage(clock)
-        stage.rate_limiter.limit("acme", RATE)
+        stage.rate_limiter.set_rate("acme", RATE)
         stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
-        stage.rate_limiter.limit("acme", 60 * RATE)
+        stage.rate_limiter.set_rate("acme", 60 * RATE)
         await asyncio.sleep(10)
         assert stage.queue.came == ["large", "held", "more"]
         stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
-        stage.rate_limiter.limit("acme", UNLIMITED)
+        stage.rate_limiter.set_rate("acme", UNLIMITED)
         assert stage.queue.came[3:] == ["much", "last"]
         stage.rate_limiter.close()
 

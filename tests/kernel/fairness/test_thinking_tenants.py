@@ -92,7 +92,7 @@ class World:
             if isinstance(polled, Step):
                 await self._compute(polled)
                 continue
-            timer = self.loop.call_later(0.1 if polled is None else polled, self.came.set)
+            timer = self.loop.call_later(0.1 if polled is None else polled.seconds, self.came.set)
             await self.came.wait()
             timer.cancel()
 
@@ -105,10 +105,12 @@ class World:
         await self.clock.sleep(0.9 * seconds)
         if self.calls:
             first, now = next(iter(self.tenants)), self.clock.now()
-            self.scheduler.processors.called(1_000, first, 1.0, 1e-5, now)
+            self.scheduler.cpu_accounts.charge_calls(1_000, first, 1.0, 1e-5, now)
         await self.clock.sleep(0.1 * seconds)
         for name, wants in self.tenants.items():
-            self.scheduler.processors.spent(name, wants.computes * seconds, self.clock.now())
+            self.scheduler.cpu_accounts.charge_reported(
+                name, wants.computes * seconds, self.clock.now()
+            )
         self.scheduler.complete(
             step,
             [
@@ -141,7 +143,7 @@ class World:
 class OnProcessors(World):
     """The processors are the device, too."""
 
-    limits = StepLimits(beside=CpuOptions(device_share=1.0))
+    limits = StepLimits(cpu=CpuOptions(device_share=1.0))
 
 
 def alone(wants: Wants) -> float:
@@ -203,10 +205,10 @@ def test_calls_of_a_run_without_preds_are_charged_to_its_tenant() -> None:
     world = World(v=STREAMS, x=STREAMS)
     world.run(1.0)
     queue: Any = world.scheduler._queue
-    before, known = queue.counter("x"), len(queue._lips)
-    world.scheduler.processors.called(1_000, "x", 1.0, 0.05, world.clock.now())
+    before, known = queue.counter("x"), len(queue._runs)
+    world.scheduler.cpu_accounts.charge_calls(1_000, "x", 1.0, 0.05, world.clock.now())
     assert queue.counter("x") == pytest.approx(before + 0.05)
-    assert len(queue._lips) == known
+    assert len(queue._runs) == known
 
 
 def test_processor_time_counts_as_the_devices_where_they_are_one() -> None:

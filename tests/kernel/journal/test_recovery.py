@@ -389,7 +389,7 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
             plan()
             hooks = kernel.hooks
             assert hooks is not None
-            if kernel._syscalls.turns.untold and not hooks.inside and rig.alive.is_set():
+            if kernel._syscalls.context.unsent and not hooks.inside and rig.alive.is_set():
                 if somebody_enters:
                     kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
                 rig.alive.clear()

@@ -32,7 +32,7 @@ def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixtu
     assert isinstance(result, bytes)
     assert stalls == 1
     assert "A STALL" in caplog.text
-    assert "1 works queued" in caplog.text
+    assert "1 requests queued" in caplog.text
 
 
 def test_what_cannot_go_on_ends_with_an_error(

@@ -7,7 +7,7 @@ from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_TOKENS
 from symphony_kernel.request import Request
-from symphony_kernel.scheduler.admission import Admission, Admitted
+from symphony_kernel.scheduler.admission import Admission, Admitted, MemoryQueue
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
@@ -67,7 +67,7 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
     queue.push(request)
     assert admission.admit(request) is Admitted.AWAY
-    assert request in admission.waiting
+    assert request in admission.memory_queue
     return request
 
 
@@ -75,20 +75,83 @@ def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
     kvfs, queue, admission = _full_device()
     _park(kvfs, queue, admission, 2, 20)
     queue.push(make_work(1, 4 * int(PAGER_SLICE_TOKENS), LengthFile(Pool())))
-    while admission.begin([]) and not queue.pass_over():
+    while admission.admit_queued([]) and not queue.skip_if_ahead():
         first = queue.first()
         assert first is not None
         queue.serve(min(first.remaining, 8))
         queue.restore()
-    assert PAGER_SLICE_TOKENS < queue.service(1)[1] < PAGER_SLICE_TOKENS + 16
+    assert PAGER_SLICE_TOKENS < queue.counters(1)[1] < PAGER_SLICE_TOKENS + 16
     queue.restore()
 
 
 def test_works_of_a_forgotten_instance_leave_parking() -> None:
     kvfs, queue, admission = _full_device()
     requests = [_park(kvfs, queue, admission, *each) for each in ((2, 20), (2, 21), (3, 30))]
-    assert admission.forget(2, 20) == requests[:1]
-    assert queue.away(2, None) == requests[1:2]
-    assert admission.forget(2, None) == requests[1:2]
-    assert admission.forget(2, None) == []
-    assert admission.waiting == requests[2:]
+    assert admission.drop_requests(2, 20) == requests[:1]
+    assert queue.away_requests(2, None) == requests[1:2]
+    assert admission.drop_requests(2, None) == requests[1:2]
+    assert admission.drop_requests(2, None) == []
+    assert list(admission.memory_queue) == requests[2:]
+
+
+class MemoryQueueRig:
+    """A fair queue and a memory queue."""
+
+    def __init__(self) -> None:
+        self.queue = FairQueue()
+        self.memory_queue = MemoryQueue(self.queue)
+        self.pool = Pool()
+
+    def park(self, root: int, served: int, tenant: str = "t") -> Request:
+        """Serve a run so many tokens, then put its next request in the memory queue."""
+        if served:
+            self.queue.push(self._request(root, served, tenant))
+            self.queue.serve(served)
+        request = self._request(root, 1, tenant)
+        self.queue.push(request)
+        self.queue.remove(request)
+        self.memory_queue.add(request)
+        return request
+
+    def _request(self, root: int, size: int, tenant: str) -> Request:
+        file = LengthFile(self.pool)
+        return make_work(root, size, file, tenant=tenant, instance=root)
+
+    def order(self) -> list[Request]:
+        """Take all out, the first ones first."""
+        found: list[Request] = []
+        while (request := self.memory_queue.first()) is not None:
+            self.memory_queue.remove(request)
+            found.append(request)
+        return found
+
+
+def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
+    rig = MemoryQueueRig()
+    requests = [
+        rig.park(1, 300),
+        rig.park(2, 0, tenant="u"),
+        rig.park(3, 100),
+        rig.park(4, 50, "u"),
+    ]
+    rig.queue.push(requests[0])  # while they wait, another of the first tenant's is served
+    rig.queue.serve(1)
+    rig.queue.charge_tenant("t", 1.0)
+    claims = {request: rig.queue.counters(request.root)[0] for request in requests}
+    places = {request: rig.memory_queue.place(request) for request in requests}
+    order = rig.order()
+    assert order == sorted(requests, key=lambda request: (claims[request], places[request]))
+    assert order != requests
+    assert len(rig.memory_queue) == 0
+
+
+def test_whoever_leaves_is_gone_and_may_come_back() -> None:
+    rig = MemoryQueueRig()
+    first, second = rig.park(1, 10), rig.park(2, 20)
+    assert rig.memory_queue.remove(first)
+    assert not rig.memory_queue.remove(first)
+    assert rig.memory_queue.first() is second
+    rig.memory_queue.add(first)
+    assert len(rig.memory_queue) == 2
+    assert rig.order() == [first, second]
+    assert rig.memory_queue.first() is None

@@ -21,10 +21,10 @@ class Queue:
         return sum(self.lips.values())
 
     @property
-    def lips_active(self) -> int:
+    def runs_active(self) -> int:
         return len(self.lips)
 
-    def waits(self, root: int) -> bool:
+    def has_requests(self, root: int) -> bool:
         return root in self.lips
 
 
@@ -34,7 +34,7 @@ def ready(*roots: int) -> Queue:
 
 def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Anticipation:
     answers = Anticipation()
-    answers.stepped(replies, 1.0, step_seconds)
+    answers.step_ended(replies, 1.0, step_seconds)
     return answers
 
 
@@ -44,7 +44,7 @@ def test_two_groups_of_one_lip_come_together_again() -> None:
     assert answers.wait_seconds(1.0, ready(*[7] * 8)) == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
     assert answers.wait_seconds(1.0 + STEP / 6, ready(*[7] * 8)) > 0
     for _ in range(8):
-        answers.heard(7, 1.0 + STEP / 5)
+        answers.request_arrived(7, 1.0 + STEP / 5)
     assert answers.wait_seconds(1.0 + STEP / 5, ready(*[7] * 16)) == 0
 
 
@@ -62,9 +62,9 @@ def test_a_long_step_is_no_reason_to_wait_long() -> None:
 
 def test_who_has_ended_is_not_waited_for() -> None:
     answers = stepped({7: 8, 8: 1})
-    answers.forget(7)
+    answers.forget_run(7)
     assert answers.wait_seconds(1.0, ready(*range(9, 18))) == pytest.approx(STEP / 10)
-    answers.forget(8)
+    answers.forget_run(8)
     assert answers.wait_seconds(1.0, ready(*range(9, 18))) == 0
 
 
@@ -77,22 +77,22 @@ def test_a_thousand_branches_do_not_outvote_a_stream() -> None:
 def test_who_has_had_a_result_lately_decodes() -> None:
     answers = stepped({7: 1, 8: 0})
     soon, later = 1.0 + DECODING_MS_MAX / 2000, 1.0 + DECODING_MS_MAX / 500
-    assert answers.anybody_decodes(soon, besides=7)
-    assert not answers.anybody_decodes(later)
-    answers.stepped({7: 1}, soon, STEP)
-    assert answers.anybody_decodes(soon, besides=7), "LIP 8 has not been forgotten"
-    answers.forget(8)
-    assert not answers.anybody_decodes(soon, besides=7)
-    assert answers.anybody_decodes(soon)
+    assert answers.any_decoding(soon, besides=7)
+    assert not answers.any_decoding(later)
+    answers.step_ended({7: 1}, soon, STEP)
+    assert answers.any_decoding(soon, besides=7), "LIP 8 has not been forgotten"
+    answers.forget_run(8)
+    assert not answers.any_decoding(soon, besides=7)
+    assert answers.any_decoding(soon)
 
 
 def learned(seconds: list[float]) -> Anticipation:
     """Return what is known after a LIP has taken so long to answer one step after the other."""
     answers = Anticipation()
     for number, taken in enumerate(seconds, 1):
-        answers.stepped({7: 1}, float(number), STEP)
-        answers.heard(7, number + taken)
-    answers.stepped({7: 1}, 100.0, STEP)
+        answers.step_ended({7: 1}, float(number), STEP)
+        answers.request_arrived(7, number + taken)
+    answers.step_ended({7: 1}, 100.0, STEP)
     return answers
 
 
@@ -114,17 +114,17 @@ def test_the_last_of_many_is_waited_for_while_it_is_about_to_answer() -> None:
 
 def test_who_answers_late_is_not_known_to_answer_soon() -> None:
     answers = stepped({7: 1})
-    assert answers.soon(7)
-    assert answers.soon(8), "nothing is known of it"
+    assert answers.answers_soon(7)
+    assert answers.answers_soon(8), "nothing is known of it"
     for number in range(4):
-        answers.heard(7, 2.0 + number)
-        answers.stepped({7: 1}, 2.5 + number, STEP)
-    assert not answers.soon(7)
+        answers.request_arrived(7, 2.0 + number)
+        answers.step_ended({7: 1}, 2.5 + number, STEP)
+    assert not answers.answers_soon(7)
 
 
 def test_a_result_that_was_there_is_answered_like_one_of_a_step() -> None:
     answers = stepped({7: 1})
-    answers.heard(7, 1.0001)
+    answers.request_arrived(7, 1.0001)
     assert answers.wait_seconds(1.0002, ready(8)) == 0
     answers.replied(7, 1.0002)
     assert answers.wait_seconds(1.0002, ready(8)) > 0

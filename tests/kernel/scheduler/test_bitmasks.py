@@ -15,17 +15,18 @@ def test_who_waits_for_pages_takes_no_time_from_those_that_compute() -> None:
     made = constraint(make_vocabulary(), GrammarKind.REGEX, "[a-z]{300}")
     grammar_of(made).seconds = 0.45 * MASKS_MS_MAX / 1000  # two of them fit
     full, free = Pool(0), Pool(8)
-    queue, batcher = FairQueue(), Batcher(pages=8)
+    queue = FairQueue()
+    batcher = Batcher(queue, pages=8)
     requests: list[Request] = []
     for root, pool in enumerate((full, full, full, free, free, free), start=1):
         request = make_work(root, 1, LengthFile(pool))
         request.matcher = matcher(made, [])
         requests.append(request)
         queue.push(request)
-    formed = batcher.form(queue)
+    formed = batcher.form()
     assert formed.waiting == requests[:3]
     assert formed.step is not None
     assert [part.request for part in formed.step.chunks] == requests[3:5]
-    again = batcher.form(queue).step
+    again = batcher.form().step
     assert again is not None
     assert [part.request for part in again.chunks] == requests[5:]

@@ -50,7 +50,7 @@ def test_the_first_token_counts_from_the_first_pred_and_once_a_lip() -> None:
         bench.pred(1, file)
     bench.pred(2, LengthFile(bench.pool), tokens=8)
     assert bench.seen("time_to_first_token_seconds")[0] == 2
-    bench.scheduler.forget(1)
+    bench.scheduler.drop_requests(1)
     bench.pred(1, file)  # a LIP that is new
     assert bench.seen("time_to_first_token_seconds")[0] == 3
 

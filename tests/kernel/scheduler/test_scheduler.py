@@ -20,7 +20,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
 from tests.support.kernel.scheduling import (
     VOCAB_SIZE,
@@ -265,9 +265,9 @@ def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
     warm_up(bench, [1, 2], answer_ms=0.3)
     bench.submit(1, 1)
     wait = bench.scheduler.poll()
-    assert isinstance(wait, float)
+    assert isinstance(wait, Wait)
     bound = min(BATCH_WAIT_SHARE_MAX * 10.04, BATCH_WAIT_MS_MAX) / MS
-    assert 0 < wait <= bound + 1e-9
+    assert 0 < wait.seconds <= bound + 1e-9
     bench.submit(2, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
@@ -279,7 +279,7 @@ def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_fi
     warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
     for _ in range(3):
         bench.submit(1, 1)
-        assert isinstance(bench.scheduler.poll(), float)
+        assert isinstance(bench.scheduler.poll(), Wait)
     bench.submit(1, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
@@ -291,8 +291,8 @@ def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -
     warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
     bench.submit(1, 1)
     wait = bench.scheduler.poll()
-    assert isinstance(wait, float)
-    assert wait < 0.0005 < BATCH_WAIT_SHARE_MAX * 10.08 / MS
+    assert isinstance(wait, Wait)
+    assert wait.seconds < 0.0005 < BATCH_WAIT_SHARE_MAX * 10.08 / MS
 
 
 def test_nobody_waits_for_a_lip_whose_next_pred_is_there_already() -> None:
@@ -345,7 +345,7 @@ def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: b
     assert bench.scheduler.poll() is None, "LIP 2 will have a better claim than LIP 1"
     bench.clock.run(bench.clock.sleep(10 / MS))
     bench.scheduler.complete(step, [bytes(8) for _ in step.chunks])
-    assert isinstance(bench.scheduler.poll(), float), "its answer is waited for"
+    assert isinstance(bench.scheduler.poll(), Wait), "its answer is waited for"
     bench.submit(2, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
@@ -428,12 +428,12 @@ def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
             bench.scheduler.submit(request)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    bench.scheduler.forget(1, 10)
+    bench.scheduler.drop_requests(1, 10)
     bench.scheduler.complete(step, [b""] * len(step.chunks))
     bench.run()
     assert [root for root, _ in bench.results] == [1, 1, 1]
     bench.submit(1, 5)
-    bench.scheduler.forget(1)
+    bench.scheduler.drop_requests(1)
     bench.run()
     assert len(bench.results) == 3
     statistics = bench.scheduler.statistics()
@@ -445,7 +445,7 @@ def test_a_pred_waits_for_pages_and_runs_when_they_come_free() -> None:
     bench = Bench(pages=10)
     holder = LengthFile(bench.pool, 8 * PAGE_TOKENS)
     bench.submit(1, 5 * PAGE_TOKENS)
-    assert isinstance(bench.scheduler.poll(), float)
+    assert isinstance(bench.scheduler.poll(), Wait)
     assert bench.scheduler.statistics().waiting_for_pages == 1
     holder.close()
     bench.run()

@@ -30,7 +30,7 @@ def flood(worker: Worker, instance: int, first: int = 1) -> list[Any]:
 
 def held(kernel: Any) -> int:
     """Return how many calls wait."""
-    return sum(map(len, kernel._syscalls.held.queues.values()))
+    return sum(map(len, kernel._syscalls.call_queue.queues.values()))
 
 
 async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
@@ -67,7 +67,7 @@ def test_one_who_is_alone_waits_for_nothing() -> None:
         take_time(rig.kernel, CALL_US)
         flood(worker, 1)
         await worker.call(1, Op.KV_LEN, A)
-        assert not rig.kernel._syscalls.held.queues
+        assert not rig.kernel._syscalls.call_queue.queues
 
     with_kernel(test)
 
@@ -90,7 +90,7 @@ def test_what_waits_goes_with_its_instance() -> None:
 def test_of_too_many_the_first_are_executed_all_the_same() -> None:
     async def test(rig: Rig) -> None:
         worker = rig.worker
-        rig.kernel._syscalls.held.calls_max = 8
+        rig.kernel._syscalls.call_queue.calls_max = 8
         lengths = flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
         assert held(rig.kernel) <= 8
@@ -114,7 +114,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
         stage = worker.call(1, Op.STAGE, 1, [[A, 1, "x" * 100]])
         await worker.call(2, Op.KV_LEN, A)
         assert FORKS < held(rig.kernel) <= kept + 1
-        size = sum(rig.kernel._syscalls.held.sizes.values())
+        size = sum(rig.kernel._syscalls.call_queue.sizes.values())
         assert size > 64 * 5 * held(rig.kernel)
         assert await asyncio.gather(*lengths) == [29] * FORKS
         assert await stage == 0

@@ -304,6 +304,6 @@ def test_edited_files_are_computed_again_where_they_do_not_all_fit(
             await desk.pred(file, ids(int(random.integers(1, 4)), turn))
         admission = desk.rig.kernel._scheduler._admission
         assert admission is not None
-        assert (admission.rebuilt_tokens > 0) == (pages == 24), admission.rebuilt_tokens
+        assert (admission.recomputed_tokens > 0) == (pages == 24), admission.recomputed_tokens
 
     at_a_desk(checkpoint, scenario, pages=pages)

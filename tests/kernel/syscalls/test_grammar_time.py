@@ -162,13 +162,13 @@ def test_time_for_masks_is_charged_to_the_lip() -> None:
     async def test(rig: Rig) -> None:
         charged: list[tuple[int, float]] = []
         queue = rig.kernel._scheduler._queue
-        charge = queue.charge
+        charge = queue.charge_run
 
         def watched(root: int, tenant: str, weight: float, seconds: float) -> None:
             charged.append((root, seconds))
             charge(root, tenant, weight, seconds)
 
-        queue.charge = watched  # type: ignore[method-assign]
+        queue.charge_run = watched  # type: ignore[method-assign]
         handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
         await start(rig, 2)
         plain = rig.worker.generate(2, A, PROMPT, max=30)

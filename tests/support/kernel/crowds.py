@@ -133,7 +133,7 @@ class Crowd:
                 continue
             if self._stopping and not self._chains:
                 break
-            timer = None if polled is None else loop.call_later(polled, self._wake.set)
+            timer = None if polled is None else loop.call_later(polled.seconds, self._wake.set)
             await self._wake.wait()
             if timer is not None:
                 timer.cancel()

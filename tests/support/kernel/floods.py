@@ -209,7 +209,7 @@ def measure(
         test,
         executor=lambda clock: SimulatedExecutor(clock, PAGES, costs=device, hashed=False),
         kernel_options=KernelOptions(
-            steps=StepLimits(lot_ms=LOT_MS_MAX),
+            steps=StepLimits(delivery_ms=LOT_MS_MAX),
             tenant_weights={VICTIM: weights[0], **dict.fromkeys(tenants, weights[1])},
         ),
     )

@@ -11,7 +11,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 from symphony_kernel.request import Request
-from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
 VOCAB_SIZE = 64
 
@@ -111,8 +111,8 @@ class Device:
             polled = self.scheduler.poll()
             if polled is None:
                 return
-            if isinstance(polled, float):
-                await self.clock.sleep(polled)
+            if isinstance(polled, Wait):
+                await self.clock.sleep(polled.seconds)
                 continue
             self.steps.append([(part.request.root, part.count) for part in polled.chunks])
             await self.clock.sleep(self.costs.seconds(polled.batch))

@@ -46,7 +46,7 @@ class RecordingScheduler:
         self.requests: list[Request] = []
         self.charged: dict[int, float] = {}
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
         self.charged[root] = self.charged.get(root, 0.0) + cost
 
     def submit(self, request: Request) -> None:
@@ -58,13 +58,13 @@ class RecordingScheduler:
             request.file.unreserve()
             request.done(-Errno.ECANCELED)
 
-    def forget(self, root: int, instance: int | None = None) -> None:
+    def drop_requests(self, root: int, instance: int | None = None) -> None:
         for request in list(self.requests):
             if request.root == root and instance in (None, request.instance):
                 self.requests.remove(request)
                 request.file.unreserve()
 
-    def trace(self, root: int) -> None:
+    def trace_run(self, root: int) -> None:
         raise AssertionError("no test here traces")
 
     def compute(self, result: bytes = b"result") -> Request:

@@ -152,7 +152,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runner.works)
     @rule()
-    def disk_works(self) -> None:
+    def disk_busy(self) -> None:
         self.runner.do()
 
     # -- Courses of them -------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
 
 def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> None:
     async def test() -> None:
-        options = KernelOptions(steps=StepLimits(beside=CpuOptions(0.01)))
+        options = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.01)))
         async with Rig(options=options) as rig:
             loops = await rig.start(guests.SPIN, tenant="loops")
             waits = await rig.start(LISTENS, tenant="waits")

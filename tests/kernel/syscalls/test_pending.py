@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from symphony_kernel.protocol.generate_options import GenerateOptions
-from symphony_kernel.syscalls.run_ahead import RunAhead
+from symphony_kernel.syscalls.pending import RunAhead
 
 
 def record(token: int) -> bytes:
@@ -14,12 +14,17 @@ def record(token: int) -> bytes:
 @pytest.mark.parametrize(("most", "room", "count"), [(3, 9, 3), (9, 3, 3), (1, 1, 1)])
 def test_it_ends_with_max_or_with_its_room(most: int, room: int, count: int) -> None:
     run = RunAhead(GenerateOptions(tokens_max=most, ahead=100), room)
-    assert [run.give(record(5)) for _ in range(count)] == [False] * (count - 1) + [True]
+    assert [run.add_given(record(5)) for _ in range(count)] == [False] * (count - 1) + [True]
 
 
 def test_it_ends_with_a_stop_token() -> None:
     run = RunAhead(GenerateOptions(stop=frozenset({7, 1 << 31})), 100)
-    assert [run.give(record(token)) for token in (1, 2, 8, 1 << 31)] == [False, False, False, True]
+    assert [run.add_given(record(token)) for token in (1, 2, 8, 1 << 31)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 8), max_size=60))
@@ -28,19 +33,19 @@ def test_it_is_stalled_while_more_than_ahead_is_not_taken(ahead: int, takes: lis
     given_, taken = 0, 0
     for take in takes:
         while not run.stalled:
-            assert not run.give(record(1))
+            assert not run.add_given(record(1))
             given_ += 1
         assert given_ - taken == ahead + 1
         take = min(take, run.untaken)
         if take:
-            run.take(take)
+            run.add_taken(take)
         taken += take
         assert run.untaken == given_ - taken
 
 
 def test_more_than_was_given_cannot_be_taken() -> None:
     run = RunAhead(GenerateOptions(), 10)
-    run.give(record(1))
+    run.add_given(record(1))
     for n in (0, 2):
         with pytest.raises(AssertionError):
-            run.take(n)
+            run.add_taken(n)
