@@ -157,7 +157,7 @@ def revive(
         found = store.find(time.monotonic(), configuration.ended)
         _open_names(kernel, known=found is not None)
         try:
-            kernel.keep_journal(store, found, log_bytes)
+            kernel.start_journal(store, found, log_bytes)
         except Exception as error:
             if found is None or isinstance(error, NoRoomError):
                 raise
@@ -165,7 +165,7 @@ def revive(
             store.set_aside("it cannot be followed")
             kernel = make()
             _open_names(kernel, known=False)
-            kernel.keep_journal(store, log_bytes=log_bytes)
+            kernel.start_journal(store, log_bytes=log_bytes)
     except (OSError, NoRoomError) as error:
         _log.error("THERE IS NO JOURNAL: %s; a kernel that dies takes all runs along", error)
         if isinstance(error, OSError) and found is None:
@@ -175,7 +175,7 @@ def revive(
 
 def _open_names(kernel: Kernel, *, known: bool) -> None:
     try:
-        kernel.open_names(known=known)
+        kernel.open_durable_names(known=known)
     except OSError as error:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 

@@ -365,7 +365,7 @@ class House:
         ours, theirs = memory_pair()
         self._links[name] = ours
         self._kernel_links.append(theirs)
-        self.server.meet(theirs)
+        self.server.accept(theirs)
         await self.workers[name].attach_kernel(ours)
 
     async def _link_again(self, name: str) -> bool:
@@ -382,7 +382,7 @@ class House:
         for last in (False, True):
             ours, theirs = memory_pair()
             self._kernel_links.append(theirs)
-            self.server.meet(theirs)
+            self.server.accept(theirs)
             try:
                 await meet(ours)
             except LinkLostError:

@@ -40,7 +40,7 @@ _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
 class PredObserver(Protocol):
     """Who hears of each pred's end, before anything follows from it."""
 
-    inside: int  # > 0 while something follows from what it has heard of
+    depth: int  # > 0 while the kernel handles what this observer has recorded
 
     def done(self, request: int, value: int) -> None:
         """A work (its number) has ended with an errno, or 0, or a generation's token."""
@@ -361,9 +361,9 @@ class Pred(_Pending):
             self._done(result)
             return
         observer.done(request.number, result if isinstance(result, int) else self._value(result))
-        observer.inside += 1
+        observer.depth += 1
         self._done(result)
-        observer.inside -= 1
+        observer.depth -= 1
 
     def _note_text(self) -> None:
         """The first time that a constraint has been used on a file says where its text begins."""

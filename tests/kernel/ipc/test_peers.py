@@ -196,7 +196,7 @@ class Listener:
 
     async def connect(self) -> tuple[Link, asyncio.Event]:
         ours, theirs = memory_pair()
-        self._door.meet(theirs)
+        self._door.accept(theirs)
         return ours, await self.dialer.meet(ours)
 
     def send(self, message: m.Message) -> None:
