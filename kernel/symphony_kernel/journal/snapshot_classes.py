@@ -141,11 +141,11 @@ MANY: Final = (
     SnapshotClass(
         GrammarMatcher,
         {
-            **_as(None, "_matcher", "_told", "_era"),
-            **_as(0.0, "_until", "ended", "spent"),
-            **_as(0, "_ended", "_late", "_renewals", "_state", "_state_era", "_stated"),
+            **_as(None, "_matcher", "_prefix", "_generation"),
+            **_as(0.0, "_deadline", "ended", "spent"),
+            **_as(0, "_after_end", "_renewals"),
             **_as(b"", "_before"),
-            **_as(False, "_again"),
+            **_as(False, "_retry"),
             "_text": list,
         },
     ),

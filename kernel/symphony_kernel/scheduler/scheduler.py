@@ -438,7 +438,7 @@ class Scheduler:
 
     def _put_back(self, chunk: Chunk, matcher: GrammarMatcher) -> None:
         """A row's mask was not there in time: it is computed again."""
-        matcher.comes_again()
+        matcher.retry()
         chunk.request.computed -= chunk.count
         chunk.request.placed -= chunk.count
         self._queue.put_back(chunk.request)
