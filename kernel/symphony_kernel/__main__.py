@@ -219,7 +219,7 @@ class _Supervisor(asyncio.Protocol):
         """Some lines, or a part of one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._processes.take(json.loads(line))
+            self._processes.read_notice(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The other end of stdin is closed: no other role removes the sockets and the journal."""

@@ -224,7 +224,7 @@ class House:
             ours.receive(self.gateway.on_kernel, lambda: None)
             self.gateway.use(ours)
         else:
-            await self._again(self._dialer.meet)
+            await self._again(self._dialer.connect)
 
     def _make_kernel(self) -> Kernel:
         setting = self.setting

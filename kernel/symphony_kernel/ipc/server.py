@@ -98,7 +98,10 @@ class Server:
         known = hmac.compare_digest(self._names.get(hello.name, self._unknown), hello.secret)
         if not known or hello.role != ("gateway" if hello.name == "gateway" else "worker"):
             raise m.MessageError(f"{hello.role} {hello.name!r} has the wrong secret")
-        if self._processes is not None and self._processes.at(hello.name, connection.link) is None:
+        if (
+            self._processes is not None
+            and self._processes.process_at(hello.name, connection.link) is None
+        ):
             raise m.MessageError(f"{hello.name!r} connects from a process that is not its own")
         self.forget_connection(connection)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
@@ -158,7 +161,7 @@ class _Connection:
     def on_frame(self, frame: list[Any]) -> None:
         if self.session is not None:
             try:
-                self.session.take(frame)
+                self.session.handle_frame(frame)
             except LinkError as error:
                 self._cut_off(str(error))
         elif self.port is not None:
@@ -177,7 +180,7 @@ class _Connection:
         if error is not None:
             self._cut_off(str(error))
         elif self.session is not None:
-            self.session.cut(self.link)
+            self.session.connection_ended(self.link)
         elif self.port is not None:
             self.port.on_closed()
 

@@ -92,8 +92,11 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         self._threads = executor
         super().set_default_executor(executor)  # type: ignore[arg-type]
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109
-        # asyncio's own version waits for a helper thread. On a busy machine that thread is late, and
-        # virtual time would find a deadlock.
+    async def shutdown_default_executor(
+        self,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109
+    ) -> None:
+        # asyncio's own version waits for a helper thread. On a busy machine that thread is late,
+        # and virtual time would find a deadlock.
         if self._threads is not None:
             self._threads.shutdown(wait=True)

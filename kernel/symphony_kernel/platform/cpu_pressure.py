@@ -1,8 +1,8 @@
 """CPU pressure: how long a thread waits for a processor.
 
 Linux reports for each thread how long it ran and how long it waited to run (`schedstat`). With
-enough processors it hardly waits, however busy they are. Then no tenant slows another down, and none
-needs to be throttled.
+enough processors it hardly waits, however busy they are. Then no tenant slows another down, and
+none needs to be throttled.
 """
 
 import os

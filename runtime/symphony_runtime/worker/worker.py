@@ -129,7 +129,7 @@ class Worker:
             LinkLostError: it does not welcome us, or knows nothing of our instances, which have
                 ended as failed: the next attempt begins anew.
         """
-        return await self._dialer.meet(link)
+        return await self._dialer.connect(link)
 
     async def attach_gateway(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a gateway; the event is set when the link has ended.

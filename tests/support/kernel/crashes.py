@@ -47,7 +47,7 @@ class Peer:
             self._rig.links.append(theirs)
             self._rig.door.accept(theirs)
             try:
-                over = await self.dialer.meet(ours)
+                over = await self.dialer.connect(ours)
             except LinkLostError:
                 continue
             await over.wait()
