@@ -323,7 +323,7 @@ def test_a_silent_answerer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(caller: Caller, answerer: Answerer) -> None:
         answerer.answering = False
-        with pytest.raises(LinkLostError, match="no welcome"):
+        with pytest.raises(LinkLostError, match="no Welcome"):
             await caller.dialer.connect(await by_memory(answerer.meet))
 
     in_memory(test)
