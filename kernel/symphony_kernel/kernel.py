@@ -77,6 +77,8 @@ class Kernel:
         self._checks: list[int] = []  # seqs of integrity checks that the gateway has asked for
         self._recovery: JournalRecovery | None = None
         self._seeds = Seeds()
+        # Files, scheduler, processes, syscalls, step loop: each part uses those made before it. The
+        # lambdas are calls in the other direction, which come only once all parts are made.
         self._kvfs = KVFS(
             executor.pages,
             self._now,
@@ -89,7 +91,7 @@ class Kernel:
             executor.pages,
             executor.model.vocab_size,
             options.steps,
-            self._traced,
+            self._send_traced,
             options.anticipation(),
             self._kvfs.eviction,
             Predictor.beside(executor, self._kvfs, options.predictions),
@@ -99,15 +101,15 @@ class Kernel:
             self._scheduler,
             self._clock.now,
             lambda tenant: self._kvfs.tenant(tenant).account.hit("tokens_per_minute"),
-            lambda: self._stepper.plan(),
+            lambda: self._step_loop.plan(),
         )
-        self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._exceeded)
+        self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
         self._cpu_reports = CpuReports(self._processes, self._scheduler.processors, self._clock)
         self._durable_names = DurableNameService(
             self._kvfs,
             executor,
             options.durable,
-            lambda work: self._stepper.when_quiet(work),
+            lambda function: self._step_loop.when_quiet(function),
             self._handle_outside_frames,
             self.stop_with,
             self._clock.now,
@@ -116,10 +118,11 @@ class Kernel:
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
         self._ports_to_flush: set[WorkerPort] = set()  # they have replies to send
-        self._stepper: StepLoop = StepLoop(
+        self._step_loop: StepLoop = StepLoop(
             self._clock, self._scheduler, self._kvfs, executor, self.flush, self.stop_with
         )
         self._maintenance = self._make_maintenance(options)
+        # The tiers weigh recomputing by the scheduler's speed, and report pages that have arrived.
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
         self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
         self._stopped = asyncio.Event()  # by `close` or by a failure
@@ -157,7 +160,7 @@ class Kernel:
             lambda: self._scheduler.idle,
             self._check_integrity,
             self.stop_with,
-            Watchdog(self._scheduler, self._stepper, options.stall_seconds),
+            Watchdog(self._scheduler, self._step_loop, options.stall_seconds),
         )
 
     # -- Peers ---------------------------------------------------------------------------------
@@ -297,9 +300,9 @@ class Kernel:
         # branches, may have arrived already, and the batch will be larger with them.
         recorded = self.hooks is not None and self.hooks.depth
         if count == self._processes.lips_live and not recorded:
-            self._stepper.look()
+            self._step_loop.look()
         else:
-            self._stepper.plan()
+            self._step_loop.plan()
 
     # -- The gateway's requests ------------------------------------------------------------------
     def _register(self, message: m.Register) -> int:
@@ -318,7 +321,7 @@ class Kernel:
     def _handle_ask(self, message: m.Ask) -> None:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
-            self._stepper.when_idle(self._run_checks)
+            self._step_loop.when_idle(self._run_checks)
         elif not self._durable_names.requests.take(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
@@ -353,9 +356,9 @@ class Kernel:
         self._rate_limiter.limit(tenant, limited.limits.tokens_per_minute)
         return 0
 
-    def _answer(self, seq: int, work: Callable[[], Any]) -> None:
+    def _answer(self, seq: int, handle: Callable[[], Any]) -> None:
         try:
-            answer = m.Answer(seq, 0, work())
+            answer = m.Answer(seq, 0, handle())
         except SyscallError as error:
             answer = m.Answer(seq, -error.errno, error.detail)
         self._answer_gateway(answer)
@@ -378,11 +381,11 @@ class Kernel:
         self._processes.check_integrity()
         return 0
 
-    def _exceeded(self, instance: int, reason: str) -> None:
+    def _send_exceeded(self, instance: int, reason: str) -> None:
         if self._gateway is not None:
             self._gateway.send(m.Exceeded(instance, reason))
 
-    def _traced(self, root: int, events: list[Any]) -> None:
+    def _send_traced(self, root: int, events: list[Any]) -> None:
         if self._gateway is not None:
             self._gateway.send(m.Traced(root, events))
 
@@ -395,10 +398,10 @@ class Kernel:
             **asdict(self._syscalls.statistics()),
             **{key: value for key, value in asdict(steps).items() if key != "queue"},
             "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
-            "mean_decode_rows": steps.decode_rows / steps.decode_steps
-            if steps.decode_steps
-            else 0.0,
-            **asdict(self._stepper.statistics),
+            "mean_decode_rows": (
+                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
+            ),
+            **asdict(self._step_loop.statistics),
             "computes": self._executor.computes,
             "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
             **(recovery.statistics() if recovery else {"journal": False}),
@@ -541,7 +544,7 @@ class Kernel:
             if isinstance(port.link, SessionLink) and not port.link.id:
                 port.on_closed()
         if self._checks:
-            self._stepper.when_idle(self._run_checks)
+            self._step_loop.when_idle(self._run_checks)
         for tenant in self._kvfs.tenants.values():
             self._rate_limiter.limit(tenant.name, tenant.limits.tokens_per_minute)
         self._durable_names.resume()
@@ -566,7 +569,7 @@ class Kernel:
     def _finish_turn(self) -> None:
         """Send all replies and plan the next step."""
         self.flush()
-        self._stepper.plan()
+        self._step_loop.plan()
 
     def flush(self) -> None:
         """Send all replies, and commit the turn to the journal."""
@@ -580,7 +583,7 @@ class Kernel:
     def _pages_arrived(self, _pages: Int32) -> None:
         """Retry admission: pages arrived from disk or failed to, or a tier has room again."""
         self._scheduler.pages_arrived()
-        self._stepper.plan()
+        self._step_loop.plan()
 
     async def run(self) -> None:
         """Launch steps until `close`.
@@ -591,7 +594,7 @@ class Kernel:
         if self._failure is None:
             await self._maintenance.open()
             if not self._stopped.is_set():
-                self._stepper.run()
+                self._step_loop.run()
             await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
@@ -602,7 +605,7 @@ class Kernel:
             self._failure = error
         if self.hooks is not None:
             self.hooks.abandon()
-        self._stepper.halt()
+        self._step_loop.halt()
         self._stopped.set()
 
     async def close(self) -> None:
@@ -617,8 +620,8 @@ class Kernel:
             port.on_closed()
         self._syscalls.end()
         self._rate_limiter.close()
-        await self._durable_names.close(wait=self._stepper.running)
-        await self._stepper.stop()
+        await self._durable_names.close(wait=self._step_loop.running)
+        await self._step_loop.stop()
         self._maintenance.close()
         await self._executor.close()
         self._stopped.set()

@@ -149,7 +149,7 @@ def kill(kernel: Kernel) -> None:
     """Let a kernel with a journal do nothing more: nothing is written, and nothing leaves."""
     assert kernel.hooks is not None
     kernel.hooks.abandon()
-    kernel._stepper.halt()
+    kernel._step_loop.halt()
     recovery = kernel._recovery
     assert recovery is not None
     recovery._recorder = None  # an image that was due is not made any more

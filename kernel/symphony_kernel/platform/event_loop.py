@@ -56,16 +56,15 @@ class PreciseTimerLoop(uvloop.Loop):
     """A uvloop whose timers below a tenth of a second are never early, and hardly late."""
 
     def __init__(self) -> None:
-        """OSError: not on this system."""
+        """OSError: the system has no timerfd."""
         self._alarm = _Alarm()
-        self._due = inf  # when it goes off
+        self._due = inf  # when the alarm fires
         self._soon: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap
-        self._made = 0
+        self._made = 0  # handles; orders those that are due at the same time
         super().__init__()
         self.add_reader(self._alarm.fd, self._ring)
 
     def time(self) -> float:
-        """Return monotonic seconds."""
         return time.monotonic()
 
     def call_later(

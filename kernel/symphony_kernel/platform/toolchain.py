@@ -58,8 +58,8 @@ def run(*command: str, what: str, seconds_max: float) -> None:
         )
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or error.stdout or "no message").strip().splitlines()
-        told = next((line for line in lines if "error:" in line), lines[-1])
-        raise SourceError(f"{command[0]} failed on {what}: {told}") from error
+        first = next((line for line in lines if "error:" in line), lines[-1])
+        raise SourceError(f"{command[0]} failed on {what}: {first}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoToolError(f"{command[0]} cannot compile {what}: {error}") from error
 

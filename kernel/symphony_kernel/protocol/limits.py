@@ -14,7 +14,7 @@ from typing import Final
 # --- Pages and KV files (kernel) -----------------------------------------------------------------
 PAGE_TOKENS: Final = 16  # entries in one physical page
 KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
-KV_POOL_PAGES_MAX = 1 << 20  # of the device's pool, whatever its memory
+KV_POOL_PAGES_MAX = 1 << 20  # of the device's pool
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; in a single-tenant server one tenant may fill it
 # The default host tier is as large as the device's pool, but takes at most this share of the memory
 # that is free when the kernel starts (`--host-pool-tokens`). The disk tier is off by default.
@@ -42,17 +42,17 @@ BESIDE_STEPS_SHARE = 0.2
 SPENT_US_MAX = 1_000_000  # of one instance, in one report of a worker or the gateway
 PACE_MS_MAX = 50  # for which a worker throttles a tenant before it asks again
 REST_MS_MAX = 250  # for which the gateway throttles a tenant's compilers before it asks again
-SPENT_TOLD_SECONDS = 0.01  # from one frame that tells of it to the next, at least
+SPENT_TOLD_SECONDS = 0.01  # between two such reports, at least
 PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
 LINEAGE_ENTRIES_MAX = 1 << 19  # of all computations that one file's K and V depend on
-LINEAGE_TENANT_ENTRIES_MIN = 1 << 21  # of all files of a tenant, whatever its quota of pages
-LINEAGE_TENANT_ENTRIES_TIMES = 16  # or so many times the entries that its quota of pages holds
-LINEAGE_SPANS_MAX = 512  # and of these computations: past a bound see `kvfs.lineage.book`
-# Of the device, for KV that nothing could compute again where the host has less room than that: so
-# much is kept free of it for whoever comes (see `kvfs.storage`).
+LINEAGE_TENANT_ENTRIES_MIN = 1 << 21  # of all files of a tenant, at least
+LINEAGE_TENANT_ENTRIES_TIMES = 16  # or so many times the entries of its page quota
+LINEAGE_SPANS_MAX = 512  # of a lineage; above a bound see `kvfs.lineage.book`
+# Share of the device that is kept free of unrecomputable KV for new requests, if the host tier has
+# less space than that (see `kvfs.storage`).
 TIED_DEVICE_SHARE = 1 / 8
 TENANT_NAMES_MAX = 16_384  # named files of one tenant
 TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it

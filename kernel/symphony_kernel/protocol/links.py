@@ -353,5 +353,5 @@ async def serve_unix(
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: SocketLink(on_link, frame_bytes_max), str(path))
-    path.chmod(0o660)  # noqa: ASYNC240 - its directory says who gets here, and its group is theirs
+    path.chmod(0o660)  # noqa: ASYNC240 - its directory and group limit access
     return server

@@ -381,7 +381,7 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
             await worker.call(instance, Op.KV_CREATE, A)
         worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
         kernel, loop = rig.kernel, asyncio.get_running_loop()
-        stepper = kernel._stepper
+        stepper = kernel._step_loop
         stepper._follows = False
         plan = stepper.plan
 

@@ -121,7 +121,7 @@ class DyingRig:
         self.alive.clear()
         assert self.kernel.hooks is not None
         self.kernel.hooks.abandon()
-        self.kernel._stepper.halt()
+        self.kernel._step_loop.halt()
         self._running.cancel()
         links, self.links = self.links, []
         for link in links:  # what it has written may have reached its peers, or not
