@@ -86,16 +86,7 @@ class Kernel:
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
-        self._scheduler = Scheduler(
-            self._clock,
-            executor.pages,
-            executor.model.vocab_size,
-            options.steps,
-            self._send_traced,
-            options.anticipation(),
-            self._kvfs.eviction,
-            Predictor.beside(executor, self._kvfs, options.predictions),
-        )
+        self._scheduler = self._make_scheduler(options)
         self._weights = TenantWeights(self._scheduler.set_tenant_weight, options.tenant_weights)
         self._rate_limiter = RateLimiter(
             self._scheduler,
@@ -127,6 +118,19 @@ class Kernel:
         self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
         self._stopped = asyncio.Event()  # by `close` or by a failure
         self._failure: BaseException | None = None
+
+    def _make_scheduler(self, options: KernelOptions) -> Scheduler:
+        executor = self._executor
+        return Scheduler(
+            self._clock,
+            executor.pages,
+            executor.model.vocab_size,
+            options.steps,
+            self._send_traced,
+            options.anticipation(),
+            self._kvfs.eviction,
+            Predictor.beside(executor, self._kvfs, options.predictions),
+        )
 
     def _make_syscalls(self) -> Syscalls:
         """Make the syscall table and register the internal events of its parts."""
