@@ -31,12 +31,12 @@ class Limit:
     """One row. `default` None: unlimited; `ceiling` None: fixed."""
 
     name: str
-    of: Scope
+    scope: Scope
     default: int | None
     ceiling: int | None  # the most that an operator may set
     what: str  # what is counted, and its unit
-    by: str  # the roles that enforce it
-    then: str  # what happens when it is reached
+    enforced_by: str  # the roles that enforce it
+    effect: str  # what happens when it is reached
     least: int = 1
 
     @property
@@ -45,7 +45,7 @@ class Limit:
 
     @property
     def by_run(self) -> bool:
-        return self.of is Scope.RUN and not self.fixed
+        return self.scope is Scope.RUN and not self.fixed
 
     @property
     def by_tenant(self) -> bool:
@@ -175,11 +175,13 @@ BY_NAME: Final = {limit.name: limit for limit in LIMITS}
 RUN_LIMITS: Final = tuple(limit for limit in LIMITS if limit.by_run)
 # A tenant's limits that the kernel enforces. The gateway sends those that differ from the defaults.
 KERNEL_TENANT_LIMITS: Final = tuple(
-    limit.name for limit in _TENANT if limit.by.startswith("kernel")
+    limit.name for limit in _TENANT if limit.enforced_by.startswith("kernel")
 )
 
 # A tenant's limits that a worker enforces. They come with each run.
-WORKER_TENANT_LIMITS: Final = tuple(limit.name for limit in _TENANT if limit.by == "worker")
+WORKER_TENANT_LIMITS: Final = tuple(
+    limit.name for limit in _TENANT if limit.enforced_by == "worker"
+)
 
 # Limits of compiling a tenant's programs.
 COMPILER_LIMITS: Final = (
