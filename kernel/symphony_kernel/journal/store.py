@@ -35,9 +35,7 @@ ATTEMPT_SECONDS: Final = 60.0
 RECORDS_PROOF: Final = 64
 
 _log = logging.getLogger(__name__)
-_SNAPSHOT_HEADER = struct.Struct(
-    "<8s32sQQI"
-)  # magic, identity, sequence, length, CRC-32 of the data
+_SNAPSHOT_HEADER = struct.Struct("<8s32sQQI")  # magic, identity, sequence, length, CRC-32
 _MAGIC: Final = b"symimage"
 _ASIDE: Final = "aside"
 _KILLED: Final = -9
