@@ -50,6 +50,7 @@ from benchmarks.kernel_client import KernelClient
 WORKER = "w"
 KINDS = ("schema", "regex")
 INSTANCE = 1
+RECORD_BYTES = 8  # a token and its log-probability
 PROMPT = 16  # tokens of each stream's
 STARTS = 200
 DRAWS = 2_000
@@ -87,8 +88,9 @@ class Worker:
         now = time.perf_counter()
         for _, seq, result in frame[1]:
             if seq in self._streams and result and not isinstance(result, int):
-                self._streams[seq].append(now)
-                self._tell(0, m.Op.TAKEN, seq, 1)
+                records = len(result) // RECORD_BYTES  # several, where two steps end in one turn
+                self._streams[seq] += [now] * records
+                self._tell(0, m.Op.TAKEN, seq, records)
             else:
                 self._replies.pop(seq).set_result(result)
 

@@ -219,7 +219,7 @@ class KernelAlone:
             (gateway, "gateway", "gateway", b""),
             (self.worker, "worker", WORKER, b"a session of this"),
         ):
-            server.meet(peer)
+            server.accept(peer)
             hello = m.Hello(m.PROTOCOL_VERSION, role, name, SECRET, 0, session, BEGIN)
             peer.say(m.encode(hello))
         for lip in range(1, lips + 1):

@@ -69,7 +69,7 @@ def limits_page() -> str:
     """Return the tables of what a tenant or a run may have, one for each thing that is limited."""
     parts = []
     for of, title in _OF.items():
-        rows = [_row(limit) for limit in LIMITS if limit.of is of]
+        rows = [_row(limit) for limit in LIMITS if limit.scope is of]
         head = "| limit | is | default | at most | looks | when it is reached |\n"
         parts.append(
             f"### {title}\n\n{head}| --- | --- | --- | --- | --- | --- |\n" + "".join(rows)
@@ -89,7 +89,14 @@ def bounds_page() -> str:
 
 def _row(limit: Limit) -> str:
     ceiling = "fixed" if limit.ceiling is None else _shown(limit.ceiling)
-    cells = (f"`{limit.name}`", limit.what, _shown(limit.default), ceiling, limit.by, limit.then)
+    cells = (
+        f"`{limit.name}`",
+        limit.what,
+        _shown(limit.default),
+        ceiling,
+        limit.enforced_by,
+        limit.effect,
+    )
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -4,8 +4,8 @@
                                |           |                      |
                             journal     processes, grammar     fairness, kvfs
 
-`__main__` has the boot order, `kernel` puts the parts together, `request` is one forward request on
-its way through the scheduler. A package imports only packages below it (pyproject.toml has the
-layers, `make check` checks them). Other distributions' packages, the runtime's too, may import
-`symphony_kernel.protocol` and `symphony_kernel.platform` and nothing else.
+`__main__` has the boot order, `kernel` is the composition root, and `request` is one request on its
+way through the scheduler. A package imports only packages below it (pyproject.toml has the layers,
+`make check` checks them). Other distributions, such as the runtime, may import only
+`symphony_kernel.protocol` and `symphony_kernel.platform`.
 """

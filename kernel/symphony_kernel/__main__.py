@@ -1,12 +1,12 @@
 """The kernel's process: `python -m symphony_kernel`, started by the supervisor.
 
-One JSON line of configuration comes on stdin, which then stays open: its end means that the
-supervisor is gone. Events leave on stdout as JSON lines, logs on stderr.
+stdin has one JSON line of configuration and stays open: its end means that the supervisor is gone.
+Events leave on stdout as JSON lines, logs on stderr.
 """
 
 import sys
 
-if __name__ == "__main__":  # before any module is imported of which there is a compiled one
+if __name__ == "__main__":  # before the import of any module that may be compiled
     from symphony_kernel.compiled.loading import prefer_compiled
 
     RUNS = prefer_compiled()
@@ -58,15 +58,15 @@ from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_kernel.syscalls.durable_names import DurableOptions
 
 _log = logging.getLogger(__name__)
-_PROGRESS_SHARE_MIN = 0.05  # between two events
+_PROGRESS_SHARE_MIN = 0.05  # between two progress events
 
 
 async def boot(configuration: Configuration) -> int:
-    """Bring the kernel up, run it until it is told to stop, and return the exit code."""
+    """Start the kernel, run it until it must stop, and return the exit code."""
     stop, processes = asyncio.Event(), Processes()
-    # 1. The supervisor can stop us from here on: SIGTERM, or the end of stdin.
+    # 1. Signals and stdin: from here on the supervisor can stop the kernel.
     await _watch(stop, processes, configuration.run_directory)
-    # 2. Time.
+    # 2. The clock.
     clock = RealClock()
     # 3. The executor: the device, the model's weights and the pool of pages.
     loading = asyncio.create_task(
@@ -74,25 +74,25 @@ async def boot(configuration: Configuration) -> int:
     )
     if not await _first(loading, stop):
         sys.stdout.flush()
-        os._exit(0)  # a thread that loads a model cannot be told to stop
+        os._exit(0)  # a thread that loads a model cannot be stopped
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
     options = _options(configuration, executor)
     kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
     try:
         await asyncio.to_thread(kernel.constraints.prepare)
-    except ValueError as error:  # it says so to whoever asks for one
+    except ValueError as error:  # programs that use one get ENOSYS
         _log.warning("constraints cannot be used with this tokenizer: %s", error)
-    # 5. Garbage, and turns.
+    # 5. Garbage collection and the GIL.
     settle()
     # 6. The step loop.
     running = asyncio.create_task(kernel.run())
-    # 7. The door: from now on the gateway and the workers may come in.
+    # 7. The server: from now on the gateway and the workers can connect.
     server = Server(kernel, configuration.secrets, processes if configuration.processes else None)
     await server.listen(configuration.socket)
     emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.frame_count)
     beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
-    # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
+    # 8. Until the supervisor stops the kernel, or the kernel itself fails.
     failed = await _first(running, stop)
     beating.cancel()
     await server.close()
@@ -102,7 +102,7 @@ async def boot(configuration: Configuration) -> int:
 
 
 def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
-    """Return what the operator has chosen, for this executor."""
+    """Return the options of the configuration, for this executor."""
     processors = usable_processors()
     on_processors = executor.computes in ("native", "torch")
     return KernelOptions(
@@ -143,9 +143,9 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
 def revive(
     configuration: Configuration, make: Callable[[], Kernel], log_bytes: int = LOG_BYTES
 ) -> Kernel:
-    """Return a kernel that goes on from its journal, or an empty one; it says why, if loudly.
+    """Return a kernel that has recovered from its journal, or an empty one with a log line.
 
-    `log_bytes` of records make a new image due.
+    After `log_bytes` of records it writes a new snapshot.
     """
     kernel = make()
     if configuration.journal is None:
@@ -157,17 +157,17 @@ def revive(
         found = store.find(time.monotonic(), configuration.ended)
         _open_names(kernel, known=found is not None)
         try:
-            kernel.keep_journal(store, found, log_bytes)
+            kernel.start_journal(store, found, log_bytes)
         except Exception as error:
             if found is None or isinstance(error, NoRoomError):
                 raise
-            _log.exception("the journal does not lead anywhere")
-            store.set_aside("it cannot be followed")
+            _log.exception("the kernel cannot recover from its journal")
+            store.set_aside("recovery failed")
             kernel = make()
             _open_names(kernel, known=False)
-            kernel.keep_journal(store, log_bytes=log_bytes)
+            kernel.start_journal(store, log_bytes=log_bytes)
     except (OSError, NoRoomError) as error:
-        _log.error("THERE IS NO JOURNAL: %s; a kernel that dies takes all runs along", error)
+        _log.error("THERE IS NO JOURNAL: %s; if the kernel dies, all runs are lost", error)
         if isinstance(error, OSError) and found is None:
             _open_names(kernel, known=False)
     return kernel
@@ -175,7 +175,7 @@ def revive(
 
 def _open_names(kernel: Kernel, *, known: bool) -> None:
     try:
-        kernel.open_names(known=known)
+        kernel.open_durable_names(known=known)
     except OSError as error:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 
@@ -197,15 +197,15 @@ async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop whose timers are as fine as the scheduler's waits."""
+    """Return an event loop with timers below a millisecond, for the scheduler's waits."""
     if sys.platform != "linux":
-        # select() keeps waits below a millisecond, which other ways round up to one.
+        # Only select() has timeouts below a millisecond; other selectors round up.
         return asyncio.SelectorEventLoop(selectors.SelectSelector())
     return PreciseTimerLoop()
 
 
 class _Supervisor(asyncio.Protocol):
-    """What the supervisor says, and that it has gone."""
+    """The supervisor's end of stdin: its notices, and its death."""
 
     def __init__(
         self, stop: asyncio.Event, processes: Processes, run_directory: Path | None
@@ -216,47 +216,46 @@ class _Supervisor(asyncio.Protocol):
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
-        """Some lines, or a part of one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._processes.take(json.loads(line))
+            self._processes.read_notice(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The other end of stdin is closed: no other role removes the sockets and the journal."""
+        """Stop the kernel, and remove sockets and journal: no other role does."""
         if self._run_directory is not None:
             shutil.rmtree(self._run_directory, ignore_errors=True)
         self._stop.set()
 
 
 class _Progress:
-    """Turns a loader's many small reports into few events."""
+    """Turns the loader's many reports into a few events."""
 
     def __init__(self) -> None:
-        self._told = -1.0
+        self._reported = -1.0
 
     def report(self, share: float) -> None:
-        """Tell the supervisor which share of the model is loaded."""
-        if share - self._told >= _PROGRESS_SHARE_MIN or share >= 1.0 > self._told:
-            self._told = share
+        """Send the share of the model that is loaded."""
+        if share - self._reported >= _PROGRESS_SHARE_MIN or share >= 1.0 > self._reported:
+            self._reported = share
             emit("progress", what="loading the model", share=round(share, 3))
 
 
 def emit(event: str, **what: Any) -> None:
-    """Write one event for the supervisor."""
+    """Send one event to the supervisor."""
     sys.stdout.write(json.dumps({"event": event, **what}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run a kernel; 0 when it was told to stop, 1 when it failed, 2 for a bad configuration.
+    """Run a kernel; return 0 when it was stopped, 1 when it failed, 2 for a bad configuration.
 
-    A model that cannot be used is a bad configuration: another start would not help.
+    An unusable model counts as a bad configuration, because another start would not help.
     """
     log_to_stderr(logging.INFO, "kernel: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _log.info("its modules are %s", RUNS)
     try:
-        # Unbuffered: the lines that follow are for the event loop.
+        # Unbuffered, because the event loop reads all later lines.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:
             configuration = parse_configuration(first.readline().decode())
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""What the supervisor tells a kernel when it starts it, and the executor that follows from it."""
+"""The kernel's configuration, as the supervisor sends it, and the executor made from it."""
 
 import ctypes
 import json
@@ -41,12 +41,12 @@ TINY = "tiny"
 
 
 class ConfigurationError(Exception):
-    """The configuration is not what `Configuration` describes."""
+    """The configuration is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One kernel's settings; `simulated` has the fields of `CostModel`, `pages` and `hashed`."""
+    """One kernel's settings. `simulated` has `pages`, `hashed` and the fields of `CostModel`."""
 
     socket: Path
     secrets: dict[str, bytes] = field(repr=False)  # of "gateway" and of each worker, by name
@@ -55,35 +55,36 @@ class Configuration:
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = "none"  # or "int8"
-    tensor_parallel: int = 1  # ranks, each with a device and a pool of its own
+    tensor_parallel: int = 1  # ranks, each with its own device and pool
     pool_bytes: int | None = None
     threads: int | None = None
-    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
-    host_pool_tokens: int | None = None  # room in host memory; None: see `places_for`
-    disk_pool_tokens: int = 0  # room in a file in `disk_directory`
+    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
+    host_pool_tokens: int | None = None  # size of the host tier; None: see `places_for`
+    disk_pool_tokens: int = 0  # size of the disk tier, a file in `disk_directory`
     disk_directory: Path | None = None
-    # Of these what any one tenant may have; None: all. And how often an idle kernel audits itself.
-    tenant_host_tokens_max: int | None = None
-    tenant_disk_tokens_max: int | None = None
-    audit_seconds: float = AUDIT_SECONDS  # 0: never
+    tenant_host_tokens_max: int | None = None  # of one tenant; None: the whole tier
+    tenant_disk_tokens_max: int | None = None  # likewise
+    audit_seconds: float = AUDIT_SECONDS  # between audits of an idle kernel; 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
-    delivery_ms: float = DELIVERY_MS_DEFAULT  # how late a generation's tokens may be told, in lots
-    predictions: bool = True  # preds are computed before they come, where they are known
-    tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
-    kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
+    delivery_ms: float = (
+        DELIVERY_MS_DEFAULT  # tokens of a generation are delivered together, at most so late
+    )
+    predictions: bool = True  # compute predictable preds before programs ask
+    tenant_weights: dict[str, float] = field(default_factory=dict)  # default 1.0
+    kv: Path | None = None  # the directory of durable KV files; None: no file is durable
     publish: bool = False  # tenants may make their files public
-    disk_reserve_bytes: int = 0  # of the disk: see `FreeSpace`
-    disk_bytes_max: int | None = None  # of all that lies in the data directory
+    disk_reserve_bytes: int = 0  # see `FreeSpace`
+    disk_bytes_max: int | None = None  # of the whole data directory
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX
-    journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
-    ended: int | None = None  # the exit code of the kernel before this one
-    beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
-    run_directory: Path | None = None  # goes when the supervisor has died; None: it stays
-    processes: bool = False  # it says which process each role is, and no other may come for it
+    journal: Path | None = None  # the journal's directory; None: no journal
+    ended: int | None = None  # the previous kernel's exit code; None: it is the first
+    beat_seconds: float = 0.0  # between heartbeats; 0: none
+    run_directory: Path | None = None  # is removed when the supervisor dies; None: nothing is
+    processes: bool = False  # the supervisor reports each role's process; only that may connect
     simulated: dict[str, Any] = field(default_factory=dict)
 
     def identity(self, about: dict[str, Any], frames: int, pages: int) -> bytes:
-        """Return what a journal of this kernel is good for ([32]): the same model and settings."""
+        """Return the digest ([32]) of model and settings that a journal depends on."""
         settings = {
             name: str(getattr(self, name))
             for name in (
@@ -108,11 +109,7 @@ class Configuration:
 
 
 def parse_configuration(line: str) -> Configuration:
-    """Return the configuration in a JSON line.
-
-    Raises:
-        ConfigurationError: in words.
-    """
+    """Return the configuration in a JSON line; ConfigurationError."""
     try:
         values = json.loads(line)
         values["socket"] = Path(values["socket"])
@@ -122,77 +119,76 @@ def parse_configuration(line: str) -> Configuration:
                 values[name] = Path(values[name])
         configuration = Configuration(**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"the configuration is not usable: {error!r}") from error
+        raise ConfigurationError(f"the configuration is invalid: {error!r}") from error
     if configuration.executor not in ("torch", "simulated"):
-        raise ConfigurationError(f"no executor is called {configuration.executor!r}")
+        raise ConfigurationError(
+            f"executor must be torch or simulated, not {configuration.executor!r}"
+        )
     if "" in configuration.secrets or not all(configuration.secrets.values()):
-        raise ConfigurationError("a name or a secret is empty")
+        raise ConfigurationError("secrets must not have an empty name or secret")
     share = configuration.prefix_cache_share
     if type(share) not in (int, float) or not 0 <= share <= 1:
-        raise ConfigurationError("prefix_cache_share is a number from 0 to 1")
+        raise ConfigurationError(f"prefix_cache_share must be a number from 0 to 1, not {share!r}")
     _check_shares(configuration)
     _check_places(configuration)
     _check_ranks(configuration)
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
-        raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")
+        raise ConfigurationError(f"simulated has unknown settings {sorted(unknown)}")
     return configuration
 
 
 def _check_shares(configuration: Configuration) -> None:
-    """Check how the device is shared; ConfigurationError."""
     gap = configuration.max_decode_gap_ms
-    if type(gap) not in (int, float) or not gap >= 0:  # as no NaN is
-        raise ConfigurationError("max_decode_gap_ms is a number, at least 0")
+    if type(gap) not in (int, float) or not gap >= 0:  # also for NaN
+        raise ConfigurationError(f"max_decode_gap_ms must be a number, at least 0, not {gap!r}")
     late = configuration.delivery_ms
     if type(late) not in (int, float) or not 0 <= late <= DELIVERY_MS_MAX:
-        raise ConfigurationError(f"delivery_ms is a number from 0 to {DELIVERY_MS_MAX:.0f}")
+        raise ConfigurationError(f"delivery_ms must be a number from 0 to {DELIVERY_MS_MAX:.0f}")
     weights = configuration.tenant_weights
     if type(weights) is not dict or not all(
         type(weight) in (int, float) and TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
         for weight in weights.values()
     ):
-        raise ConfigurationError("tenant_weights are positive numbers by tenant")
+        raise ConfigurationError(
+            f"tenant_weights must be numbers from {TENANT_WEIGHT_MIN} to {TENANT_WEIGHT_MAX}"
+        )
 
 
 def _check_places(configuration: Configuration) -> None:
-    """Check where pages may be; ConfigurationError."""
     names = "host_pool_tokens", "disk_pool_tokens", "tenant_host_tokens_max"
     for name in (*names, "tenant_disk_tokens_max"):
         value = getattr(configuration, name)
         if value is not None and (type(value) is not int or value < 0):
-            raise ConfigurationError(f"{name} is a number of tokens, at least 0")
+            raise ConfigurationError(f"{name} must be a number of tokens, at least 0")
     seconds = configuration.audit_seconds
-    if type(seconds) not in (int, float) or not seconds >= 0:  # as no NaN is
-        raise ConfigurationError("audit_seconds is a number, at least 0")
+    if type(seconds) not in (int, float) or not seconds >= 0:  # also for NaN
+        raise ConfigurationError(f"audit_seconds must be a number, at least 0, not {seconds!r}")
 
 
 def _check_ranks(configuration: Configuration) -> None:
-    """Check over how many devices the model goes; ConfigurationError."""
     ranks = configuration.tensor_parallel
     if type(ranks) is not int or ranks < 1:
-        raise ConfigurationError("tensor_parallel is a number of devices, at least 1")
+        raise ConfigurationError(
+            f"tensor_parallel must be a number of devices, at least 1, not {ranks!r}"
+        )
     if ranks > 1 and configuration.executor == "simulated":
-        raise ConfigurationError("a simulated executor has one device")
+        raise ConfigurationError("tensor_parallel must be 1 with a simulated executor")
     if ranks > 1 and configuration.disk_pool_tokens:
-        raise ConfigurationError("with tensor_parallel above 1 there is no disk tier")
+        raise ConfigurationError("disk_pool_tokens: no disk tier with tensor_parallel above 1")
 
 
 def _lose_device(words: str) -> None:
-    """End this process: the device's thread may be waiting for a rank that has gone.
+    """End this process: the device's thread may wait for a rank that is gone.
 
-    Whoever started us starts another one, which goes on from the journal.
+    The supervisor starts another kernel, which recovers from the journal.
     """
     _log.critical("the kernel ends: %s", words)
     os._exit(1)
 
 
 def digest_weights(configuration: Configuration) -> str:
-    """Return a digest of what the model computes with; reads all of its weights.
-
-    Raises:
-        OSError: they cannot be read.
-    """
+    """Return a digest of the model. Reads all weights; OSError."""
     digest = sha256(f"{configuration.executor} {configuration.quantize}".encode())
     if configuration.executor == "simulated":
         return digest.hexdigest()
@@ -206,14 +202,14 @@ def digest_weights(configuration: Configuration) -> str:
 def make_executor(
     configuration: Configuration, clock: Clock, progress: Callable[[float], None]
 ) -> tuple[Executor, ModelAssets]:
-    """Load what the configuration names; blocks, and tells `progress` the share that is done.
+    """Load the model. Blocks, and calls `progress` with the share that is loaded.
 
     Raises:
         CheckpointError: the model cannot be used.
     """
     if configuration.executor == "simulated":
         return _simulated(configuration, clock)
-    progress(0.0)  # what comes before the first weight takes seconds, too
+    progress(0.0)  # the part before the first weight takes seconds, too
     directory = configuration.directory
     name = TINY if configuration.model == TINY else None
     if name is None:
@@ -222,7 +218,7 @@ def make_executor(
     on_host = configuration.device == "cpu" or (configuration.device == "auto" and _no_gpu())
     if on_host:
         _check_fits(configuration, assets.model.dtype, None)
-    # Torch takes seconds to import: a simulated kernel, or one without a model, does without.
+    # Imported late, because torch takes seconds: a simulated kernel does not need it.
     from symphony_kernel.executor.parallel.ranks import Parallel
     from symphony_kernel.executor.torch_executor import TorchExecutor, free_device_memory
 
@@ -245,7 +241,7 @@ def make_executor(
 
 
 def _no_gpu() -> bool:
-    """Whether torch will surely find no GPU here: there is no driver. Without torch."""
+    """Return whether there is no GPU driver, without importing torch."""
     if Path("/dev/kfd").exists():  # AMD's
         return False
     try:
@@ -258,13 +254,11 @@ def _no_gpu() -> bool:
 def _check_fits(configuration: Configuration, dtype: str, device_free: int | None) -> None:
     """Check that a model fits into the device's free bytes (None: this machine's memory).
 
-    Once: what a kernel that died had is not free at once, and it did fit.
-
     Raises:
         CheckpointError: it does not.
     """
     if configuration.ended is not None:
-        return
+        return  # it did fit, and the memory of the kernel that died may not be free yet
     needs = MemoryNeeds(
         configuration.directory, load_config(configuration.directory), dtype,
         configuration.quantize, configuration.tensor_parallel, configuration.pool_bytes,
@@ -276,7 +270,7 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
 
 
 def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, ModelAssets]:
-    """Return a simulated device, with the words of a real model where there is one."""
+    """Return a simulated executor, with the tokenizer of a real model if there is one."""
     directory = configuration.directory
     if os.path.lexists(directory / "tokenizer.json"):
         assets = load_assets(directory, "fp32")

@@ -1,11 +1,11 @@
 """The kernel: process table, KVFS, syscalls, scheduler and executor on one event loop.
 
-    link -> Port -> syscalls -> scheduler -> stepper -> executor -> stepper -> replies -> link
+    link -> Port -> syscalls -> scheduler -> step loop -> executor -> step loop -> replies -> link
 
-Frames are handled as they come and never wait; what they leave behind (works, replies) is picked up
-once a turn. The stepper launches steps: while one computes, frames go on coming in, and a step that
-is full already goes to the executor behind it. The replies that a frame or a step gives rise to
-leave in one frame a worker.
+Frames are handled as they arrive and never wait. Their requests and replies are picked up once per
+turn of the loop. The step loop launches steps. While a step computes, frames still arrive, and a
+full batch goes to the executor as a look-ahead step. All replies that one frame or step causes
+leave in one frame per worker.
 """
 
 import asyncio
@@ -24,11 +24,10 @@ from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
-from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, Remembered
+from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, KernelState
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.maintenance.counters import count_all
 from symphony_kernel.maintenance.upkeep import Maintenance
 from symphony_kernel.maintenance.watchdog import Watchdog
 from symphony_kernel.options import KernelOptions
@@ -52,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kernel:
-    """Everything behind the links. Made, run and used on one event loop."""
+    """The composition root: makes all parts and connects them, on one event loop."""
 
     def __init__(
         self,
@@ -66,16 +65,20 @@ class Kernel:
         places = options.places
         self._about = {**about, "disk_tier_bytes": places.disk_slots * places.page_bytes}
         self._executor = executor
-        self.hooks: JournalHooks | None = None  # with a journal (`keep_journal`)
-        # What may happen that no peer says, by name; its arguments are plain values.
+        # The recorder or the replay. None: there is no journal (see `start_journal`).
+        self.hooks: JournalHooks | None = None
+        # Handlers of events that no frame causes, by the event's name in the journal. Arguments
+        # must be msgpack-able so that the journal can record them.
         self.internal_events: dict[str, Callable[..., None]] = {
-            "entered": self._entered,
-            "left": self._left,
-            "checked": self._checked,
+            "entered": self._replay_attach,
+            "left": self._replay_detach,
+            "checked": self._run_check,
         }
-        self._checks: list[int] = []  # asked for, by seq
+        self._checks: list[int] = []  # seqs of integrity checks that the gateway has asked for
         self._recovery: JournalRecovery | None = None
         self._seeds = Seeds()
+        # Files, scheduler, processes, syscalls, step loop: each part uses those made before it. The
+        # lambdas are calls in the other direction, which come only once all parts are made.
         self._kvfs = KVFS(
             executor.frame_count,
             self._now,
@@ -83,49 +86,54 @@ class Kernel:
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
-        self._scheduler = Scheduler(
-            self._clock,
-            executor.frame_count,
-            executor.model.vocab_size,
-            options.steps,
-            self._traced,
-            options.anticipation(),
-            self._kvfs.eviction,
-            Predictor.for_executor(executor, self._kvfs, options.predictions),
-        )
+        self._scheduler = self._make_scheduler(options)
         self._weights = TenantWeights(self._scheduler.set_tenant_weight, options.tenant_weights)
         self._rate_limiter = RateLimiter(
             self._scheduler,
             self._clock.now,
             lambda tenant: self._kvfs.tenant(tenant).account.hit("tokens_per_minute"),
-            lambda: self._stepper.plan(),
+            lambda: self._step_loop.plan(),
         )
-        self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._exceeded)
+        self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
         self._cpu_reports = CpuReports(self._processes, self._scheduler.cpu_accounts, self._clock)
         self._durable_names = DurableNameService(
             self._kvfs,
             executor,
             options.durable,
-            lambda work: self._stepper.when_quiet(work),
-            self._happen_beside,
+            lambda function: self._step_loop.when_quiet(function),
+            self._handle_outside_frames,
             self.stop_with,
             self._clock.now,
         )
         self._syscalls = self._make_syscalls()
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
-        self._dirty: set[WorkerPort] = set()  # with replies that wait
-        self._stepper: StepLoop = StepLoop(
-            self._scheduler, self._kvfs, executor, self._flush, self.stop_with
+        self._ports_to_flush: set[WorkerPort] = set()  # they have replies to send
+        self._step_loop: StepLoop = StepLoop(
+            self._scheduler, self._kvfs, executor, self.flush, self.stop_with
         )
-        self._maintenance = self._make_upkeep(options)
+        self._maintenance = self._make_maintenance(options)
+        # The tiers weigh recomputing by the scheduler's speed, and report pages that have arrived.
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
         self._kvfs.tiers.on_arrived = self._kvfs.tiers.on_spilled = self._pages_arrived
-        self._over = asyncio.Event()  # closed, or gone wrong
+        self._stopped = asyncio.Event()  # by `close` or by a failure
         self._failure: BaseException | None = None
 
+    def _make_scheduler(self, options: KernelOptions) -> Scheduler:
+        executor = self._executor
+        return Scheduler(
+            self._clock,
+            executor.frame_count,
+            executor.model.vocab_size,
+            options.steps,
+            self._send_traced,
+            options.anticipation(),
+            self._kvfs.eviction,
+            Predictor.for_executor(executor, self._kvfs, options.predictions),
+        )
+
     def _make_syscalls(self) -> Syscalls:
-        """Return what executes calls; what the disk says of names may happen from now on."""
+        """Make the syscall table and register the internal events of its parts."""
         syscalls = Syscalls(
             self._kvfs,
             self._processes,
@@ -135,7 +143,7 @@ class Kernel:
             self._seeds.draw,
             self._durable_names.durable_names,
             GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
-            self._happen_beside,
+            self._handle_outside_frames,
             self._scheduler.cpu_accounts,
             self._clock,
         )
@@ -143,11 +151,11 @@ class Kernel:
         self.internal_events["compiled"] = self.constraints.compiled
         self.internal_events["released"] = syscalls.release
         self.internal_events |= self._durable_names.serve(
-            syscalls.named, self._answer_gateway, self._turn_over
+            syscalls.named, self._answer_gateway, self._finish_turn
         )
         return syscalls
 
-    def _make_upkeep(self, options: KernelOptions) -> Maintenance:
+    def _make_maintenance(self, options: KernelOptions) -> Maintenance:
         return Maintenance(
             self._kvfs,
             self._executor,
@@ -156,124 +164,122 @@ class Kernel:
             lambda: self._scheduler.idle,
             self._check_integrity,
             self.stop_with,
-            Watchdog(self._scheduler, self._stepper, options.stall_seconds),
+            Watchdog(self._scheduler, self._step_loop, options.stall_seconds),
         )
 
     # -- Peers ---------------------------------------------------------------------------------
     def attach_worker(self, name: str, link: Link) -> None:
-        """Serve a worker over a link that nobody receives from yet, a memory link for instance.
+        """Serve a worker over a link that has no receiver yet, for example a memory link.
 
-        It is believed to be who it is; a `Hello` that comes first is ignored.
+        The worker is not authenticated. A `Hello` as its first frame is ignored.
         """
         port = self.welcome_worker(name, link)
         link.receive(after_hello(port), port.on_closed)
 
     def attach_gateway(self, link: Link) -> None:
-        """Serve the gateway over a link that nobody receives from yet, as `attach_worker`."""
+        """Serve the gateway over a link that has no receiver yet, as `attach_worker`."""
         port = self.welcome_gateway(link)
         link.receive(after_hello(port), port.on_closed)
 
     def welcome_worker(self, name: str, link: Link) -> WorkerPort:
-        """Return the port that takes a worker's frames; one with its name ends first."""
-        port = self.enter_worker(name, link)
+        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
+        port = self._make_worker_port(name, link)
         port.send(self.welcome())
         return port
 
     def welcome_gateway(self, link: Link) -> GatewayPort:
-        """Return the port that takes the gateway's frames; an older one and all instances end."""
-        port = self.enter_gateway(link)
+        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
+        port = self._make_gateway_port(link)
         port.send(self.welcome())
         return port
 
     def welcome(self) -> m.Welcome:
-        """Return what a new peer is told first."""
         return m.Welcome(os.getpid(), self._about)
 
-    def enter_worker(self, name: str, link: Link) -> WorkerPort:
-        """As `welcome_worker`, for a peer that is welcomed elsewhere: a session's."""
-        self._enters(name, link)
+    def _make_worker_port(self, name: str, link: Link) -> WorkerPort:
+        self._replace_peer(name, link)
         port = self._workers[name] = WorkerPort(self, name, link)
         return port
 
-    def enter_gateway(self, link: Link) -> GatewayPort:
-        """As `welcome_gateway`, for a peer that is welcomed elsewhere: a session's."""
-        self._enters("gateway", link)
+    def _make_gateway_port(self, link: Link) -> GatewayPort:
+        self._replace_peer("gateway", link)
         port = self._gateway = GatewayPort(self, "gateway", link)
         return port
 
-    def enter(self, session: SessionLink, name: str) -> Port:
-        """Give a session its port: one that begins, or one that a kernel before had."""
+    def attach_session(self, session: SessionLink, name: str) -> Port:
+        """Make the port of a session, a new one or one from the journal. Sends no `Welcome`."""
         port: Port
         if name == "gateway":
-            port = self.enter_gateway(session)
+            port = self._make_gateway_port(session)
         else:
-            port = self.enter_worker(name, session)
+            port = self._make_worker_port(name, session)
         session.receive(port.on_frame, port.on_closed)
         return port
 
-    def session(self, state: SessionState, name: str) -> SessionLink:
-        """Return the end of a peer's session."""
+    def make_session(self, state: SessionState, name: str) -> SessionLink:
+        """Return the kernel's end of a peer's session."""
         return HeldSession(state, name, lambda: self.hooks)
 
-    def _enters(self, name: str, link: Link) -> None:
-        """Somebody is about to get a port; who has it now leaves."""
+    def _replace_peer(self, name: str, link: Link) -> None:
+        """Record that a peer attaches, and cut off the peer that has its name."""
         hooks = self.hooks
-        if hooks is not None and not hooks.inside:
-            session = link.id if isinstance(link, SessionLink) else b""
-            hooks.happened(b"entered", msgpack.packb([name, session]))
-            hooks.inside += 1
-            self._leave(name)
-            hooks.inside -= 1
-            self._flush()  # before it is welcomed, and with what the turn has for others
-        else:
-            self._leave(name)
+        if hooks is None or hooks.depth:
+            self._cut_off(name)
+            return
+        session = link.id if isinstance(link, SessionLink) else b""
+        hooks.record_event(b"entered", msgpack.packb([name, session]))
+        hooks.depth += 1
+        self._cut_off(name)
+        hooks.depth -= 1
+        # What this turn has for other peers must leave before the new peer gets its `Welcome`.
+        self.flush()
 
-    def _leave(self, name: str) -> None:
+    def _cut_off(self, name: str) -> None:
         if (old := self.port(name)) is not None:
             old.cut_off("it has connected again")
 
-    def _entered(self, name: str, session: bytes) -> None:
-        """What a replay makes of `_enters`."""
-        self.enter(self.session(SessionState(session), name), name)
+    def _replay_attach(self, name: str, session: bytes) -> None:
+        """Handle the event that `_replace_peer` recorded."""
+        self.attach_session(self.make_session(SessionState(session), name), name)
 
-    def _left(self, name: str) -> None:
-        """What a replay makes of `detach`."""
+    def _replay_detach(self, name: str) -> None:
+        """Handle the event that `detach` recorded."""
         port = self.port(name)
         assert port is not None
         port.on_closed()
 
     def port(self, name: str) -> Port | None:
-        """Return the port of "gateway" or of a worker, if there is one."""
+        """Return the port of "gateway" or of a worker; None: it is not connected."""
         return self._gateway if name == "gateway" else self._workers.get(name)
 
     def detach(self, port: Port) -> None:
-        """A peer is gone: a worker's instances end, the gateway's end with all others."""
+        """Forget a peer that is gone. A worker's instances end; without a gateway all end."""
         hooks = self.hooks
-        if hooks is None or hooks.inside:
+        if hooks is None or hooks.depth:
             self._detach(port)
             return
-        hooks.happened(b"left", msgpack.packb([port.name]))
-        hooks.inside += 1
+        hooks.record_event(b"left", msgpack.packb([port.name]))
+        hooks.depth += 1
         self._detach(port)
-        hooks.inside -= 1
+        hooks.depth -= 1
 
     def _detach(self, port: Port) -> None:
         if isinstance(port, WorkerPort):
             gone = self._processes.end_worker(port.name)
             del self._workers[port.name]
-            self._dirty.discard(port)
+            self._ports_to_flush.discard(port)
         else:
             gone = self._processes.end_worker()
             self._gateway = None
             self._durable_names.requests.detached()
-        _log.info("%s is gone, and with it %d instances", port.name, len(gone))
-        self._turn_over()
+        _log.info("%s has disconnected; %d instances ended with it", port.name, len(gone))
+        self._finish_turn()
 
-    def take(self, port: Port, message: m.Message) -> None:
-        """Do what a peer says.
+    def handle_message(self, port: Port, message: m.Message) -> None:
+        """Handle any message but `Calls`.
 
         Raises:
-            MessageError: it may not say that.
+            MessageError: this peer may not send it.
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
@@ -283,27 +289,24 @@ class Kernel:
         elif gateway and isinstance(message, m.End):
             self._answer(message.seq, lambda: self._processes.end(message.instance))
         elif gateway and isinstance(message, m.Ask):
-            self._ask(message)
+            self._handle_ask(message)
         else:
             raise m.MessageError(f"{port.name} may not send {type(message).__name__}")
-        self._turn_over()
+        self._finish_turn()
 
-    def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
-        """Execute a worker's calls."""
+    def execute_calls(self, port: WorkerPort, calls: list[Any]) -> None:
         self._syscalls.execute(port.name, calls)
-        self._syscalls.send_replies(self._flush)
+        self._syscalls.send_replies(self.flush)
 
-    def calls_taken(self, count: int) -> None:
-        """A frame of so many calls is executed: look what there is to compute.
-
-        At once where each LIP may have made its one call; else other frames may be there already,
-        of others or of branches, with which the step will be larger.
-        """
-        inside = self.hooks is not None and self.hooks.inside
-        if count == self._processes.runs_live and not inside:
-            self._stepper.look()
+    def calls_executed(self, count: int) -> None:
+        """Form the next batch after a frame of `count` calls, now or at the turn's end."""
+        # Now where each run may have made its one call. Else frames of other runs, or of more
+        # branches, may have arrived already, and the batch will be larger with them.
+        recorded = self.hooks is not None and self.hooks.depth
+        if count == self._processes.runs_live and not recorded:
+            self._step_loop.look()
         else:
-            self._stepper.plan()
+            self._step_loop.plan()
 
     # -- The gateway's requests ------------------------------------------------------------------
     def _register(self, message: m.Register) -> int:
@@ -319,10 +322,10 @@ class Kernel:
         )
         return 0
 
-    def _ask(self, message: m.Ask) -> None:
+    def _handle_ask(self, message: m.Ask) -> None:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
-            self._stepper.when_idle(self._check)
+            self._step_loop.when_idle(self._run_checks)
         elif not self._durable_names.requests.handle(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
@@ -332,7 +335,8 @@ class Kernel:
         if not args and what in ("workers", "waiting"):
             return sorted(self._workers) if what == "workers" else self._scheduler.waiting()
         one = ("tenant",)
-        anticipation: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
+        # Handler, required and optional arguments.
+        queries: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
             "lips": (self._processes.tenant_runs, one, ()),
             "set_tenant_weight": (self._weights.set, ("tenant", "weight"), ()),
             "limit_tenant": (self._limit_tenant, ("tenant", "limits"), ()),
@@ -341,23 +345,24 @@ class Kernel:
             "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
             "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),
         }
-        if what not in anticipation:
-            raise SyscallError(Errno.ENOSYS, f"nobody answers {what!r}")
-        asked, needed, more = anticipation[what]
+        if what not in queries:
+            raise SyscallError(Errno.ENOSYS, f"the kernel has no query {what!r}")
+        handler, needed, more = queries[what]
         if not set(needed) <= set(args) <= {*needed, *more}:
-            raise SyscallError(Errno.EINVAL, f"{what}: wanted are {', '.join((*needed, *more))}")
+            words = f"{what}: its arguments are {', '.join((*needed, *more))}"
+            raise SyscallError(Errno.EINVAL, words)
         if not isinstance(args["tenant"], str):
-            raise SyscallError(Errno.EINVAL, f"{what}: tenant is a string")
-        return asked(**args)
+            raise SyscallError(Errno.EINVAL, f"{what}: tenant must be a string")
+        return handler(**args)
 
     def _limit_tenant(self, tenant: str, limits: Any) -> int:
         limited = self._kvfs.limit(tenant, tenant_limits(limits))
         self._rate_limiter.set_rate(tenant, limited.limits.tokens_per_minute)
         return 0
 
-    def _answer(self, seq: int, work: Callable[[], Any]) -> None:
+    def _answer(self, seq: int, handle: Callable[[], Any]) -> None:
         try:
-            answer = m.Answer(seq, 0, work())
+            answer = m.Answer(seq, 0, handle())
         except SyscallError as error:
             answer = m.Answer(seq, -error.errno, error.detail)
         self._answer_gateway(answer)
@@ -366,12 +371,12 @@ class Kernel:
         if self._gateway is not None:
             self._gateway.send(answer)
 
-    def _check(self) -> None:
-        """No step computes: check what was asked for."""
+    def _run_checks(self) -> None:
+        """Run all checks that the gateway has asked for. No step computes now."""
         for seq in tuple(self._checks):
-            self.happen("checked", [seq])
+            self.handle_event("checked", [seq])
 
-    def _checked(self, seq: int) -> None:
+    def _run_check(self, seq: int) -> None:
         self._checks.remove(seq)
         if self.hooks is None or not self.hooks.replaying:
             self._answer(seq, self._check_integrity)
@@ -380,88 +385,105 @@ class Kernel:
         self._processes.check_integrity()
         return 0
 
-    def _exceeded(self, instance: int, reason: str) -> None:
+    def _send_exceeded(self, instance: int, reason: str) -> None:
         if self._gateway is not None:
             self._gateway.send(m.Exceeded(instance, reason))
 
-    def _traced(self, root: int, events: list[Any]) -> None:
+    def _send_traced(self, root: int, events: list[Any]) -> None:
         if self._gateway is not None:
             self._gateway.send(m.Traced(root, events))
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
-        counted = count_all(
-            self._processes, self._syscalls, self._scheduler, self._kvfs, self._stepper,
-            self._executor, self._workers, self._recovery,
-        )  # fmt: skip
-        saving, maintenance = (
-            self._durable_names.durable_names.statistics(),
-            self._maintenance.statistics,
-        )
+        scheduler, recovery = self._scheduler, self._recovery
+        steps, files = scheduler.statistics(), self._kvfs.statistics()
         return {
-            **counted,
-            **saving,
-            **asdict(maintenance),
+            **asdict(self._processes.statistics()),
+            **asdict(self._syscalls.statistics()),
+            **{key: value for key, value in asdict(steps).items() if key != "queue"},
+            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
+            "mean_decode_rows": (
+                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
+            ),
+            **asdict(self._step_loop.statistics),
+            "computes": self._executor.computes,
+            "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
+            **(recovery.statistics() if recovery else {"journal": False}),
+            "workers": sorted(self._workers),
+            "waiting": steps.queue.requests,
+            "waiting_tokens": steps.queue.tokens,
+            "lips_waiting": steps.queue.lips,
+            "lips_running": scheduler.runs_computing(),
+            "pages": files.pool.pages,
+            "pages_free": files.pool.free,
+            "pages_shared": files.pool.shared,
+            "files": files.files,
+            "names": files.names,
+            "copies": files.copied_slots,
+            **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
+            **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
+            **self._durable_names.durable_names.statistics(),
+            **asdict(self._maintenance.statistics),
             "stalls": self._maintenance.stalls_found,
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Return the counters with `histograms` by name and `tenants` by name: for a scrape."""
+        """Return the statistics of a scrape: with `histograms` and `tenants`, both by name."""
         return {
             **self.statistics(),
             "histograms": self._scheduler.histograms(),
             "tenants": self._processes.tenants(),
         }
 
-    # -- What no peer says -----------------------------------------------------------------------
-    def happen(self, what: str, arguments: list[Any]) -> None:
-        """Do one of `internal_events`, with plain values: a kernel to come may have to do it again."""
+    # -- Internal events: what no frame causes ---------------------------------------------------
+    def handle_event(self, what: str, arguments: list[Any]) -> None:
+        """Record and handle one of `internal_events`. Arguments must be msgpack-able."""
         hooks = self.hooks
         if hooks is None:
             self.internal_events[what](*arguments)
             return
-        if not hooks.inside:
-            hooks.happened(what.encode(), msgpack.packb(arguments))
-        hooks.inside += 1
+        if not hooks.depth:
+            hooks.record_event(what.encode(), msgpack.packb(arguments))
+        hooks.depth += 1
         self.internal_events[what](*arguments)
-        hooks.inside -= 1
+        hooks.depth -= 1
 
-    def _happen_beside(self, what: str, arguments: list[Any]) -> None:
-        """The disk has said something, or there is time for calls: no peer's frame leads to it."""
+    def _handle_outside_frames(self, what: str, arguments: list[Any]) -> None:
+        """Handle an event of the disk, the grammar compiler or a timer, in a turn of its own."""
         try:
-            self.happen(what, arguments)
-            self._turn_over()
-        except Exception as error:  # ours
+            self.handle_event(what, arguments)
+            self._finish_turn()
+        except Exception as error:  # a fault of the kernel's own
             self.stop_with(error)
 
     def _now(self) -> float:
-        """Return the time as calls see it: while there is a journal, the turn's."""
+        """Return the time that calls see: with a journal, the turn's recorded time."""
         return self._clock.now() if self.hooks is None else self.hooks.now()
 
     # -- The journal -----------------------------------------------------------------------------
-    def keep_journal(
+    def start_journal(
         self,
         store: Store,
         found: Found | None = None,
         log_bytes: int = LOG_BYTES,
         threads: bool = True,
     ) -> None:
-        """Go on from the journal of a kernel that died, and keep one from now on.
+        """Recover from a dead kernel's journal, if `found`, and write one from now on.
 
-        Before anybody calls. `threads`: images are written beside the loop.
+        Call it before peers attach. With `threads`, threads write the snapshots.
 
         Raises:
-            NoRoomError: the kernel can be used, without a journal.
-            Exception: whatever a bad journal leads to; this kernel cannot be used.
+            NoRoomError: this kernel can be used, without a journal.
+            Exception: the journal is bad in any way; this kernel cannot be used.
         """
-        recovery = self.make_keeper(store, log_bytes, threads)
+        recovery = self.make_recovery(store, log_bytes, threads)
         if found is not None:
             self._durable_names.pause()
         recovery.start(found)
         self._recovery = recovery
 
-    def make_keeper(self, store: Store, log_bytes: int, threads: bool) -> JournalRecovery:
-        """Return what keeps this kernel's journal, once it is started."""
+    def make_recovery(self, store: Store, log_bytes: int, threads: bool) -> JournalRecovery:
+        """Return this kernel's recovery, which is not started yet."""
         parts = JournaledParts(
             self._kvfs,
             self._processes,
@@ -481,34 +503,34 @@ class Kernel:
         return JournalRecovery(self, parts, store, log_bytes, threads)
 
     def model(self) -> tuple[dict[str, Any], int, int]:
-        """Return what a `Welcome` says of the model, the device's frames, and all pages."""
+        """Return `Welcome`'s description of the model, the device's frames and all pages."""
         return self._about, self._executor.frame_count, self._kvfs.pool.pages
 
-    def listen_with(self, hooks: JournalHooks | None) -> None:
-        """Let a scribe hear all that happens, or nobody."""
+    def set_hooks(self, hooks: JournalHooks | None) -> None:
+        """Let the recorder or the replay observe the kernel; None: neither."""
         self.hooks = hooks
         self._kvfs.set_observer(hooks)
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
             self.constraints.pause()
 
-    def remember(self) -> Remembered:
-        """Return what of this kernel outlives it."""
+    def capture_state(self) -> KernelState:
+        """Return the state of the kernel itself that a snapshot contains."""
         peers: list[list[Any]] = []
         for port in [*([self._gateway] if self._gateway else []), *self._workers.values()]:
             link = port.link
             state = link.state() if isinstance(link, SessionLink) else SessionState(b"")
             peers.append([port.name, state.id, state.received, state.sent, state.kept])
-        return Remembered(peers, list(self._checks))
+        return KernelState(peers, list(self._checks))
 
-    def recall(self, remembered: Remembered) -> None:
-        """Be what that says."""
-        for name, *state in remembered.peers:
-            self.enter(self.session(SessionState(*state), name), name)
-        self._checks = list(remembered.checks)
+    def restore_state(self, state: KernelState) -> None:
+        """Restore what `capture_state` returned."""
+        for name, *session in state.peers:
+            self.attach_session(self.make_session(SessionState(*session), name), name)
+        self._checks = list(state.checks)
 
     def replay_frame(self, peer: str, body: bytes) -> None:
-        """Take a peer's frame again."""
+        """Handle a peer's recorded frame again."""
         port = self.port(peer)
         assert port is not None
         if isinstance(port.link, SessionLink):
@@ -516,83 +538,84 @@ class Kernel:
         port.on_frame(decode(body))
 
     def replay_sent(self, peer: str, body: bytes) -> None:
-        """A frame was sent to a peer: it will be sent again to one that has not got it."""
+        """Keep a frame that was sent, for a peer that has not received it."""
         if (port := self.port(peer)) is not None and isinstance(port.link, HeldSession):
-            port.link.leave(body)
+            port.link.send_recorded(body)
 
     def resume(self) -> None:
-        """Go on with what a replay has left; peers without a session have gone with the links."""
+        """Resume after a replay. Peers without a session have gone with their links."""
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             if isinstance(port.link, SessionLink) and not port.link.id:
                 port.on_closed()
         if self._checks:
-            self._stepper.when_idle(self._check)
+            self._step_loop.when_idle(self._run_checks)
         for tenant in self._kvfs.tenants.values():
             self._rate_limiter.set_rate(tenant.name, tenant.limits.tokens_per_minute)
         self._durable_names.resume()
         self._syscalls.resume()
 
-    def open_names(self, *, known: bool) -> None:
-        """Clean up among durable files, and name them unless they are known. Blocks; OSError."""
-        self._durable_names.open(known=known)
+    def open_durable_names(self, *, known: bool) -> None:
+        """Clean the directory of durable files, and read names unless they are known. Blocks.
 
-    def flush(self) -> None:
-        """Send what has gathered."""
-        self._flush()
+        Raises:
+            OSError: the directory cannot be used.
+        """
+        self._durable_names.open(known=known)
 
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, caller: Instance, seq: int, result: Result) -> None:
         port = self._workers[caller.worker]
         replies = port.replies
         if not replies:
-            self._dirty.add(port)
+            self._ports_to_flush.add(port)
         replies.append((caller.id, seq, result))
 
-    def _turn_over(self) -> None:
-        """Send what has gathered, and look at what there is to compute."""
-        self._flush()
-        self._stepper.plan()
+    def _finish_turn(self) -> None:
+        """Send all replies and plan the next step."""
+        self.flush()
+        self._step_loop.plan()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send all replies, and commit the turn to the journal."""
         self._syscalls.context.send_records()
-        while self._dirty:
-            self._dirty.pop().flush()
+        while self._ports_to_flush:
+            self._ports_to_flush.pop().flush()
         if self.hooks is not None:
             self.hooks.commit()
 
     # -- Steps -----------------------------------------------------------------------------------
     def _pages_arrived(self, _pages: Int32) -> None:
-        """Pages have come from disk, or will not come; or there is room where they may go."""
+        """Retry admission: pages arrived from disk or failed to, or a tier has room again."""
         self._scheduler.pages_arrived()
-        self._stepper.plan()
+        self._step_loop.plan()
 
     async def run(self) -> None:
         """Launch steps until `close`.
 
         Raises:
-            KernelBug: (or whatever else went wrong in the kernel itself) nothing more will be done.
+            KernelBug: (or any other exception) the kernel itself failed and is stopped.
         """
         if self._failure is None:
             await self._maintenance.open()
-            if not self._over.is_set():
-                self._stepper.run()
-            await self._over.wait()
+            if not self._stopped.is_set():
+                self._step_loop.run()
+            await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
 
     def stop_with(self, error: BaseException) -> None:
-        """The kernel itself has gone wrong: `run` raises this."""
+        """Stop everything after a failure of the kernel itself. `run` raises the first error."""
         if self._failure is None:
             self._failure = error
         if self.hooks is not None:
             self.hooks.abandon()
-        self._stepper.halt()
-        self._over.set()
+        self._step_loop.halt()
+        self._stopped.set()
 
     async def close(self) -> None:
-        """End all links and instances, then wait for the steps that compute.
+        """End all links and instances, then wait for running steps.
 
-        A journal keeps what there was before.
+        The journal keeps the state from before this call.
         """
         if self.hooks is not None:
             self.hooks.abandon()
@@ -601,8 +624,8 @@ class Kernel:
             port.on_closed()
         self._syscalls.end()
         self._rate_limiter.close()
-        await self._durable_names.close(wait=self._stepper.running)
-        await self._stepper.stop()
+        await self._durable_names.close(wait=self._step_loop.running)
+        await self._step_loop.stop()
         self._maintenance.close()
         await self._executor.close()
-        self._over.set()
+        self._stopped.set()

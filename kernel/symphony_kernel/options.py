@@ -1,4 +1,4 @@
-"""What an operator or a test may set of a kernel."""
+"""The options of a kernel, for operators and tests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,27 +20,28 @@ from symphony_kernel.syscalls.durable_names import DurableOptions
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """What an operator or a test may set."""
+    """The options of a kernel."""
 
     steps: StepLimits = field(default_factory=StepLimits)
-    tenants: TenantLimits | None = None  # by default one tenant may fill the pool
+    tenants: TenantLimits | None = None  # None: one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
-    places: TierConfig = field(default_factory=TierConfig)  # where pages may be beside the device
-    audit: AuditOptions = field(default_factory=AuditOptions)  # of counts, while it is idle
-    stall_seconds: float = 0.0  # from one look for stalls to the next; 0: never
-    anticipation: Callable[[], Anticipation] = (
-        Anticipation  # for whom a launch waits: measurements try others
-    )
-    # How preds are computed before they come, where they are known; None: they are not.
+    places: TierConfig = field(default_factory=TierConfig)  # the tiers below the device
+    audit: AuditOptions = field(
+        default_factory=AuditOptions
+    )  # of the counters, while the kernel is idle
+    stall_seconds: float = 0.0  # between checks for stalls; 0: never
+    # The requests for which a launch waits. Benchmarks try other policies.
+    anticipation: Callable[[], Anticipation] = Anticipation
+    # How preds are predicted; None: they are not.
     predictions: PredictionOptions | None = field(default_factory=PredictionOptions)
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # default 1.0
     durable: DurableOptions = field(default_factory=DurableOptions)
-    host_pages_max: int = UNLIMITED  # of a tenant, unless `tenants` says it
+    host_pages_max: int = UNLIMITED  # of a tenant, unless `tenants` is set
     disk_pages_max: int = UNLIMITED  # likewise
-    durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # of a tenant, unless `tenants` says it
+    durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # likewise
 
     def limits(self, pages: int) -> TenantLimits:
-        """Return what a tenant may hold beside a device with so many pages."""
+        """Return a tenant's default limits, for a device with so many pages."""
         return self.tenants or TenantLimits(
             int(pages * TENANT_PAGES_SHARE_MAX),
             host_pages=self.host_pages_max,

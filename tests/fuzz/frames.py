@@ -166,7 +166,7 @@ class _Evil:
         self.asked.clear()
         self.link, theirs = memory_pair()
         self.link.receive(self._on_frame, lambda: None)
-        self._house.server.meet(theirs)
+        self._house.server.accept(theirs)
         hello = m.Hello(m.PROTOCOL_VERSION, "worker", EVIL, self._house.secret, 1, _SESSION)
         self.link.send(m.encode(hello))
         await asyncio.sleep(0.001)

@@ -221,7 +221,7 @@ class House:
             ours.receive(self.gateway.on_kernel, lambda: None)
             self.gateway.use(ours)
         else:
-            await self._again(self._dialer.meet)
+            await self._again(self._dialer.connect)
 
     def _make_kernel(self) -> Kernel:
         setting = self.setting
@@ -361,7 +361,7 @@ class House:
         ours, theirs = memory_pair()
         self._links[name] = ours
         self._kernel_links.append(theirs)
-        self.server.meet(theirs)
+        self.server.accept(theirs)
         await self.workers[name].attach_kernel(ours)
 
     async def _link_again(self, name: str) -> bool:
@@ -378,7 +378,7 @@ class House:
         for last in (False, True):
             ours, theirs = memory_pair()
             self._kernel_links.append(theirs)
-            self.server.meet(theirs)
+            self.server.accept(theirs)
             try:
                 await meet(ours)
             except LinkLostError:

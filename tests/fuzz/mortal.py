@@ -49,9 +49,9 @@ class Journal:
         found = store._newest()
         if found is None:
             return ["there is no journal"]
-        keeper = other.make_keeper(store, self._log_bytes, threads=False)
-        keeper.replay(found, Replay(other, other._kvfs))
-        return differences(keeper.image(), kernel._recovery.image())
+        recovery = other.make_recovery(store, self._log_bytes, threads=False)
+        recovery.replay(found, Replay(other, other._kvfs))
+        return differences(recovery.take_snapshot(), kernel._recovery.take_snapshot())
 
     # -- Damage --------------------------------------------------------------------------------
     def harm(self, what: str, rng: Random) -> None:
@@ -149,10 +149,10 @@ def kill(kernel: Kernel) -> None:
     """Let a kernel with a journal do nothing more: nothing is written, and nothing leaves."""
     assert kernel.hooks is not None
     kernel.hooks.abandon()
-    kernel._stepper.halt()
-    keeper = kernel._recovery
-    assert keeper is not None
-    keeper._recorder = None  # an image that was due is not made any more
+    kernel._step_loop.halt()
+    recovery = kernel._recovery
+    assert recovery is not None
+    recovery._recorder = None  # an image that was due is not made any more
     kernel._kvfs.tiers.spill_tier.close()
 
 

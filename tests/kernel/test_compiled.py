@@ -56,18 +56,18 @@ def test_other_sources_have_another_library(
 
 
 def test_nobody_need_have_them(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert what_runs().startswith("interpreted: they are not compiled")
+    assert what_runs().startswith("interpreted: not compiled yet")
     monkeypatch.setenv("SYMPHONY_COMPILED", "0")
     assert what_runs() == "interpreted: SYMPHONY_COMPILED=0 is set"
     monkeypatch.delenv("SYMPHONY_COMPILED")
     empty.chmod(0o777)
-    assert "others may write" in what_runs()
+    assert "writable by other users" in what_runs()
 
 
 def test_a_library_that_is_none_is_not_used(empty: Path) -> None:
     target, _ = library_path()
     target.write_bytes(b"half of a library")
-    assert what_runs().startswith("interpreted: they are not compiled")  # without its digest
+    assert what_runs().startswith("interpreted: not compiled yet")  # without its digest
     made = empty / "made"
     made.write_bytes(b"no library at all")
     build_cache.put(made, target)

@@ -47,7 +47,7 @@ def test_a_share_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     [
         ({"tensor_parallel": 0}, "at least 1"),
         ({"tensor_parallel": "2"}, "at least 1"),
-        ({"tensor_parallel": 2, "executor": "simulated"}, "one device"),
+        ({"tensor_parallel": 2, "executor": "simulated"}, "must be 1 with a simulated"),
         ({"tensor_parallel": 2, "disk_pool_tokens": 1600}, "no disk tier"),
     ],
 )

@@ -1,7 +1,8 @@
 """`python -m symphony_kernel.compiled`: compile the kernel's hot modules.
 
-Ends with 0 also where they cannot be compiled, after saying why: the kernel then runs as it is
-written. With `--check` nothing is compiled: a line says what a server would find; 1: interpreted.
+It exits with 0 and the reason where they cannot be compiled: the kernel then runs interpreted.
+`--check` compiles nothing. It prints which modules a server would use, and exits with 1 if they are
+interpreted.
 """
 
 import sys
@@ -11,13 +12,12 @@ from symphony_kernel.compiled.library import CompiledUnavailable, library_path
 
 
 def main(check: bool) -> int:
-    """Compile what is not compiled yet, or only look."""
     if check:
         return _check()
     try:
         path = built_library(say=_say)
     except CompiledUnavailable as error:
-        _say(f"the kernel's modules are not compiled, it runs as it is written: {error}")
+        _say(f"the kernel runs interpreted, its modules cannot be compiled: {error}")
     else:
         _say(f"the kernel's modules are compiled: {path}")
     return 0
@@ -27,9 +27,9 @@ def _check() -> int:
     try:
         path, there = library_path()
     except CompiledUnavailable as error:
-        _say(f"{error}; the kernel runs as it is written, and takes more of a processor")
+        _say(f"the kernel runs interpreted and takes more processor time: {error}")
         return 1
-    _say(str(path) if there else "not compiled: `make compiled` does it")
+    _say(str(path) if there else "not compiled; run `make compiled`")
     return 0 if there else 1
 
 

@@ -29,8 +29,8 @@ from symphony_kernel.platform.toolchain import (
 FLAGS = ("-O1", "-fPIC", "-fwrapv", "-DNDEBUG", "-fvisibility=hidden", "-w")
 _COMPILE_SECONDS_MAX = 600
 _COMPILER_BYTES = 512 << 20  # of memory, for the largest source: gcc 12 took 350 MiB
-# What has no types, or too many: nothing that is compiled is faster for knowing them. And nothing
-# strict: any finding would end it, and whether the types are right `make check` says.
+# Skipped packages have no types or too many, and compiled code is no faster with them. Nothing is
+# strict here: a finding would end the build, and `make check` checks the types.
 _MYPY = """[mypy]
 ignore_missing_imports = true
 [mypy-msgpack.*,torch.*,tokenizers.*,llguidance.*,safetensors.*,jinja2.*]
@@ -42,7 +42,7 @@ def built_library(say: Callable[[str], None]) -> Path:
     """Return the path of the library of these sources, compiling it when it is not there.
 
     Raises:
-        CompiledUnavailable: no mypyc, no compiler or no headers of Python, or one of them fails.
+        CompiledUnavailable: mypyc, a compiler or Python's headers are missing, or one fails.
     """
     target, there = library_path()
     if there:
@@ -64,7 +64,7 @@ def built_library(say: Callable[[str], None]) -> Path:
 
 
 def _translate(scratch: Path) -> tuple[list[Path], list[str]]:
-    """Return the C sources that mypyc makes of the modules, and where what they include lies."""
+    """Return the C sources that mypyc makes of the modules, and their include directories."""
     try:
         from mypyc.build import mypycify
     except ImportError as error:
@@ -77,8 +77,8 @@ def _translate(scratch: Path) -> tuple[list[Path], list[str]]:
         library, *_ = mypycify(
             [*options, *files], multi_file=True, target_dir=str(scratch / "c"), group_name=GROUP
         )
-    except SystemExit as error:  # it says so itself
-        raise CompileError("mypyc does not take the modules") from error
+    except SystemExit as error:  # mypyc has printed the reason
+        raise CompileError("mypyc cannot translate the modules") from error
     return [Path(source) for source in library.sources], list(library.include_dirs)
 
 
@@ -88,7 +88,7 @@ def _compile(compiler: str, sources: list[Path], places: list[str], scratch: Pat
     def compile_one(source: Path, made: Path) -> None:
         _run(compiler, *FLAGS, *places, "-c", str(source), "-o", str(made))
 
-    # The largest first, so that no processor waits long for the last.
+    # The largest first, so that no processor waits long at the end.
     pairs = sorted(zip(sources, objects, strict=True), key=lambda pair: -pair[0].stat().st_size)
     with ThreadPoolExecutor(processes_at_once(_COMPILER_BYTES)) as pool:
         list(pool.map(compile_one, *zip(*pairs, strict=True)))
@@ -99,7 +99,7 @@ def _compile(compiler: str, sources: list[Path], places: list[str], scratch: Pat
 
 
 def _try(library: Path) -> None:
-    """Import all modules from the library in a process of its own: what cannot be, is not kept."""
+    """Import all modules from the library in another process; CompileError if that fails."""
     code = (
         "import sys, importlib; from pathlib import Path\n"
         "from symphony_kernel.compiled import loading\n"

@@ -1,4 +1,4 @@
-"""Which modules are compiled, and where the library belongs that they are compiled into."""
+"""The list of compiled modules, and the path of their library."""
 
 import os
 import platform
@@ -14,32 +14,32 @@ _PACKAGES = (
     "fairness", "kvfs", "kvfs/lineage", "kvfs/pages", "kvfs/tiers", "processes", "protocol",
     "scheduler", "syscalls",
 )  # fmt: skip
-# Of these packages what no pred passes through: what begins and ends, waits for a disk, or is told
-# to an operator. What stands here may not inherit from what does not.
+# Modules of these packages that are not on a pred's path: start, end, disk, reports.
+# Their classes may not inherit from classes of compiled modules.
 _INTERPRETED = (
     "kvfs/lineage/packing", "kvfs/lineage/planning", "kvfs/tiers/base",
     "kvfs/tiers/config", "kvfs/tiers/disk_file", "kvfs/tiers/disk_tier",
     "protocol/chat_templates", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
     "protocol/limits", "protocol/messages", "syscalls/durable_names", "syscalls/file_requests",
 )  # fmt: skip
-# Of other packages what each token passes through.
+# Modules of other packages that are on each token's path.
 _COMPILED = (
     "executor/base", "ipc/peers", "journal/hooks", "journal/recorder", "journal/seeds",
     "journal/snapshot", "kernel", "request",
 )  # fmt: skip
-_LEFT_OUT = ("tiny_model",)  # of whose sources nothing follows
+_LEFT_OUT = ("tiny_model",)  # the library does not depend on its sources
 
 
 class CompiledUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
-    """The modules run as they are written, for the reason in the message."""
+    """The modules run interpreted, for the reason in the message."""
 
 
 class CompileError(CompiledUnavailable):
-    """The sources cannot be compiled, on any machine perhaps."""
+    """The sources cannot be compiled, perhaps on no machine."""
 
 
 def compiled_modules() -> dict[str, Path]:
-    """Return the modules that are compiled, by name, with the files that they are written in."""
+    """Return the source files of all compiled modules, by module name."""
     found = {}
     for package in _PACKAGES:
         for path in sorted((SOURCES / package).glob("*.py")):
@@ -52,10 +52,10 @@ def compiled_modules() -> dict[str, Path]:
 
 
 def library_path() -> tuple[Path, bool]:
-    """Return where the library of these sources belongs, and whether it is there.
+    """Return the path of these sources' library, and whether it exists.
 
     Raises:
-        CompiledUnavailable: SYMPHONY_COMPILED=0 asks for none, or there is no place for one.
+        CompiledUnavailable: SYMPHONY_COMPILED=0 is set, or there is no cache directory.
     """
     if os.environ.get("SYMPHONY_COMPILED") == "0":
         raise CompiledUnavailable("SYMPHONY_COMPILED=0 is set")

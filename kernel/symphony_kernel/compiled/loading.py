@@ -1,7 +1,7 @@
-"""Has the kernel's process import the compiled modules where they are.
+"""Lets the kernel's process import the compiled modules.
 
-mypyc's library makes each of its modules when it is asked to: by the capsule `init_...` that it
-holds for each. Between themselves compiled modules import each other without asking anybody here.
+mypyc's library has a capsule `init_...` for each of its modules, which makes the module. Compiled
+modules import each other directly, without this finder.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ _LIBRARY = f"{GROUP}__mypyc"
 
 
 def prefer_compiled() -> str:
-    """Have what is imported from now on come compiled, and return in words what will run."""
+    """Prefer compiled modules for all later imports; return in words what will run."""
     try:
         path, there = library_path()
         if not there:
-            return "interpreted: they are not compiled (`python -m symphony_kernel.compiled`)"
+            return "interpreted: not compiled yet (run `python -m symphony_kernel.compiled`)"
         use_library(path)
     except (CompiledUnavailable, ImportError) as error:
         return f"interpreted: {error}"
@@ -36,12 +36,12 @@ def prefer_compiled() -> str:
 
 
 def use_library(path: Path) -> None:
-    """Have modules come from this library from now on; ImportError, and nothing has changed."""
+    """Import modules from this library from now on. ImportError: nothing has changed."""
     sys.meta_path.insert(0, CompiledModules(path))
 
 
 class CompiledModules(MetaPathFinder, Loader):
-    """Finds the modules that a library holds, and makes them."""
+    """Finder and loader of the modules in a library."""
 
     def __init__(self, path: Path) -> None:
         loader = ExtensionFileLoader(_LIBRARY, str(path))
@@ -57,24 +57,23 @@ class CompiledModules(MetaPathFinder, Loader):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return what makes a module, if the library holds it."""
         if fullname not in self._modules:
             return None
         return ModuleSpec(fullname, self, origin=str(self._path))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make a module and run its body; ImportError when that fails."""
+        """Make a module and run its body; ImportError."""
         name = f"init_{_exported(spec.name)}"
         address = _pointer(getattr(self._library, name), f"{_LIBRARY}.{name}")
         made: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: its body has run."""
+        """Do nothing: `create_module` has run the body."""
 
 
 def _exported(module: str) -> str:
-    """Return a module's name as mypyc writes it in C."""
+    """Return mypyc's C name of a module."""
     return module.replace("___", "___3_").replace(".", "___")
 
 

@@ -1,8 +1,8 @@
 """Constraints: JSON schemas, regular expressions and Lark grammars that say which token may follow.
 
-    text of a grammar -> checker (a process of its own, with limits) -> Grammar, cached by content
-    Grammar + a text's tokens -> matcher -> a mask of the vocabulary, while the model's step runs
+    text of a grammar -> checker (another process, with limits) -> Grammar, cached by content
+    Grammar + a text's tokens -> matcher -> a bitmask of the vocabulary, while the step runs
 
-llguidance does the parsing. What outlives the kernel is a grammar's text and where in its file a
-constrained text begins; matchers are made of these and of the file's tokens when they are missing.
+llguidance does the parsing. Only a grammar's text, and where in its file a constrained text begins,
+outlive the kernel. Matchers are made again from these and from the file's tokens.
 """

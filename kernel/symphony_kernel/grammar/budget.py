@@ -1,9 +1,9 @@
-"""What compiled grammars may hold: a budget for each tenant and for all, and for idle ones less.
+"""Memory budgets of compiled grammars: for each tenant, for all, and a lower one for idle ones.
 
-    built or used -> over a budget -> the one used longest ago lets go -> freed -> malloc_trim
+    built or used -> over a budget -> the least recently used one is released -> malloc_trim
 
-A grammar that lets go keeps its text, and is compiled again when it is used. Freed memory lies
-between what lives, so the allocator keeps it: it is told to give it back after large releases.
+A released grammar keeps its text and is compiled again when it is used. The allocator keeps freed
+memory between live blocks, so it is trimmed after large releases.
 """
 
 import asyncio
@@ -17,49 +17,50 @@ from symphony_kernel.protocol.limits import (
     TENANT_GRAMMAR_BYTES_MAX,
 )
 
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 20.0  # without use
-_TRIM_BYTES: Final = 16 << 20  # less of them since the last time
-_TRIMS: Final = 3  # looks with a trim each: texts under way let go a little later
+_TRIM_BYTES: Final = 16 << 20  # released since the last trim
+_TRIMS: Final = 3  # checks with a trim each: texts under way release memory a little later
 
 
 class GrammarFootprint(Protocol):
-    """A compiled grammar, as far as the budget goes."""
+    """The part of a grammar that the budget needs."""
 
     used: float
 
     @property
     def held_bytes(self) -> int:
-        """The memory that it takes."""
+        """Its memory in bytes."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
 
 
 class GrammarBudget:
-    """Looks at all grammars after each compilation, and once a second while there are any."""
+    """Checks all grammars after each compilation, and once a second while there are any."""
 
     def __init__(
         self,
         built: Callable[[], Mapping[str, Sequence[GrammarFootprint]]],
-        give_back: Callable[[], None],
+        free_memory: Callable[[], None],
         weight: Callable[[str], float],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`built`: the grammars that hold memory, by tenants; `give_back`: what is free already.
+        """`built` returns built grammars by tenant; `free_memory` trims the allocator.
 
-        `weight`: a tenant's. Where all hold too much, the one with the most for its weight pays.
+        `weight` returns a tenant's weight. Above the total budget, the tenant with the most memory
+        for its weight loses grammars.
         """
-        self._built, self._give_back, self._now = built, give_back, now
+        self._built, self._free_memory, self._now = built, free_memory, now
         self._weight = weight
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._most = 0  # bytes, since the last trim
-        self._trims = 0  # to come
+        self._trims = 0  # that are due
         self.held_bytes = 0
 
-    def keep(self) -> None:
-        """Hold all grammars to their budgets, now and from now on."""
+    def enforce(self) -> None:
+        """Enforce all budgets, and schedule the next check."""
         tenants = self._built()
         held = {tenant: _held(grammars) for tenant, grammars in tenants.items()}
         for tenant, grammars in tenants.items():
@@ -75,17 +76,16 @@ class GrammarBudget:
         _release(idle, _held(idle) - GRAMMAR_IDLE_BYTES_MAX)
         self._trim(_held(everything))
         if self._timer is None and (tenants or self._trims) and not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
     def close(self) -> None:
-        """Look no more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
-        self.keep()
+        self.enforce()
 
     def _trim(self, held: int) -> None:
         self.held_bytes = held
@@ -94,7 +94,7 @@ class GrammarBudget:
             self._most, self._trims = held, _TRIMS
         if self._trims:
             self._trims -= 1
-            self._give_back()
+            self._free_memory()
 
 
 def _held(grammars: Sequence[GrammarFootprint]) -> int:
@@ -102,7 +102,7 @@ def _held(grammars: Sequence[GrammarFootprint]) -> int:
 
 
 def _release(grammars: Sequence[GrammarFootprint], over: int) -> int:
-    """Release those used longest ago, until so many bytes are gone; return how many are."""
+    """Release the least recently used until `over` bytes are free; return the bytes released."""
     gone = 0
     for grammar in sorted(grammars, key=lambda each: each.used) if over > 0 else ():
         if gone >= over:

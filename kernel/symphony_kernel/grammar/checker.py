@@ -1,10 +1,10 @@
-"""The checker: compiles a stranger's grammar for the first time, where it can break nothing.
+"""The checker: compiles an untrusted grammar in another process first.
 
-llguidance bounds what compiling costs, but not in every way: a deep grammar overflows its stack. So
-the kernel compiles none that has not compiled here first. One process (`python -m
-symphony_kernel.grammar.checker`) holds the tokenizer and forks for each grammar; the fork has
-little time and memory, and says what it has found: the grammar as the kernel may compile it, or
-what is wrong with it, and where.
+llguidance limits the cost of compiling, but not completely: a deep grammar overflows its stack. So
+the kernel compiles only grammars that have compiled here. One process (`python -m
+symphony_kernel.grammar.checker`) holds the tokenizer and forks for each grammar. The fork has
+limited time and memory. It answers with the grammar in llguidance's form, or with the error and its
+position.
 
     stdin    tokenizer {vocab_size, eos}, then grammars: each frame is a length (u32) and msgpack
     stdout   a frame for each grammar: [0, grammar] or [errno, words]
@@ -44,23 +44,23 @@ from symphony_kernel.protocol.limits import (
 )
 
 _LENGTH: Final = struct.Struct("<I")
-# What it may see of the environment: where Python and its packages are, nothing else.
+# The environment variables that it gets: paths of Python and its packages, nothing else.
 _ENVIRONMENT: Final = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG",
 )  # fmt: skip
 _DESCRIPTORS_MAX: Final = 32
-_NICENESS: Final = 10  # a ninth of a processor that the kernel wants
-_SLOWER: Final = 2  # a fork copies pages as it goes: the kernel itself has the last word
+_NICENESS: Final = 10  # a ninth of a processor for which it competes with the kernel
+_SLOWER: Final = 2  # a fork copies pages meanwhile; the kernel measures exactly
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _TOO_LONG: Final = frozenset({signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL})
 
 
 class CheckerFault(Exception):  # noqa: N818 - the name says whose fault it is
-    """The checker's process has failed, and no grammar is to blame."""
+    """The checker's process has failed, not because of a grammar."""
 
 
 class Checker:
-    """The kernel's end of it. One thread asks at a time, and waits; any thread may close it."""
+    """The kernel's end. One thread at a time calls `check` and waits; any thread may `close`."""
 
     def __init__(self, tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> None:
         self._about = [tokenizer, vocab_size, list(eos)]
@@ -69,12 +69,12 @@ class Checker:
         self._lock = threading.Lock()
 
     def check(self, kind: int, text: str) -> tuple[int, str]:
-        """Return 0 and the grammar as it may be compiled, or an errno and words.
+        """Return 0 and the grammar in llguidance's form, or an errno and words.
 
         Raises:
             CheckerFault: another attempt may help.
         """
-        child = self._started()
+        child = self._start()
         try:
             _write(child.stdin, [kind, text])
             found = _read(child.stdout)
@@ -83,15 +83,15 @@ class Checker:
             raise CheckerFault(str(error)) from error
         if found is None:
             self._stop()
-            raise CheckerFault("the checker of grammars has ended")
+            raise CheckerFault("the grammar checker's process has ended")
         return int(found[0]), str(found[1])
 
     def close(self) -> None:
-        """End the process; whoever waits for it hears of a fault."""
+        """End the process. A waiting `check` raises CheckerFault."""
         self._closed = True
         self._stop()
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._closed:
                 raise CheckerFault("the kernel stops")
@@ -100,10 +100,10 @@ class Checker:
                     [sys.executable, "-m", "symphony_kernel.grammar.checker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,  # what breaks says so on stdout, by its absence
+                    stderr=subprocess.DEVNULL,  # a failure is the end of stdout
                     env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 )
-                _yield_processor(self._child.pid)
+                _lower_priority(self._child.pid)
                 _write(self._child.stdin, self._about)
             return self._child
 
@@ -118,8 +118,8 @@ class Checker:
                 _close(pipe)
 
 
-def _yield_processor(pid: int) -> None:
-    """Let the kernel, and who waits for it, have the processors before a process and its forks."""
+def _lower_priority(pid: int) -> None:
+    """Give a process and its forks a lower priority than the kernel."""
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     os.setpriority(os.PRIO_PROCESS, pid, niceness)
     set_slice(0.0, pid)
@@ -129,7 +129,7 @@ def _close(pipe: Any) -> None:
     try:
         pipe.close()
     except BrokenPipeError:
-        return  # what it had not been told it need not know
+        return  # the process is gone, with what was not written
 
 
 def _write(pipe: Any, value: Any) -> None:
@@ -139,7 +139,7 @@ def _write(pipe: Any, value: Any) -> None:
 
 
 def _read(pipe: Any) -> list[Any] | None:
-    """Return the next frame; None at the end, or in the middle of one."""
+    """Return the next frame; None at the end, or if the last frame is incomplete."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -154,21 +154,21 @@ def _read(pipe: Any) -> list[Any] | None:
 # --- The process -------------------------------------------------------------------------------
 def main() -> None:
     """Serve grammars until stdin ends."""
-    _give_up()
-    # Whatever a library prints must not get between the frames.
+    _drop_privileges()
+    # Output of libraries must not get between the frames.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     about = _read(sys.stdin.buffer)
     if about is None:
         return
     tokenizer = make_tokenizer(about[0], about[1], tuple(about[2]))
-    sys.audit("symphony.contained")  # what one fork imported, each would
-    while (asked := _read(sys.stdin.buffer)) is not None:
-        _write(out, _check_in_fork(tokenizer, *asked))
+    sys.audit("symphony.contained")  # for a test: later imports would happen in each fork
+    while (request := _read(sys.stdin.buffer)) is not None:
+        _write(out, _check_in_fork(tokenizer, *request))
 
 
-def _give_up() -> None:
-    """Give up what compiling needs nothing of, before the first stranger's text."""
+def _drop_privileges() -> None:
+    """Give up everything that compiling does not need, before the first untrusted text."""
     for what, most in (
         (resource.RLIMIT_STACK, CONSTRAINT_STACK_BYTES_MAX),
         (resource.RLIMIT_NOFILE, _DESCRIPTORS_MAX),
@@ -194,12 +194,12 @@ def _check_in_fork(tokenizer: Any, kind: int, text: str) -> list[Any]:
         return found
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TOO_LONG:
         seconds = CONSTRAINT_CPU_SECONDS_MAX
-        return [int(Errno.EFBIG), f"it takes more than {seconds} s to compile"]
-    return [int(Errno.EFBIG), "it is too large or too deep to compile"]
+        return [int(Errno.EFBIG), f"compiling takes more than {seconds} s"]
+    return [int(Errno.EFBIG), "too large or too deep to compile"]
 
 
 def _check(tokenizer: Any, kind: int, text: str, pipe: int) -> NoReturn:
-    """Compile a grammar in a process of its own, say what came of it, and end."""
+    """Compile a grammar in this process, write the answer, and exit."""
     _limit_process()
     try:
         answer: list[Any] = [0, _compiled(tokenizer, kind, text)]
@@ -212,13 +212,13 @@ def _check(tokenizer: Any, kind: int, text: str, pipe: int) -> NoReturn:
 
 def _limit_process() -> None:
     lower_limit(resource.RLIMIT_AS, CONSTRAINT_MEMORY_BYTES_MAX)
-    # The soft limit's signal says why it died; the hard one is for who ignores signals.
+    # The soft limit's signal shows the reason. The hard limit kills a process that ignores it.
     lower_limit(resource.RLIMIT_CPU, CONSTRAINT_CPU_SECONDS_MAX, CONSTRAINT_CPU_SECONDS_MAX + 1)
     signal.alarm(CONSTRAINT_WALL_SECONDS_MAX)
 
 
 def _compiled(tokenizer: Any, kind: int, text: str) -> str:
-    """Return the grammar of a text whose first mask can be computed, too; raises GrammarError."""
+    """Return the grammar of a text, after compiling it and its first mask; GrammarError."""
 
     def check(schema: str) -> GrammarError | None:
         try:
@@ -235,16 +235,16 @@ def _compiled(tokenizer: Any, kind: int, text: str) -> str:
     except GrammarError as error:
         raise describe(GrammarKind(kind), text, error, check) from error
     if seconds > _SLOWER * CONSTRAINT_BUILD_MS_MAX / 1000:
-        words = f"it takes more than {CONSTRAINT_BUILD_MS_MAX:.0f} ms to compile"
+        words = f"compiling takes more than {CONSTRAINT_BUILD_MS_MAX:.0f} ms"
         raise GrammarError(Errno.EFBIG, words)
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         words = matcher.get_error()
         if "NoExtension" in words:
-            raise GrammarError(Errno.EINVAL, "no text fits it")
+            raise GrammarError(Errno.EINVAL, "no text matches it")
         raise error_of(words)
     if not mask.strip(b"\0"):
-        raise GrammarError(Errno.EINVAL, "no text fits it")
+        raise GrammarError(Errno.EINVAL, "no text matches it")
     return grammar
 
 

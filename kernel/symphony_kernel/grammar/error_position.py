@@ -1,7 +1,7 @@
-"""Where in a grammar a mistake is, in words: what llguidance says of it, or what can be found out.
+"""The position of an error in a grammar, in words.
 
-For a JSON schema a pointer: the deepest part of it that has the very same mistake when it is
-compiled by itself. For a regular expression a column, for a Lark grammar line and column.
+For a JSON schema it is a pointer to the deepest part that has the same error when it is compiled by
+itself. For a regular expression it is a column, for a Lark grammar line and column.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Final
 from symphony_kernel.grammar.source import GrammarError, GrammarKind, schema_with
 
 _WORDS_MAX: Final = 1_000  # characters
-_LOOKS_MAX: Final = 256  # at parts of a schema
+_CHECKS_MAX: Final = 256  # of parts of a schema
 _LARK: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 _REGEX: Final = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -23,7 +23,7 @@ Check = Callable[[str], GrammarError | None]
 
 
 def describe(kind: GrammarKind, text: str, error: GrammarError, check: Check) -> GrammarError:
-    """Return an error with its place; `check` says what is wrong with a JSON schema."""
+    """Return an error with its position. `check` returns the error of a JSON schema."""
     words = error.words
     if kind is GrammarKind.JSON_SCHEMA:
         words = _in_schema(text, words, check)
@@ -53,20 +53,20 @@ def _in_schema(text: str, words: str, check: Check) -> str:
     try:
         root = json.loads(text)
     except (ValueError, RecursionError):
-        return words  # they have line and column
-    looks = iter(range(_LOOKS_MAX))
+        return words  # these have line and column
+    checks = iter(range(_CHECKS_MAX))
     pointer, part = "#", root
-    while (found := _deeper(root, pointer, part, words, check, looks)) is not None:
+    while (found := _deeper(root, pointer, part, words, check, checks)) is not None:
         pointer, part = found
     return f"at {pointer}: {words}"
 
 
 def _deeper(
-    root: Any, pointer: str, part: Any, words: str, check: Check, looks: Iterator[int]
+    root: Any, pointer: str, part: Any, words: str, check: Check, checks: Iterator[int]
 ) -> tuple[str, Any] | None:
-    """Return the part of this part that has the same mistake."""
+    """Return the part of this part that has the same error."""
     for name, inner in _parts(part):
-        if next(looks, None) is None:
+        if next(checks, None) is None:
             return None
         error = check(schema_with(root, inner))
         if error is not None and error.words == words:

@@ -1,7 +1,8 @@
-"""Matchers that are kept: of texts that may go on, so that nobody follows them from the beginning.
+"""A cache of matchers of texts that may continue, so that they need not be followed again.
 
-Bounded by the texts' lengths, a tenant's and all together: behind an ambiguous text a matcher has a
-kilobyte for each token. Of a text that grows step by step the last two stay: forks begin with one.
+It is bounded by the lengths of the texts, per tenant and in total, because a matcher of an
+ambiguous text has a kilobyte per token. Of a text that grows step by step, the last two matchers
+stay: forks start from one of them.
 """
 
 import threading
@@ -14,19 +15,19 @@ from llguidance import LLMatcher
 
 from symphony_kernel.protocol.limits import KEPT_TEXT_TOKENS_MAX, TENANT_KEPT_TEXT_TOKENS_MAX
 
-_LEAST: Final = 256  # tokens that any counts as: also a short text's matcher takes room
-Place: TypeAlias = tuple[int, bytes]  # number of a grammar's era, and a text's tokens (u32)
+_TOKENS_MIN: Final = 256  # that a matcher counts for, because a short text's takes memory, too
+Place: TypeAlias = tuple[int, bytes]  # number of a generation, and a text's tokens (u32)
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
     matcher: LLMatcher
     tokens: int
-    before: bytes  # where its text stood one step before; empty: nowhere
+    before: bytes  # its text one step earlier; empty: unknown
 
 
 class MatcherCache:
-    """Those of all grammars, for the thread that makes masks; others forget and sweep."""
+    """Matchers of all grammars, for the thread that makes masks, unless a method says otherwise."""
 
     def __init__(
         self,
@@ -34,23 +35,25 @@ class MatcherCache:
         tokens: int = KEPT_TEXT_TOKENS_MAX,
     ) -> None:
         self._tenant_tokens_max, self._tokens_max = tenant_tokens, tokens
-        self._kept: dict[str, OrderedDict[Place, _Kept]] = {}  # by tenants, used last at the end
+        self._kept: dict[
+            str, OrderedDict[Place, _Kept]
+        ] = {}  # by tenant, least recently used first
         self._sums: dict[str, int] = {}
         self._sum = 0
         self._gone: deque[int] = deque()
         self._numbers = count(1)
         self._lock = threading.Lock()
 
-    def number(self) -> int:
-        """Return a number for a grammar's era; any thread."""
+    def next_number(self) -> int:
+        """Return a number for a new generation; any thread."""
         return next(self._numbers)
 
-    def forget(self, number: int) -> None:
-        """An era is over: let go of its matchers, soon; any thread."""
+    def drop_generation(self, number: int) -> None:
+        """Drop a generation's matchers at the next sweep; any thread."""
         self._gone.append(number)
 
     def find(self, tenant: str, number: int, text: bytes) -> LLMatcher | None:
-        """Return a matcher behind a text, the caller's own, if there is one."""
+        """Return a copy of the matcher that has consumed a text, if there is one."""
         with self._lock:
             kept = self._kept.get(tenant)
             if kept is None or (number, text) not in kept:
@@ -59,7 +62,7 @@ class MatcherCache:
             return kept[number, text].matcher.deep_copy()
 
     def sweep(self) -> None:
-        """Let go of the matchers of eras that are over; any thread."""
+        """Drop the matchers of dropped generations; any thread."""
         with self._lock:
             while self._gone:
                 self._sweep(self._gone.popleft())
@@ -67,9 +70,9 @@ class MatcherCache:
     def keep(
         self, tenant: str, number: int, text: bytes, matcher: LLMatcher, before: bytes = b""
     ) -> None:
-        """A text that has come so far, from `before`, may go on."""
+        """Keep the matcher of a text that may continue. One step earlier it was `before`."""
         self.sweep()
-        tokens = max(len(text) // 4, _LEAST)
+        tokens = max(len(text) // 4, _TOKENS_MIN)
         if tokens <= self._tenant_tokens_max:
             with self._lock:
                 self._keep(tenant, (number, text), _Kept(matcher, tokens, before))
@@ -92,7 +95,7 @@ class MatcherCache:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Tokens of the texts that are kept, by tenants."""
+        """Tokens of the kept texts, by tenant."""
         return {tenant: tokens for tenant, tokens in self._sums.items() if tokens}
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""Grammars: what a program asks for, as llguidance takes it, and what may be too much of it.
+"""Grammars in llguidance's form, and the limits of compiling them.
 
-This module is imported by the checker's process too: it needs nothing but llguidance.
+The checker's process imports this module, too. It needs nothing but llguidance.
 """
 
 import json
@@ -15,11 +15,11 @@ from symphony_kernel.protocol.errno import Errno
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# Between the tokens of a JSON text; bounded, or a model that is fond of spaces never ends. A schema
-# may say otherwise, under "x-guidance".
+# White space between JSON tokens. Bounded, because a model that likes spaces would never end. A
+# schema may change it under "x-guidance".
 _JSON_DEFAULTS: Final["JsonCompileOptions"] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 
-# What in llguidance's words means: there is too much of it.
+# Errors of llguidance that mean that a limit is exceeded.
 _TOO_MUCH: Final = (
     "fuel exhausted", "too large", "too big", "too many", "too complex", "too deeply", "nest limit",
     "recursion limit", "Current row has",
@@ -27,7 +27,7 @@ _TOO_MUCH: Final = (
 
 
 class GrammarKind(IntEnum):
-    """What a grammar is written in."""
+    """The language of a grammar."""
 
     JSON_SCHEMA = 0
     REGEX = 1
@@ -36,22 +36,22 @@ class GrammarKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarError(Exception):
-    """A grammar cannot be used; `words` say why, and where."""
+    """A grammar cannot be used. `words` say why, and where."""
 
     errno: Errno
     words: str
 
 
 def limits() -> LLParserLimits:
-    """Return what compiling, and each mask, may cost.
+    """Return the limits of compiling and of each mask.
 
-    A mask takes some microseconds, and at these limits some milliseconds. Of the lexer's states, a
-    kilobyte or two each, all texts of one grammar share so many.
+    A mask takes some microseconds, at these limits some milliseconds. All texts of a grammar share
+    the lexer's states, which have one or two kilobytes each.
     """
     return LLParserLimits(
-        max_items_in_row=250,  # of an ambiguous grammar
-        initial_lexer_fuel=1_000_000,  # of compiling: 20 ms or so
-        step_lexer_fuel=50_000,  # of a mask: 4 ms
+        max_items_in_row=250,  # for ambiguous grammars
+        initial_lexer_fuel=1_000_000,  # compiling: about 20 ms
+        step_lexer_fuel=50_000,  # a mask: 4 ms
         step_max_items=5_000,
         max_lexer_states=20_000,
         max_grammar_size=200_000,
@@ -60,21 +60,21 @@ def limits() -> LLParserLimits:
 
 
 def make_tokenizer(tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer.json.
+    """Return llguidance's form of a tokenizer.json.
 
-    It holds the interpreter, a quarter of a second for each 30,000 tokens.
+    It holds the GIL for a quarter of a second per 30,000 tokens.
 
     Raises:
-        ValueError: it is none that llguidance knows.
+        ValueError: llguidance does not support it.
     """
     return LLTokenizer(tokenizer.decode(), n_vocab=vocab_size, eos_token=list(eos))
 
 
 def write_grammar(kind: GrammarKind, text: str) -> str:
-    """Return a grammar as llguidance compiles it.
+    """Return a grammar in llguidance's form.
 
     Raises:
-        GrammarError: it is no JSON.
+        GrammarError: a schema is not JSON, or not an object.
     """
     if kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(text)
@@ -84,15 +84,17 @@ def write_grammar(kind: GrammarKind, text: str) -> str:
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS)
     except ValueError as error:
         words = str(error)
-        known = "a JSON schema is an object" if "Expecting object" in words else f"no JSON: {words}"
+        known = (
+            "a JSON schema is an object" if "Expecting object" in words else f"not JSON: {words}"
+        )
         raise GrammarError(Errno.EINVAL, known) from error
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a matcher at its beginning; the interpreter is not held meanwhile.
+    """Return a matcher of the empty text. Does not hold the GIL.
 
     Raises:
-        GrammarError: in llguidance's words.
+        GrammarError: with llguidance's words.
     """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
@@ -101,14 +103,14 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def error_of(words: str) -> GrammarError:
-    """Return the error that llguidance's words stand for."""
+    """Return the error for llguidance's words."""
     words = words.removesuffix("<non-verbose/>").strip()
     much = any(sign in words for sign in _TOO_MUCH)
     return GrammarError(Errno.EFBIG if much else Errno.EINVAL, words)
 
 
 def schema_with(root: object, part: object) -> str:
-    """Return a part of a JSON schema as one of its own, with the definitions that it refers to."""
+    """Return a part of a JSON schema as a schema, with the root's definitions."""
     if not isinstance(part, dict) or not isinstance(root, dict):
         return json.dumps(part)
     shared = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}

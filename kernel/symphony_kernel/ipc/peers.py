@@ -1,4 +1,4 @@
-"""Ports: the kernel's ends of its peers' links, and what peers are told first."""
+"""Ports, the kernel's ends of its peers' links, and the content of `Welcome`."""
 
 import logging
 from typing import Any, Final, Protocol
@@ -15,31 +15,31 @@ _REPLIES: Final = int(m.Replies.KIND)
 _FRAME_BYTES: Final = REPLIES_BYTES_MAX
 
 
-class KernelOfPort(Protocol):
-    """What a port needs of the kernel behind it."""
+class PortKernel(Protocol):
+    """The part of the kernel that a port needs."""
 
     hooks: JournalHooks | None
 
-    def take(self, port: "Port", message: m.Message) -> None:
-        """Do what a peer says; MessageError when it may not say that."""
+    def handle_message(self, port: "Port", message: m.Message) -> None:
+        """Handle a message. MessageError: this peer may not send it."""
 
-    def take_calls(self, port: "WorkerPort", calls: list[Any]) -> None:
+    def execute_calls(self, port: "WorkerPort", calls: list[Any]) -> None:
         """Execute a worker's calls."""
 
-    def calls_taken(self, count: int) -> None:
-        """So many calls of a frame have been executed."""
+    def calls_executed(self, count: int) -> None:
+        """Form the next batch after a frame of `count` calls."""
 
     def detach(self, port: "Port") -> None:
-        """A peer is gone."""
+        """Forget a peer that is gone."""
 
     def stop_with(self, error: BaseException) -> None:
-        """The kernel itself has gone wrong."""
+        """Stop after a failure of the kernel itself."""
 
 
 class Port:
-    """One attached peer. It takes frames until its link ends or it breaks the protocol."""
+    """One attached peer, until its link ends or it breaks the protocol."""
 
-    def __init__(self, kernel: KernelOfPort, name: str, link: Link) -> None:
+    def __init__(self, kernel: PortKernel, name: str, link: Link) -> None:
         self._kernel = kernel
         self.name = name
         self._name = name.encode()
@@ -47,77 +47,75 @@ class Port:
         self.closed = False
 
     def send(self, message: m.Message) -> None:
-        """Send one message."""
         self.link.send(m.encode(message))
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame; a peer that breaks the protocol is cut off."""
+        """Handle a frame. A peer that breaks the protocol is cut off."""
         if self.closed:
             return
         hooks = self._kernel.hooks
         if hooks is None:
-            self._take(frame)
+            self._handle(frame)
             return
         link = self.link
-        came = link.frame if isinstance(link, HeldSession) else b""
-        hooks.frame(self._name, came or encode(frame))
-        hooks.inside += 1
-        self._take(frame)
-        hooks.inside -= 1
+        received = link.frame if isinstance(link, HeldSession) else b""
+        hooks.record_frame(self._name, received or encode(frame))
+        hooks.depth += 1
+        self._handle(frame)
+        hooks.depth -= 1
 
-    def _take(self, frame: list[Any]) -> None:
+    def _handle(self, frame: list[Any]) -> None:
         try:
-            self._kernel.take(self, m.decode(frame))
+            self._kernel.handle_message(self, m.decode(frame))
         except m.MessageError as error:
             self.cut_off(str(error))
-        except Exception as error:  # ours: whatever a peer may send is a MessageError or a reply
+        except Exception as error:  # the kernel's fault: a peer's faults are MessageErrors
             self._kernel.stop_with(error)
 
     def cut_off(self, reason: str) -> None:
-        """End the link with a peer that cannot be talked to."""
+        """End the link of a peer that breaks the protocol."""
         _log.error("cutting off %s: %s", self.name, reason)
         self.link.abort()
         self.on_closed()
 
     def on_closed(self) -> None:
-        """The link has ended: so have the instances that lived behind it."""
+        """Detach the peer: its link has ended."""
         if self.closed:
             return
         self.closed = True
         try:
             self._kernel.detach(self)
-        except Exception as error:  # ours
+        except Exception as error:  # the kernel's fault
             self._kernel.stop_with(error)
 
 
 class WorkerPort(Port):
-    """A worker's link, and the replies that will leave in its next frame."""
+    """A worker's link, and the replies of its next frame."""
 
-    def __init__(self, kernel: KernelOfPort, name: str, link: Link) -> None:
+    def __init__(self, kernel: PortKernel, name: str, link: Link) -> None:
         super().__init__(kernel, name, link)
         self.replies: list[tuple[int, int, Result]] = []
         self._calls = 0  # of the last frame
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame; behind calls look what there is to compute."""
         super().on_frame(frame)
         calls, self._calls = self._calls, 0
         if calls:
-            self._kernel.calls_taken(calls)
+            self._kernel.calls_executed(calls)
 
-    def _take(self, frame: list[Any]) -> None:
-        # Nearly all are calls, which need no message made of them.
+    def _handle(self, frame: list[Any]) -> None:
+        # Nearly all frames are calls: they are executed without a message object.
         if len(frame) != 2 or frame[0] != m.Calls.KIND or type(frame[1]) is not list:
-            super()._take(frame)
+            super()._handle(frame)
             return
         try:
-            self._kernel.take_calls(self, frame[1])
+            self._kernel.execute_calls(self, frame[1])
             self._calls = len(frame[1])
-        except Exception as error:  # ours
+        except Exception as error:  # the kernel's fault
             self._kernel.stop_with(error)
 
     def flush(self) -> None:
-        """Send the replies that have gathered: one frame, or a few when they are large."""
+        """Send the collected replies: in one frame, or in several when they are large."""
         replies, self.replies = self.replies, []
         start, size = 0, 0
         for index, (_, _, result) in enumerate(replies):
@@ -126,18 +124,18 @@ class WorkerPort(Port):
                 if size > _FRAME_BYTES and index > start:
                     self.send(m.Replies(replies[start:index]))
                     start, size = index, len(result)
-        # The step's frame: it need not wait for the loop's next turn.
+        # `now`: a step's replies need not wait for the loop's next turn.
         self.link.send([_REPLIES, replies[start:] if start else replies], now=True)
         if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
-            self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
+            self.cut_off(f"it has {self.link.backlog} bytes of unread replies")
 
 
 class GatewayPort(Port):
-    """The gateway's link; it is believed."""
+    """The gateway's link. The kernel trusts the gateway."""
 
 
 def after_hello(port: Port) -> OnFrame:
-    """Return a receiver that lets a first `Hello` pass: it proves nothing in one process."""
+    """Return a receiver that ignores a first `Hello`, which proves nothing in one process."""
     first = True
 
     def on_frame(frame: list[Any]) -> None:
@@ -150,7 +148,7 @@ def after_hello(port: Port) -> OnFrame:
 
 
 def describe(assets: ModelAssets) -> dict[str, Any]:
-    """Return what a `Welcome` says of the model."""
+    """Return `Welcome`'s description of the model."""
     model = assets.model
     return {
         "model": {

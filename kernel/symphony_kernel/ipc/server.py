@@ -1,12 +1,13 @@
-"""The kernel's door: a Unix socket on which the gateway and the workers present themselves.
+"""The kernel's Unix socket, to which the gateway and the workers connect.
 
-Whoever connects has a moment to say `Hello` with its role's secret. From then on its frames go to
-the kernel's port for it; before that nothing it sends is looked at. A worker runs strangers' code:
-what it may send in one frame is bounded, and when it breaks the protocol it is cut off.
+A connection must send `Hello` with its role's secret within HELLO_SECONDS_MAX. From then on its
+frames go to its port; before that, nothing else is read. A worker runs untrusted code: its frames
+are bounded, and it is cut off when it breaks the protocol.
 
-A `Hello` that names a session goes on with it: its port stays when a connection ends, and what is
-sent meanwhile is kept (`protocol/sessions.py`). Such a port ends when another session of its name
-begins, or its peer breaks the protocol. Without a session a port is its connection's.
+A `Hello` that names a session begins or resumes it. A session's port stays when a connection ends,
+and frames sent meanwhile are kept (`protocol/sessions.py`). Such a port ends when another session
+of its name begins, or when its peer breaks the protocol. Without a session a port ends with its
+connection.
 """
 
 import asyncio
@@ -29,99 +30,105 @@ _log = logging.getLogger(__name__)
 
 
 class ServedKernel(Protocol):
-    """What the socket's server needs of the kernel behind it."""
+    """The part of the kernel that the server needs."""
 
     def welcome(self) -> m.Welcome:
-        """Return what a new peer is told first."""
+        """Return the first message for a new peer."""
 
     def welcome_gateway(self, link: Link) -> Port:
-        """Return the port that takes the gateway's frames; an older one and all instances end."""
+        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
 
     def welcome_worker(self, name: str, link: Link) -> Port:
-        """Return the port that takes a worker's frames; one with its name ends first."""
+        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
 
-    def session(self, state: SessionState, name: str) -> SessionLink:
-        """Return the end of a peer's session."""
+    def make_session(self, state: SessionState, name: str) -> SessionLink:
+        """Return the kernel's end of a peer's session."""
 
-    def enter(self, session: SessionLink, name: str) -> Port:
-        """Give a session its port: one that begins, or one that a kernel before had."""
+    def attach_session(self, session: SessionLink, name: str) -> Port:
+        """Make the port of a session. Sends no `Welcome`."""
 
     def port(self, name: str) -> Port | None:
-        """Return the port of "gateway" or of a worker, if there is one."""
+        """Return the port of "gateway" or of a worker; None: it is not connected."""
 
 
 class Server:
-    """Lets in those that know a secret; `names` maps "gateway" and workers' names to theirs."""
+    """Authenticates connections. `names` maps "gateway" and workers' names to their secrets."""
 
     def __init__(
         self, kernel: ServedKernel, names: Mapping[str, bytes], processes: Processes | None = None
     ) -> None:
-        """`processes`: from which alone each may come; None: from any."""
+        """`processes`: the process of each role, from which alone it may connect. None: any."""
         self._kernel = kernel
         self._processes = processes
         self._names = dict(names)
-        self._nobody = secrets.token_bytes(32)  # what an unknown name is compared with
+        self._unknown = secrets.token_bytes(32)  # the secret of an unknown name
         self._listener: asyncio.AbstractServer | None = None
-        self._strangers: set[_Connection] = set()
+        self._unauthenticated: set[_Connection] = set()
 
     async def listen(self, path: Path) -> None:
-        """Take connections at `path`; OSError when that cannot be."""
-        self._listener = await serve_unix(path, self.meet, WORKER_FRAME_BYTES_MAX)
+        """Accept connections at `path`; OSError."""
+        self._listener = await serve_unix(path, self.accept, WORKER_FRAME_BYTES_MAX)
 
     async def close(self) -> None:
-        """Take no more connections, and leave those that have not said who they are."""
+        """Accept no more connections, and close those without a `Hello`."""
         if self._listener is not None:
             self._listener.close()
-        for visitor in tuple(self._strangers):
-            visitor.refuse("the kernel stops")
+        for connection in tuple(self._unauthenticated):
+            connection.refuse("the kernel stops")
 
-    def meet(self, link: Link) -> None:
-        """Take a connection, which nobody receives from yet; a memory link, for instance."""
-        visitor = _Connection(self, link)
-        self._strangers.add(visitor)
-        link.receive(visitor.on_frame, visitor.on_closed)
+    def accept(self, link: Link) -> None:
+        """Accept a connection that has no receiver yet, for example a memory link."""
+        connection = _Connection(self, link)
+        self._unauthenticated.add(connection)
+        link.receive(connection.on_frame, connection.on_closed)
 
-    def admit(self, visitor: "_Connection", frame: list[Any]) -> None:
-        """Let in whoever says `Hello` rightly.
+    def admit(self, connection: "_Connection", frame: list[Any]) -> None:
+        """Authenticate a connection by its first frame, and give it its port.
 
         Raises:
-            MessageError: it is no Hello, of another version, or the secret is not that name's.
+            MessageError: no Hello, another version, a wrong secret or process.
         """
         hello = m.decode(frame)
         if not isinstance(hello, m.Hello):
-            raise m.MessageError(f"the first frame is a {type(hello).__name__}")
+            raise m.MessageError(f"the first frame is a {type(hello).__name__}, not a Hello")
         if hello.version != m.PROTOCOL_VERSION:
-            raise m.MessageError(f"it speaks version {hello.version}, not {m.PROTOCOL_VERSION}")
-        known = hmac.compare_digest(self._names.get(hello.name, self._nobody), hello.secret)
+            raise m.MessageError(
+                f"it has protocol version {hello.version}, not {m.PROTOCOL_VERSION}"
+            )
+        known = hmac.compare_digest(self._names.get(hello.name, self._unknown), hello.secret)
         if not known or hello.role != ("gateway" if hello.name == "gateway" else "worker"):
-            raise m.MessageError(f"{hello.role} {hello.name!r} has not the right secret")
-        if self._processes is not None and self._processes.at(hello.name, visitor.link) is None:
-            raise m.MessageError(f"{hello.name!r} is not the process that was started for it")
-        self.leave(visitor)
+            raise m.MessageError(f"{hello.role} {hello.name!r} has the wrong secret")
+        if (
+            self._processes is not None
+            and self._processes.process_at(hello.name, connection.link) is None
+        ):
+            raise m.MessageError(f"{hello.name!r} connects from a process that is not its own")
+        self.forget_connection(connection)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
         if not hello.session:
-            visitor.port = self._welcome(hello, visitor.link)
+            connection.port = self._welcome(hello, connection.link)
         elif hello.received == BEGIN:
-            self._begin(visitor, hello)
+            self._begin(connection, hello)
         else:
-            self._resume(visitor, hello)
+            self._resume(connection, hello)
 
-    def leave(self, visitor: "_Connection") -> None:
-        """A visitor is no stranger any more, or is gone."""
-        self._strangers.discard(visitor)
+    def forget_connection(self, connection: "_Connection") -> None:
+        """Forget a connection that is authenticated or closed."""
+        self._unauthenticated.discard(connection)
 
     def _welcome(self, hello: m.Hello, link: Link) -> Port:
         if hello.role == "gateway":
             return self._kernel.welcome_gateway(link)
         return self._kernel.welcome_worker(hello.name, link)
 
-    def _begin(self, visitor: "_Connection", hello: m.Hello) -> None:
-        visitor.link.send(m.encode(self._kernel.welcome()))
-        session = self._kernel.session(SessionState(hello.session), hello.name)
-        visitor.session, visitor.port = session, self._kernel.enter(session, hello.name)
-        session.connect(visitor.link, 0)
+    def _begin(self, connection: "_Connection", hello: m.Hello) -> None:
+        connection.link.send(m.encode(self._kernel.welcome()))
+        session = self._kernel.make_session(SessionState(hello.session), hello.name)
+        connection.session = session
+        connection.port = self._kernel.attach_session(session, hello.name)
+        session.connect(connection.link, 0)
 
-    def _resume(self, visitor: "_Connection", hello: m.Hello) -> None:
+    def _resume(self, connection: "_Connection", hello: m.Hello) -> None:
         port = self._kernel.port(hello.name)
         session = port.link if port is not None else None
         if (
@@ -129,70 +136,68 @@ class Server:
             or session.id != hello.session
             or not session.can_resume(hello.received)
         ):
-            _log.warning("%s has a session that is not known here", hello.name)
-            visitor.link.send(m.encode(m.Welcome(os.getpid(), {})))
-            visitor.turn_away()
+            _log.warning("%s wants to resume a session that is unknown here", hello.name)
+            connection.link.send(m.encode(m.Welcome(os.getpid(), {})))
+            connection.close()
             return
-        visitor.link.send(m.encode(m.Welcome(os.getpid(), {}, True, session.received)))
-        visitor.session, visitor.port = session, port
-        session.connect(visitor.link, hello.received)
+        connection.link.send(m.encode(m.Welcome(os.getpid(), {}, True, session.received)))
+        connection.session, connection.port = session, port
+        session.connect(connection.link, hello.received)
 
 
 class _Connection:
-    """A connection: a stranger until its Hello is accepted, then a port's."""
+    """A connection: unauthenticated until its Hello is accepted, then a port's."""
 
     def __init__(self, server: Server, link: Link) -> None:
         self._server = server
         self.link = link
         self.port: Port | None = None
-        self.session: SessionLink | None = None  # what carries the port's frames, if anything
+        self.session: SessionLink | None = None  # the port's, if any
         self._refused = False
-        self._patience = asyncio.get_running_loop().call_later(
-            HELLO_SECONDS_MAX, self.refuse, "it says nothing"
+        self._hello_timer = asyncio.get_running_loop().call_later(
+            HELLO_SECONDS_MAX, self.refuse, "it sent no Hello"
         )
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame: the Hello, or one for the port."""
         if self.session is not None:
             try:
-                self.session.take(frame)
+                self.session.handle_frame(frame)
             except LinkError as error:
                 self._cut_off(str(error))
         elif self.port is not None:
             self.port.on_frame(frame)
         elif not self._refused:
-            self._patience.cancel()
+            self._hello_timer.cancel()
             try:
                 self._server.admit(self, frame)
             except m.MessageError as error:
                 self.refuse(str(error))
 
     def on_closed(self) -> None:
-        """The link has ended."""
-        self._patience.cancel()
-        self._server.leave(self)
+        self._hello_timer.cancel()
+        self._server.forget_connection(self)
         error = self.link.error if isinstance(self.link, SocketLink) else None
         if error is not None:
             self._cut_off(str(error))
         elif self.session is not None:
-            self.session.cut(self.link)
+            self.session.connection_ended(self.link)
         elif self.port is not None:
             self.port.on_closed()
 
     def refuse(self, reason: str) -> None:
-        """Close the link of somebody who is not let in."""
+        """Close a link that is not authenticated."""
         _log.warning("refused a connection: %s", reason)
-        self._patience.cancel()
-        self._server.leave(self)
-        self.turn_away()
+        self._hello_timer.cancel()
+        self._server.forget_connection(self)
+        self.close()
 
-    def turn_away(self) -> None:
-        """Close the link; nothing more of it is looked at."""
+    def close(self) -> None:
+        """Close the link and ignore its further frames."""
         self._refused = True
         self.link.close()
 
     def _cut_off(self, reason: str) -> None:
-        """The peer sent what is no frame: its port ends, and its session with it."""
+        """End the port and its session: the peer sent an invalid frame."""
         if self.port is not None:
             self.port.cut_off(reason)
         else:

@@ -1,9 +1,9 @@
-"""The journal: brings the kernel back after a kill -9, in the state that its peers know.
+"""The journal: restores the kernel after a kill -9, in the state that its peers know.
 
-recorder   notes each frame and what no frame determines, before a reply leaves
+recorder   records each frame and each nondeterministic event, before a reply leaves
 log        records that outlive the process, in mapped files
 snapshot   all objects of `snapshot_classes` as bytes
-recovery   snapshot -> replay of the records -> a kernel that goes on
+recovery   snapshot -> replay of the records -> a running kernel
 hooks      the interface between the kernel and recorder or replay
-store      the journal's directory, and whether it may be believed
+store      the journal's directory, and whether the journal may be used
 """

@@ -1,4 +1,4 @@
-"""Who stands between the kernel and its peers while there is a journal: recorder, or replay."""
+"""The interface between the kernel and its journal: implemented by recorder and replay."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,41 +9,45 @@ from symphony_kernel.protocol.sessions import SessionLink, SessionState
 
 
 class JournalHooks(PageObserver, Protocol):
-    """Hears all that happens to the kernel, in order."""
+    """Observer of everything that happens to the kernel, called in order."""
 
-    inside: int  # > 0 while the kernel does what follows from what was heard
+    # > 0 while the kernel acts on a recorded frame or event. What follows from it is not recorded.
+    depth: int
     replaying: bool
 
     def now(self) -> float:
         """Return the time of the turn."""
 
-    def frame(self, peer: bytes, body: bytes | memoryview) -> None:
-        """A peer's frame is about to be taken."""
+    def record_frame(self, peer: bytes, body: bytes | memoryview) -> None:
+        """Record a peer's frame, before it is handled."""
 
-    def happened(self, what: bytes, arguments: bytes) -> None:
-        """Something that no peer said is about to be done."""
+    def record_event(self, what: bytes, arguments: bytes) -> None:
+        """Record an internal event, before it is handled. `arguments` are msgpack."""
 
-    def sent(self, session: "HeldSession", body: bytes, now: bool) -> None:
-        """A frame is for a peer: `session.leave` when it may go, if it shall."""
+    def record_sent(self, session: "HeldSession", body: bytes, now: bool) -> None:
+        """Record a frame for a peer. `session.send_recorded` sends it after the commit."""
 
     def held(self, position: int, instance: int) -> None:
-        """After so many calls of what is executed now, those of an instance's tenant wait."""
+        """Record that after `position` calls of a frame the calls of a tenant must wait.
+
+        `instance` is one of the tenant's.
+        """
 
     def holding(self, position: int) -> int:
-        """Return the instance with which it was so, as far as that is known; 0: with none."""
+        """Return the instance that `held` recorded at `position`; 0: none, or not a replay."""
 
     def done(self, request: int, value: int) -> None:
-        """A pred has ended, or a generation's step: with an errno, or 0, or the token it gave."""
+        """Record the end of a pred or of a generation's step: -errno, 0, or the token."""
 
     def commit(self) -> None:
-        """The turn is over."""
+        """End the turn."""
 
     def abandon(self) -> None:
-        """What has happened since the last commit shall not have happened, nor what comes."""
+        """Discard everything since the last commit, and everything that follows."""
 
 
 class HeldSession(SessionLink):
-    """A session of the peer `name` whose frames leave when a scribe lets them."""
+    """A session of the peer `name` that sends frames only once the journal has them."""
 
     def __init__(
         self, state: SessionState, name: str, hooks: Callable[[], JournalHooks | None]
@@ -54,18 +58,17 @@ class HeldSession(SessionLink):
 
     @property
     def frame(self) -> bytes | memoryview:
-        """The bytes of the frame that is taken now; none where it came over no connection."""
+        """The bytes of the frame that is being handled; empty without a connection."""
         link = self._link
         return link.body if isinstance(link, SocketLink | MemoryLink) else b""
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        """Hand a frame to the scribe."""
         hooks = self._hooks()
         if hooks is None:
             super().send_encoded(body, now)
         elif not self.closed:
-            hooks.sent(self, body, now)
+            hooks.record_sent(self, body, now)
 
-    def leave(self, body: bytes, now: bool = False) -> None:
-        """Send a frame that is written down, and keep it until it is acknowledged."""
+    def send_recorded(self, body: bytes, now: bool = False) -> None:
+        """Send a frame that is in the journal, and keep it until the peer acknowledges it."""
         super().send_encoded(body, now)

@@ -1,17 +1,16 @@
-"""The log: records that outlive the process, in files that are mapped into memory.
+"""The log: records that outlive the process, in memory-mapped files.
 
-What a process has written into a shared mapping of a file is in the system's page cache, and stays
-there when the process is killed at any instant: so no write waits for a disk, and none makes a
-system call. (It does not outlive the machine; nothing that the log is for does.)
+Bytes in a shared mapping of a file are in the system's page cache. They stay there when the process
+is killed at any instant, so no write waits for a disk and none makes a system call. The log does
+not outlive the machine; neither does anything that it serves.
 
-    a segment   [header][payload][header][payload] .. [0, or what the segment held before]
+    a segment   [header][payload][header][payload] .. [0, or old records]
     a header    sequence number, payload's length, CRC-32 of all three
 
-The payload is written first and the header last, so that a record that was being written is none.
+The payload is written first and the header last, so that readers ignore an unfinished record.
 Segments have a fixed size, allocated before they are mapped: a full disk is an OSError when a
-segment is made, and never a fault on access. One that is not needed any more is used again, for its
-pages are there already: writing to new ones costs ten times as much. What it held has lower
-sequence numbers, and is not read again.
+segment is made, and never a fault on access. Segments are reused, because writing to fresh pages
+costs ten times as much. Old records in them have lower sequence numbers and are not read again.
 """
 
 import mmap
@@ -23,7 +22,7 @@ from typing import Final
 from zlib import crc32
 
 SEGMENT_BYTES: Final = 8 << 20
-SPARES_MAX: Final = 2  # segments that are kept for later
+SPARES_MAX: Final = 2  # segments that are kept for reuse
 
 _HEADER = struct.Struct("<QII")
 _SUFFIX: Final = ".log"
@@ -33,7 +32,7 @@ class Log:
     """Appends records to segments in `folder`, numbered from `sequence` on.
 
     Raises:
-        OSError: there is no room for the first segment.
+        OSError: the disk has no space for the first segment.
     """
 
     def __init__(self, folder: Path, sequence: int, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -41,29 +40,29 @@ class Log:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._sequence = sequence  # of the next record
-        self._segments: list[_Segment] = []  # in order, the last one is written to
+        self._segments: list[_Segment] = []  # in order; the last one is written to
         self._spares: list[_Segment] = []
-        self._at = 0
-        self._bytes = 0
-        self._begin(0)
+        self._at = 0  # in the last segment
+        self._bytes = 0  # used, of all others
+        self._start_segment(0)
 
     @property
     def sequence(self) -> int:
-        """The number that the next record will have."""
+        """The number of the next record."""
         return self._sequence
 
     @property
     def size(self) -> int:
-        """Bytes of the records that are kept."""
+        """Bytes of all records in the log."""
         return self._bytes + self._at
 
     def append(self, payload: bytes) -> None:
-        """Write one record; OSError when there is no room, and nothing has been written."""
+        """Write one record. OSError: no disk space, and nothing is written."""
         length = len(payload)
         end = self._at + _HEADER.size + length
         segment = self._segments[-1]
         if end > segment.size:
-            self._begin(_HEADER.size + length)
+            self._start_segment(_HEADER.size + length)
             segment, end = self._segments[-1], _HEADER.size + length
         sequence = self._sequence
         memory = segment.memory
@@ -74,12 +73,12 @@ class Log:
         self._sequence = sequence + 1
 
     def rotate(self) -> int:
-        """Go on in a new segment; return the number of the first record that it will have."""
-        self._begin(0)
+        """Start a new segment, and return the number of its first record."""
+        self._start_segment(0)
         return self._sequence
 
-    def forget(self, sequence: int) -> None:
-        """Let go of the segments that have only records before number `sequence`."""
+    def drop_before(self, sequence: int) -> None:
+        """Drop the segments that have only records before number `sequence`."""
         while len(self._segments) > 1 and self._segments[1].first <= sequence:
             old = self._segments.pop(0)
             self._bytes -= old.used
@@ -89,13 +88,13 @@ class Log:
                 old.remove()
 
     def close(self) -> None:
-        """Let go of the mappings; the files stay."""
+        """Unmap all segments. The files stay."""
         for segment in (*self._segments, *self._spares):
             segment.memory.close()
         self._segments.clear()
         self._spares.clear()
 
-    def _begin(self, room: int) -> None:
+    def _start_segment(self, room: int) -> None:
         path = self._folder / f"{self._sequence:016x}{_SUFFIX}"
         last = self._segments[-1] if self._segments else None
         if last is not None and last.first == self._sequence:  # it is empty
@@ -115,11 +114,11 @@ class Log:
 
 
 class _Segment:
-    """One mapped file, and the number of its first record."""
+    """One mapped file. `first` is the number of its first record."""
 
     def __init__(self, path: Path, first: int, size: int) -> None:
         self.path, self.first, self.size = path, first, size
-        self.used = 0  # bytes, once it is not written to any more
+        self.used = 0  # bytes, once it is full
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -132,18 +131,17 @@ class _Segment:
             os.close(descriptor)
 
     def reuse(self, path: Path, first: int) -> None:
-        """Become the segment of the records from `first` on."""
+        """Rename the file for the records from `first` on."""
         self.path.rename(path)
         self.path, self.first, self.used = path, first, 0
 
     def remove(self) -> None:
-        """Delete the file."""
         self.memory.close()
         self.path.unlink(missing_ok=True)
 
 
 def read(folder: Path, sequence: int) -> Iterator[bytes]:
-    """Yield the payloads of the records from number `sequence` on, as far as they are whole."""
+    """Yield payloads from record `sequence` on, up to the first that is missing or damaged."""
     starts = sorted((int(path.stem, 16), path) for path in folder.glob(f"*{_SUFFIX}"))
     for index, (first, path) in enumerate(starts):
         following = starts[index + 1][0] if index + 1 < len(starts) else None

@@ -1,10 +1,10 @@
-"""The keeper: brings the kernel back from its journal, and sees to it that there is one.
+"""Recovery: restores the kernel from its journal, and starts a new journal.
 
-    found    image -> replay of the records -> the device is empty, works are queued again
-    then     a new image -> records, one a turn -> images now and then, so that the log stays short
+    found    snapshot -> replay of the records -> empty device, requests queued again
+    then     a new snapshot -> one record a turn -> a snapshot now and then to keep the log short
 
-Afterwards everything that a peer can ask about is as it was, and only pages have no content yet. A
-pred that was being computed is computed again: nobody had heard of it.
+Afterwards everything that a peer can ask about is as it was. Only pages have no content yet. A pred
+that was running is computed again: no peer has seen its result.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from symphony_kernel.processes.table import ProcessTable, RequestQueue
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.syscalls.pending import CallContext, Pred
 
-LOG_BYTES = 8 << 20  # of records, after which there is a new image: two seconds to replay
-LOG_BYTES_MAX = 256 << 20  # even when the last image has only just been made
-_STALL_SHARE = 0.02  # of the time may go into images
+LOG_BYTES = 8 << 20  # of records, until the next snapshot: two seconds to replay
+LOG_BYTES_MAX = 256 << 20  # until a snapshot that does not wait for `_STALL_SHARE`
+_STALL_SHARE = 0.02  # of the time that snapshots may take
 
 _log = logging.getLogger(__name__)
 
@@ -38,40 +38,40 @@ class NoRoomError(Exception):
 
 
 @dataclass(slots=True)
-class Remembered:
-    """What of the kernel itself outlives it: [name, session, received, sent, kept] of each peer."""
+class KernelState:
+    """The snapshot's part of the kernel itself."""
 
-    peers: list[list[Any]] = field(default_factory=list)
+    peers: list[list[Any]] = field(default_factory=list)  # [name, session, received, sent, kept]
     checks: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class JournalStatistics:
-    """What has been written since the start; times in milliseconds."""
+    """Counters since the start; times in milliseconds. Their names reach the metrics."""
 
     records: int = 0
     images: int = 0
-    image_bytes: int = 0  # the last one's
-    image_ms: float = 0.0  # that the kernel stood still for the last one
+    image_bytes: int = 0  # of the last snapshot
+    image_ms: float = 0.0  # for which the last snapshot stopped the kernel
     image_ms_max: float = 0.0
     recovered_records: int = 0
     recovery_ms: float = 0.0
 
 
 class JournaledKernel(ReplayedKernel, Protocol):
-    """What the keeper needs of a kernel."""
+    """The part of the kernel that recovery needs."""
 
-    def listen_with(self, hooks: JournalHooks | None) -> None:
-        """Let a scribe hear all that happens, or nobody."""
+    def set_hooks(self, hooks: JournalHooks | None) -> None:
+        """Let recorder or replay observe the kernel; None: neither."""
 
-    def remember(self) -> Remembered:
-        """Return what outlives it."""
+    def capture_state(self) -> KernelState:
+        """Return the kernel's own part of a snapshot."""
 
-    def recall(self, remembered: Remembered) -> None:
-        """Be as that says."""
+    def restore_state(self, state: KernelState) -> None:
+        """Restore what `capture_state` returned."""
 
     def resume(self) -> None:
-        """Go on with what a replay has left under way; peers without a session are gone."""
+        """Resume after a replay."""
 
     def flush(self) -> None:
         """Commit the turn."""
@@ -79,7 +79,10 @@ class JournaledKernel(ReplayedKernel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JournaledParts:
-    """What of a kernel is kept. `others` are roots beside these, by name; `code` is referred to."""
+    """The parts that a snapshot contains.
+
+    `others` are further roots by name. `code` are objects that snapshots refer to by name.
+    """
 
     kvfs: KVFS
     processes: ProcessTable
@@ -92,7 +95,7 @@ class JournaledParts:
 
 
 class JournalRecovery:
-    """One kernel's journal. `run` does in a thread what blocks; None: at once."""
+    """One kernel's journal. With `threads` snapshots are written in a thread."""
 
     def __init__(
         self,
@@ -105,18 +108,18 @@ class JournalRecovery:
         self._kernel, self._parts, self._store = kernel, parts, store
         self._log_bytes = log_bytes
         self._threads = threads
-        self._remembered = Remembered()
-        self._imager = self._make_imager()
+        self._kernel_state = KernelState()
+        self._snapshotter = self._make_snapshotter()
         self._log: Log | None = None
         self._recorder: Recorder | None = None
-        self._writing = False
-        self._imaged = 0.0  # when the last image was made
+        self._writing = False  # a snapshot
+        self._snapshot_time = 0.0  # of the last one
         self._counts = JournalStatistics()
 
-    def _make_imager(self) -> Snapshotter:
+    def _make_snapshotter(self) -> Snapshotter:
         kvfs = self._parts.kvfs
         roots = {
-            "remembered": self._remembered,
+            "remembered": self._kernel_state,  # a name in the file format
             "kvfs": kvfs,
             **kvfs.snapshot_roots(),
             "processes": self._parts.processes,
@@ -124,50 +127,50 @@ class JournalRecovery:
             **self._parts.others,
         }
         code = {**CONSTANTS, "limits": kvfs.limits, **self._parts.code}
-        return Snapshotter((*SINGLE, *MANY, SnapshotClass(Remembered)), roots, code)
+        return Snapshotter((*SINGLE, *MANY, SnapshotClass(KernelState)), roots, code)
 
-    # -- Coming back -----------------------------------------------------------------------------
+    # -- Recovery --------------------------------------------------------------------------------
     def start(self, found: Found | None) -> None:
-        """Be what was found, if anything was, and write down everything from now on.
+        """Restore what was found, if anything, and record everything from now on.
 
         Raises:
-            NoRoomError: the kernel can go on without a journal, and nothing is left of one.
-            Exception: whatever a bad journal leads to; the kernel cannot be used.
+            NoRoomError: the kernel can run without a journal, and none is left on disk.
+            Exception: the journal is bad in any way; the kernel cannot be used.
         """
         sequence = 1
         if found is not None:
             sequence = self._recover(found)
-        image = self.image()
+        snapshot = self.take_snapshot()
         try:
-            self._log = self._store.begin(sequence, image)
+            self._log = self._store.begin(sequence, snapshot)
             if found is not None:
                 self._store.recovered(sequence)
         except OSError as error:
             self._store.remove()
             raise NoRoomError(str(error)) from error
-        self._recorder = Recorder(self._parts.now, self._log, self._lost, self._is_full)
-        self._kernel.listen_with(self._recorder)
+        self._recorder = Recorder(self._parts.now, self._log, self._give_up, self._check_size)
+        self._kernel.set_hooks(self._recorder)
 
     def _recover(self, found: Found) -> int:
         began = time.monotonic()
         replay = Replay(self._kernel, self._parts.kvfs)
         records = self.replay(found, replay)
-        self._go_on(replay)
+        self._requeue(replay)
         counts = self._counts
         counts.recovered_records, counts.recovery_ms = records, 1000 * (time.monotonic() - began)
         instances = self._parts.processes.statistics().instances
         _log.warning(
-            "came back with %d instances from %d records in %.0f ms",
+            "recovered %d instances from %d records in %.0f ms",
             instances, records, counts.recovery_ms,
         )  # fmt: skip
         return found.sequence + records
 
     def replay(self, found: Found, replay: Replay) -> int:
-        """Be what there was after the last record; return how many there were."""
-        self._imager.read(found.image)
-        self._kernel.recall(self._remembered)
+        """Restore the state after the last record; return the number of records."""
+        self._snapshotter.read(found.snapshot)
+        self._kernel.restore_state(self._kernel_state)
         self._parts.kvfs.detach_device()
-        self._kernel.listen_with(replay)
+        self._kernel.set_hooks(replay)
         self._use(replay)
         replay.resume(self._submitted())
         records = 0
@@ -176,12 +179,12 @@ class JournalRecovery:
             records += 1
         return records
 
-    def _go_on(self, replay: Replay) -> None:
-        """Begin with an empty device, and queue again what it computed."""
+    def _requeue(self, replay: Replay) -> None:
+        """Start with an empty device, and queue all unfinished requests again."""
         parts = self._parts
         requests = replay.requests()
-        self._kernel.flush()  # the last record's answers: what was sent of them is in the record
-        self._kernel.listen_with(None)
+        self._kernel.flush()  # the last record's replies; it contains those that were sent
+        self._kernel.set_hooks(None)
         parts.kvfs.reset_device(parts.frames)
         self._use(parts.scheduler)
         for root in parts.processes.traced():
@@ -195,7 +198,7 @@ class JournalRecovery:
         self._parts.turns.scheduler = scheduler
 
     def _submitted(self) -> list[Any]:
-        """Return the works that the scheduler had, in the order in which they were made."""
+        """Return the scheduler's requests, in the order in which they were made."""
         requests = [
             operation.submitted
             for operation in self._parts.processes.operations()
@@ -203,88 +206,84 @@ class JournalRecovery:
         ]
         return sorted(filter(None, requests), key=lambda request: request.number)
 
-    # -- Images ----------------------------------------------------------------------------------
-    def image(self) -> bytes:
-        """Return all that is kept, as it is now: after a commit."""
-        remembered = self._kernel.remember()
-        self._remembered.peers, self._remembered.checks = remembered.peers, remembered.checks
-        image = self._imager.write()
-        self._remembered.peers = []
-        return image
+    # -- Snapshots -------------------------------------------------------------------------------
+    def take_snapshot(self) -> bytes:
+        """Return a snapshot of the current state. Call it after a commit."""
+        state = self._kernel.capture_state()
+        self._kernel_state.peers, self._kernel_state.checks = state.peers, state.checks
+        snapshot = self._snapshotter.write()
+        self._kernel_state.peers = []
+        return snapshot
 
-    def _is_full(self) -> None:
-        """The turn's record has been written: is it time for an image?"""
+    def _check_size(self) -> None:
+        """Schedule a snapshot when the log is long."""
         assert self._log is not None
         if self._writing or self._log.size < self._log_bytes:
             return
         stall = self._counts.image_ms / 1000
-        early = self._parts.now() - self._imaged < stall / _STALL_SHARE
+        early = self._parts.now() - self._snapshot_time < stall / _STALL_SHARE
         if not early or self._log.size > LOG_BYTES_MAX:
             self._writing = True
-            asyncio.get_running_loop().call_soon(self.snapshot)
+            asyncio.get_running_loop().call_soon(self.write_snapshot)
 
-    def snapshot(self) -> None:
-        """Make an image, and forget the records before it once it is written."""
+    def write_snapshot(self) -> None:
+        """Write a snapshot, then drop the records before it."""
         self._kernel.flush()
         if self._recorder is None:
-            return  # there is no journal any more
+            return  # the journal has been given up
         assert self._log is not None
         self._writing = True
         began = time.monotonic()
         sequence = self._log.sequence
         try:
-            image = self.image()
-        except KernelBug as error:  # something in it was not declared: runs need not end for that
-            self._lost(error)
+            snapshot = self.take_snapshot()
+        except KernelBug as error:  # a class was not declared: runs need not end for that
+            self._give_up(error)
             return
         counts = self._counts
         counts.image_ms = 1000 * (time.monotonic() - began)
         counts.image_ms_max = max(counts.image_ms_max, counts.image_ms)
         counts.images += 1
-        counts.image_bytes = len(image)
-        self._imaged = self._parts.now()
+        counts.image_bytes = len(snapshot)
+        self._snapshot_time = self._parts.now()
         try:
             self._log.rotate()
             if not self._threads:
-                self._store.write_image(sequence, image)
+                self._store.write_snapshot(sequence, snapshot)
         except OSError as error:
-            self._lost(error)
+            self._give_up(error)
             return
         if not self._threads:
-            self._written(sequence)
+            self._snapshot_written(sequence)
             return
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(None, self._store.write_image, sequence, image)
-        writing.add_done_callback(lambda done: self._ended(done, sequence))
+        writing = loop.run_in_executor(None, self._store.write_snapshot, sequence, snapshot)
+        writing.add_done_callback(lambda done: self._snapshot_ended(done, sequence))
 
-    def _ended(self, writing: "asyncio.Future[None]", sequence: int) -> None:
+    def _snapshot_ended(self, writing: "asyncio.Future[None]", sequence: int) -> None:
         error = None if writing.cancelled() else writing.exception()
         if isinstance(error, OSError):
-            self._lost(error)
+            self._give_up(error)
         elif error is not None:
             raise error
         elif not writing.cancelled():
-            self._written(sequence)
+            self._snapshot_written(sequence)
 
-    def _written(self, sequence: int) -> None:
+    def _snapshot_written(self, sequence: int) -> None:
         self._writing = False
         if self._recorder is not None and self._log is not None:
-            self._log.forget(sequence)
+            self._log.drop_before(sequence)
 
-    # -- Without ---------------------------------------------------------------------------------
-    def _lost(self, error: Exception) -> None:
-        """Something cannot be written: a journal that lacks it is worth nothing."""
+    def _give_up(self, error: Exception) -> None:
+        """Remove the journal: a journal with a gap is useless."""
         if self._recorder is None:
             return
-        _log.error(
-            "THE JOURNAL IS GIVEN UP: %s; a kernel that dies now takes all runs along", error
-        )
+        _log.error("THE JOURNAL IS GIVEN UP: %s; if the kernel dies now, all runs are lost", error)
         self._recorder = None
-        self._kernel.listen_with(None)
+        self._kernel.set_hooks(None)
         self._store.remove()
 
     def statistics(self) -> dict[str, Any]:
-        """Return what has been written."""
         self._counts.records = self._recorder.records if self._recorder else self._counts.records
         counts = asdict(self._counts)
         return {

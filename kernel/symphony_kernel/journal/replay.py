@@ -1,9 +1,9 @@
-"""Replay: does again what a record says, with what happened then in the place of what might now.
+"""Replay: executes records again, with the recorded outcome of each nondeterministic event.
 
-It stands where the recorder and the scheduler stand while a kernel runs. The kernel is given the
-same frames and executes them as it did; preds end when the record says that they ended, and with
-that; allocations end as they ended. Nothing is computed and nothing is sent. So afterwards files,
-handles, quotas and waiting calls are what they were when the record was written, to the page.
+It takes the places of the recorder and the scheduler. The kernel handles the same frames as before.
+Preds end when and as the record says, and so do allocations. Nothing is computed and nothing is
+sent. Afterwards files, handles, quotas and waiting calls are as they were when the record was
+written, to the page.
 """
 
 from collections import deque
@@ -26,27 +26,27 @@ class ReplayedKernel(Protocol):
     """The part of the kernel that a replay drives."""
 
     def replay_frame(self, peer: str, body: bytes) -> None:
-        """Take a peer's frame."""
+        """Handle a peer's frame."""
 
     def replay_sent(self, peer: str, body: bytes) -> None:
-        """A frame was sent: a peer that has not acknowledged it will be sent it again."""
+        """Keep a frame that was sent, for a peer that has not acknowledged it."""
 
-    def happen(self, what: str, arguments: list[object]) -> None:
-        """Do what no peer said."""
+    def handle_event(self, what: str, arguments: list[object]) -> None:
+        """Handle an internal event."""
 
 
 class _Event(NamedTuple):
     kind: int
-    inside: bool
+    inside: bool  # it happened while the kernel handled a frame or an event
     numbers: list[int]
 
 
 class ReplayError(Exception):
-    """The records do not fit the state that they begin from."""
+    """The records do not fit the state."""
 
 
 class Replay:
-    """Applies records, one after the other. It is the kernel's witness and work queue meanwhile."""
+    """Applies records. Meanwhile it is the kernel's observer and request queue."""
 
     def __init__(self, kernel: ReplayedKernel, kvfs: KVFS) -> None:
         self._kernel = kernel
@@ -54,27 +54,27 @@ class Replay:
         self._time = 0.0
         self._allocations = 0  # for calls, in this record
         self._events: deque[_Event] = deque()
-        self._holds: deque[list[int]] = deque()  # of them where calls began to wait
-        self._requests: dict[int, Request] = {}  # by number: submitted, and not done
-        self._files: dict[int, KVFile] = {}  # by number, of these works and of others that were met
-        self._applying = False  # an event, so that nothing is heard of it again
-        self.inside = 0
+        self._holds: deque[list[int]] = deque()  # HELD events: position, instance
+        self._requests: dict[int, Request] = {}  # submitted and not done, by number
+        self._files: dict[int, KVFile] = {}  # by number: of these requests, and others met so far
+        self._applying = False  # an event: what its file then reports is ignored
+        self.depth = 0
         self.replaying = True
 
     def requests(self) -> list[Request]:
-        """Return what was submitted and is not done, in order."""
+        """Return the requests that are not done, in order of submission."""
         return list(self._requests.values())
 
     def resume(self, requests: list[Request]) -> None:
-        """Begin with works that were submitted before the first record."""
+        """Submit the requests that the snapshot holds, before the first record."""
         for request in requests:
             self.submit(request)
 
     def apply(self, record: bytes) -> None:
-        """Do what a record says.
+        """Execute one record.
 
         Raises:
-            ReplayError: it cannot have happened.
+            ReplayError: the record does not fit the state.
         """
         (self._time,) = r.TIME.unpack_from(record)
         self._allocations = 0
@@ -90,7 +90,7 @@ class Replay:
                 self._run_events()
 
     def _gather(self, entries: list[tuple[int, str, bytes]], start: int) -> None:
-        """Take the events up to the next frame: they may have happened while one was executed."""
+        """Queue the events up to the next frame: they may have happened within the current one."""
         for kind, _, body in entries[start:]:
             if kind == r.EVENTS:
                 for event in _parse(np.frombuffer(body, np.int64).tolist()):
@@ -105,21 +105,21 @@ class Replay:
         if kind == r.FRAME:
             self._kernel.replay_frame(name, body)
         elif kind == r.HAPPENED:
-            self._kernel.happen(name, msgpack.unpackb(body))
+            self._kernel.handle_event(name, msgpack.unpackb(body))
         else:
-            raise ReplayError(f"an entry of kind {kind}")
+            raise ReplayError(f"the record has an entry of unknown kind {kind}")
 
     # -- Events ----------------------------------------------------------------------------------
     def _run_events(self) -> None:
         while self._events:
             self._run()
         if self._holds:
-            raise ReplayError(f"calls did not wait that waited: {self._holds}")
+            raise ReplayError(f"recorded holds of calls did not happen: {self._holds}")
 
     def _run_inside(self, kind: int, *files: KVFile) -> None:
-        """Do what the scheduler did with these files within what the kernel does now.
+        """Run the next inside event, if it is of this kind and of one of these files.
 
-        What the prefix cache gave up for it comes before it.
+        Evictions of the prefix cache that made room for it run before it.
         """
         events, numbers = self._events, {file.number for file in files}
         while events and events[0].inside:
@@ -154,8 +154,8 @@ class Replay:
             file = self._files[number] = self._kvfs.file(number)
         return file
 
-    def _heard(self, kind: int, file: int) -> None:
-        """A call has reserved or unreserved by itself: that is the next event, if there is one."""
+    def _skip_event(self, kind: int, file: int) -> None:
+        """Skip the next event if a call has just done the same to the file by itself."""
         events = self._events
         if self._applying or not events or not events[0].inside:
             return
@@ -165,8 +165,8 @@ class Replay:
     def _done(self, number: int, value: int) -> None:
         request = self._requests.get(number)
         if request is None:
-            raise ReplayError(f"pred {number} has ended already, or was never made")
-        self._forget(request)
+            raise ReplayError(f"request {number} has ended already, or was never submitted")
+        self._remove(request)
         if value < 0:
             request.done(value)
             return
@@ -174,9 +174,8 @@ class Replay:
             request.commit()
         request.done(value.to_bytes(4, "little"))
 
-    # -- As the work queue -------------------------------------------------------------------------
+    # -- As the request queue --------------------------------------------------------------------
     def submit(self, request: Request) -> None:
-        """Note a pred."""
         assert isinstance(request.file, KVFile)
         request.finished = False
         self._requests[request.number] = request
@@ -184,43 +183,41 @@ class Replay:
         self._run_inside(r.RESERVED, request.file)
 
     def cancel(self, request: Request) -> None:
-        """End a pred as it was ended."""
         if not request.finished:
             assert isinstance(request.file, KVFile)
-            self._forget(request)
+            self._remove(request)
             self._run_inside(r.UNRESERVED, request.file)
             request.done(-Errno.ECANCELED)
 
     def drop_requests(self, root: int, instance: int | None = None) -> None:
-        """Drop the works of an instance or of a LIP."""
+        """Drop the requests of an instance, or of a whole run."""
         gone = [
             request
             for request in self._requests.values()
             if request.root == root and instance in (None, request.instance)
         ]
         for request in gone:
-            self._forget(request)
+            self._remove(request)
         self._run_inside(r.UNRESERVED, *(f for w in gone if isinstance(f := w.file, KVFile)))
 
     def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Nobody waits now: fairness begins anew."""
+        """Do nothing: no request waits now, and fair shares start anew."""
 
     def trace_run(self, root: int) -> None:
-        """Nothing is traced now; the kernel asks again."""
+        """Do nothing: recovery asks for traces again."""
 
-    def _forget(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         assert isinstance(request.file, KVFile)
         request.finished = True
         del self._requests[request.number]
         del self._files[request.file.number]
 
-    # -- As the witness ----------------------------------------------------------------------------
+    # -- As the observer -------------------------------------------------------------------------
     def now(self) -> float:
-        """Return the time of the record."""
         return self._time
 
     def allocating(self, step: bool) -> bool:
-        """Let the allocation end as it did; SyscallError when it found no room."""
+        """Let the allocation end as recorded. SyscallError: it found no room."""
         if step:
             return True
         self._allocations += 1
@@ -234,53 +231,50 @@ class Replay:
             self._run()
         return True
 
-    def commit(self) -> None:
-        """Nothing: it is written down already."""
-
-    def abandon(self) -> None:
-        """Nothing: the kernel has gone wrong, and `apply` finds out."""
-
-    def frame(self, peer: bytes, body: bytes | memoryview) -> None:
-        """It is a frame of the record."""
-
-    def happened(self, what: bytes, arguments: bytes) -> None:
-        """It is in the record."""
-
-    def sent(self, session: HeldSession, body: bytes, now: bool) -> None:
-        """What was sent then is in the record."""
-
-    def done(self, request: int, value: int) -> None:
-        """It is in the record, as all that follows."""
-
-    def held(self, position: int, instance: int) -> None:
-        """It is in the record."""
-
     def holding(self, position: int) -> int:
-        """Return with which instance calls began to wait after so many; 0: with none."""
         if not self._holds or self._holds[0][0] != position:
             return 0
         return self._holds.popleft()[1]
 
-    def refused(self, errno: Errno) -> None:
-        """It is in the record."""
-
-    def evicted(self, pages: Int32) -> None:
-        """It is in the record."""
-
     def reserved(self, file: int, n: int) -> None:  # noqa: ARG002
-        """It is in the record."""
-        self._heard(r.RESERVED, file)
+        self._skip_event(r.RESERVED, file)
 
     def unreserved(self, file: int) -> None:
-        """It is in the record."""
-        self._heard(r.UNRESERVED, file)
+        self._skip_event(r.UNRESERVED, file)
+
+    # The records have all that these would record.
+    def commit(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def record_frame(self, peer: bytes, body: bytes | memoryview) -> None:
+        pass
+
+    def record_event(self, what: bytes, arguments: bytes) -> None:
+        pass
+
+    def record_sent(self, session: HeldSession, body: bytes, now: bool) -> None:
+        pass
+
+    def done(self, request: int, value: int) -> None:
+        pass
+
+    def held(self, position: int, instance: int) -> None:
+        pass
+
+    def refused(self, errno: Errno) -> None:
+        pass
+
+    def evicted(self, pages: Int32) -> None:
+        pass
 
     def lost(self, pages: Int32) -> None:
-        """It is in the record."""
+        pass
 
 
 def _parse(numbers: list[int]) -> Iterator[_Event]:
-    """Yield the events that an entry has."""
     at = 0
     while at < len(numbers):
         kind, inside = numbers[at] & ~r.INSIDE, bool(numbers[at] & r.INSIDE)
@@ -303,4 +297,4 @@ def _entries(record: bytes) -> Iterator[tuple[int, str, bytes]]:
         yield kind, name, record[at : at + size]
         at += size
     if at != len(record):
-        raise KernelBug("a record has half an entry")
+        raise KernelBug("a record ends within an entry")

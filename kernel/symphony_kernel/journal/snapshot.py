@@ -1,15 +1,15 @@
-"""An image: what a graph of objects holds, as bytes, and the same graph in another process.
+"""Snapshots: a graph of objects as bytes, and the same graph in another process.
 
-What may stand in it is declared, class by class (`SnapshotClass`); anything else is a KernelBug when the
-image is made, so that nothing is left out by oversight: a field that a class gains is in the next
-image, or a test fails. The graph has *roots*, which are there in both processes and are filled in,
-and *externals* (a clock, the constants of a module), which are there and left alone. Identity is
-kept for objects of the declared classes; lists, dicts and arrays belong to whoever holds them.
+All classes in it are declared (`SnapshotClass`). Any other object is a KernelBug when the snapshot
+is written, so that nothing is left out by mistake: a new field of a class is in the next snapshot,
+or a test fails. The graph has *roots*, which exist in both processes and are filled in. It has
+*externals* (a clock, a module's constants), which exist in both and are not changed. The identity
+of declared objects is preserved; a list, dict or array belongs to the one object that holds it.
 
-Code has no place in it but by name: a method of a declared object, or a partial of one.
+Code is in it only by name: a method of a declared object, or a partial of one.
 
-Objects are written one after the other and refer to each other by number, so that a chain of
-thousands needs no deep stack, and circles need no care.
+Objects are written one after the other and refer to each other by number. So a chain of thousands
+needs no deep stack, and cycles need no special case.
 """
 
 import gc
@@ -30,26 +30,26 @@ from symphony_kernel.protocol.errno import KernelBug
 
 VERSION: Final = 3
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
-_TRIM_MIN: Final = 4096  # elements: of larger arrays an even end is not written
+_TRIM_MIN: Final = 4096  # elements; a larger array is written without its constant end
 
 (_OBJECT, _ROOT, _EXTERNAL, _LIST, _TUPLE, _DICT, _SET, _ARRAY, _ENUM, _NAMED, _METHOD, _PARTIAL,
  _UNSET, _OTHER) = range(14)  # fmt: skip
 
 
 class SnapshotError(Exception):
-    """These bytes are no image of such objects: another version's, or damaged."""
+    """The bytes are no snapshot of these classes: of another version, or damaged."""
 
 
 @dataclass(frozen=True)
 class SnapshotClass:
-    """One class: all fields are kept but those of `made`, which are made anew where it is read."""
+    """One class. All its fields are written but those of `made`, which the reader makes anew."""
 
     cls: type
     made: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
 class Snapshotter:
-    """Writes and reads images of objects of these classes, below `roots`."""
+    """Writes and reads snapshots of objects of these classes, below `roots`."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Snapshotter:
         self._externals = dict(externals)
 
     def write(self) -> bytes:
-        """Return an image of the roots.
+        """Return a snapshot of the roots.
 
         Raises:
-            KernelBug: something in it was not declared.
+            KernelBug: an object's class is not declared.
         """
         collecting = gc.isenabled()
-        gc.disable()  # it would look at all that is made here, and find nothing
+        gc.disable()  # it would scan everything that is made here, and find nothing
         try:
             return _Writer(self._kept, self._roots, self._externals).write()
         finally:
@@ -80,12 +80,12 @@ class Snapshotter:
         """Fill in the roots.
 
         Raises:
-            ImageError: in words; the roots are then in no state to be used.
+            SnapshotError: it cannot be read; the roots must not be used.
         """
         try:
             _Reader(self._names, self._roots, self._externals).read(data)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:
-            raise SnapshotError(f"it cannot be read: {type(e).__name__}: {e}") from e
+            raise SnapshotError(f"the snapshot cannot be read: {type(e).__name__}: {e}") from e
 
 
 def _name(cls: type) -> str:
@@ -93,7 +93,7 @@ def _name(cls: type) -> str:
 
 
 def _slots(cls: type) -> list[str]:
-    """Return the names of all slots of a class; of one that mypyc compiled, of its attributes."""
+    """Return the names of a class's slots, or of its attributes if mypyc compiled it."""
     attributes = getattr(cls, "__mypyc_attrs__", None)
     if attributes is not None:
         return sorted(set(attributes) - {"__dict__"})  # as a generic class has
@@ -101,21 +101,20 @@ def _slots(cls: type) -> list[str]:
 
 
 class _Shape:
-    """The fields of one class in this image."""
+    """The fields of one class in this snapshot."""
 
     def __init__(self, number: int, kept: SnapshotClass, example: object) -> None:
         self.number = number
         names = _slots(kept.cls) or sorted(vars(example))
         self.fields = [name for name in names if name not in kept.made]
         self._in_slots = not hasattr(example, "__dict__")
-        # It gives a tuple of several and one as it is, whatever its type says.
+        # With several names it returns a tuple, with one name the bare value.
         self._get: Callable[[object], Any] | None = (
             attrgetter(*self.fields) if self.fields else None
         )
         self._one = len(self.fields) == 1
 
     def values(self, thing: object) -> Sequence[Any]:
-        """Return the values of the fields, in order."""
         if self._get is None:
             return ()
         try:
@@ -125,7 +124,7 @@ class _Shape:
 
 
 class _Missing:
-    """Stands for a field that has not been set yet."""
+    """The type of the marker for a field that is not set."""
 
 
 _MISSING: Final = _Missing()
@@ -146,12 +145,12 @@ class _Writer:
         self._objects = {cls for cls in kept if not issubclass(cls, tuple | Enum)} - self._named
         self._shapes: dict[type, _Shape] = {}
         self._numbers: dict[int, int] = {}  # id -> number
-        self._found: list[object] = []  # by number; held, so that no id is used again
+        self._found: list[object] = []  # by number; references, so that no id is reused
 
     def write(self) -> bytes:
         roots = {name: self._fields(thing) for name, thing in self._roots.items()}
         objects: list[Any] = []
-        while len(objects) < len(self._found):  # writing one may find others
+        while len(objects) < len(self._found):  # writing one object may find others
             objects.append(self._fields(self._found[len(objects)]))
         classes = [[_name(cls), shape.fields] for cls, shape in self._shapes.items()]
         packed: bytes = msgpack.packb([VERSION, classes, roots, objects], use_bin_type=True)
@@ -169,7 +168,7 @@ class _Writer:
     def _declared(self, thing: object) -> SnapshotClass:
         kept = self._kept.get(type(thing))
         if kept is None:
-            raise KernelBug(f"a {_name(type(thing))} was not declared to be kept: {thing!r}")
+            raise KernelBug(f"{_name(type(thing))} is not in snapshot_classes: {thing!r}")
         return kept
 
     def _value(self, value: Any) -> Any:
@@ -217,7 +216,7 @@ class _Writer:
         return self._declared_value(cls, value)
 
     def _knows(self, thing: object) -> bool:
-        """Whether a bound method of a compiled class may be this thing's: `len` has a self, too."""
+        # A builtin like `len` has a `__self__` too: a method of a compiled class has a known one.
         return type(thing) in self._kept or type(thing) in self._named
 
     def _declared_value(self, cls: type, value: Any) -> Any:
@@ -232,7 +231,7 @@ class _Writer:
 
 
 def _array(array: Any) -> list[Any]:
-    """Return an array's shape and bytes; a large one's without the end that is all the same."""
+    """Return an array's shape and bytes. Of a large one the constant end is one element."""
     flat = np.ascontiguousarray(array).reshape(-1)
     tail = b""
     if flat.size > _TRIM_MIN:
@@ -254,9 +253,9 @@ def _read_array(dtype: str, shape: list[int], head: bytes, tail: bytes) -> Any:
 
 
 def _write_over(there: Any, given: Any, name: str) -> None:
-    """Fill in a root's array where it is: others look at the same one."""
+    """Fill a root's array in place: other objects share it."""
     if (there.dtype, there.shape) != (given.dtype, given.shape):
-        raise SnapshotError(f"{name} has {given.shape}, not {there.shape}")
+        raise SnapshotError(f"{name} has the shape {given.shape}, not {there.shape}")
     there[...] = given
 
 
@@ -275,11 +274,11 @@ class _Reader:
     def read(self, data: bytes) -> None:
         version, classes, roots, objects = msgpack.unpackb(data, strict_map_key=False)
         if version != VERSION:
-            raise SnapshotError(f"it is of version {version}, not {VERSION}")
+            raise SnapshotError(f"the snapshot has version {version}, not {VERSION}")
         self._classes = [(self._names[name], fields) for name, fields in classes]
         for kept, fields in self._classes:
             self._check(kept, fields)
-        # All are there before any is filled: they may refer to each other in circles.
+        # All objects are made before any is filled: references may be cyclic.
         self._objects = [
             self._classes[number][0].cls.__new__(self._classes[number][0].cls)
             for number, *_ in objects
@@ -287,14 +286,16 @@ class _Reader:
         for thing, (number, *values) in zip(self._objects, objects, strict=True):
             self._fill(thing, number, values, made=True)
         if set(roots) != set(self._roots):
-            raise SnapshotError("it has other roots")
+            raise SnapshotError(
+                f"the snapshot has the roots {sorted(roots)}, not {sorted(self._roots)}"
+            )
         for name, (number, *values) in roots.items():
             self._fill(self._roots[name], number, values, made=False)
 
     def _check(self, kept: SnapshotClass, fields: list[str]) -> None:
         slots = [name for name in _slots(kept.cls) if name not in kept.made]
         if slots and slots != sorted(fields):
-            raise SnapshotError(f"{_name(kept.cls)} had the fields {fields}, and has {slots}")
+            raise SnapshotError(f"{_name(kept.cls)} had the fields {fields} and has {slots}")
 
     def _fill(self, thing: Any, number: int, values: list[Any], *, made: bool) -> None:
         kept, fields = self._classes[number]

@@ -1,8 +1,8 @@
-"""What an image of the kernel holds: the classes of everything that outlives it.
+"""The classes that a snapshot of the kernel contains.
 
-Kept is what calls have brought about. Made anew is what belongs to the process or the device: where
-pages lie, how far a step has come, who listens. A class that is in neither list is a KernelBug as
-soon as an image meets it, and a field that one of these gains is kept without a word said here.
+A snapshot has what calls have caused. What belongs to the process or the device is made anew: where
+pages are, how far a step is, callbacks. A class that is in neither list is a KernelBug as soon as a
+snapshot meets it. A new field of a listed class is in the snapshot without a change here.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from symphony_kernel.syscalls.pending import (
 from symphony_kernel.syscalls.validation import Ranges
 
 Make = Callable[[], Any]
-_STALE: Final = -1  # of a file's frames: they must be looked up
+_STALE: Final = -1  # a file must look up its frames
 
 # Constants that code compares with `is`.
 CONSTANTS: Final[dict[str, object]] = {
@@ -51,7 +51,7 @@ CONSTANTS: Final[dict[str, object]] = {
 
 
 def _as(value: Any, *names: str) -> dict[str, Make]:
-    """Return what makes this value of each of these fields."""
+    """Return makers that set each of these fields to `value`."""
     return dict.fromkeys(names, lambda: value)
 
 
@@ -59,7 +59,7 @@ def _no_pages() -> Any:
     return np.empty(0, np.int32)
 
 
-# What there is once, and stays where it is: of these only some fields are filled in.
+# Objects that exist once, and exist already: only the other fields are filled in.
 SINGLE: Final = (
     SnapshotClass(
         filesystem.KVFS,
@@ -112,7 +112,7 @@ MANY: Final = (
     SnapshotClass(naming.NameExpiries),
     SnapshotClass(quotas.TenantUsage, {**_as(0, "absent", "host", "disk"), "hits": dict}),
     SnapshotClass(pool.NumberStack),
-    SnapshotClass(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001 - a part of the cache that is kept
+    SnapshotClass(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001
     SnapshotClass(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
     SnapshotClass(
         file.KVFile,
@@ -147,11 +147,11 @@ MANY: Final = (
     SnapshotClass(
         GrammarMatcher,
         {
-            **_as(None, "_matcher", "_told", "_era"),
-            **_as(0.0, "_until", "ended", "spent"),
-            **_as(0, "_ended", "_late", "_renewals", "_state", "_state_era", "_stated"),
+            **_as(None, "_matcher", "_prefix", "_generation"),
+            **_as(0.0, "_deadline", "ended", "spent"),
+            **_as(0, "_after_end", "_renewals"),
             **_as(b"", "_before"),
-            **_as(False, "_again"),
+            **_as(False, "_retry"),
             "_text": list,
         },
     ),

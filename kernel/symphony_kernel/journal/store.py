@@ -1,17 +1,17 @@
-"""The store: one kernel's journal in a directory, and whether it may be believed.
+"""The store: one kernel's journal in a directory, and whether it may be used.
 
-    <sequence>.image   all that there was before the record of this number
+    <sequence>.image   a snapshot: the state before the record of this number
     <sequence>.log     the records from this number on (`log`)
-    attempts           how often the kernel has been brought back, and what came of it
-    aside/             a journal that was not to be used, for whoever wants to know why
+    attempts           recoveries so far, and how they ended
+    aside/             a journal that could not be used, kept for its operator
 
-An image is written beside the one before it and takes its place in one move; then the records that
-it contains are forgotten. So at any instant there is one whole image, and all records behind it.
+A snapshot is written to a partial file and renamed, then the records that it contains are dropped.
+So at any instant there is one whole snapshot, and all records after it.
 
-A journal that brings the kernel down each time is worse than none. Whoever recovers says so first,
-and again afterwards; what has written no more than a few records since did not get far. After
-FAILURES_MAX of those in a row that ended by themselves (KILLS_MAX, when they were killed), each
-less than a minute after the one before, the journal is set aside.
+A journal that crashes the kernel each time is worse than none. A kernel notes that it recovers, and
+again that it has recovered. If it then dies after less than RECORDS_PROOF records, within a minute
+of its start, the attempt counts as failed. After FAILURES_MAX failed attempts in a row (KILLS_MAX
+for kernels that were killed), the journal is set aside.
 """
 
 import json
@@ -30,12 +30,12 @@ from symphony_kernel.journal.log import Log, read
 FAILURES_MAX: Final = 3
 KILLS_MAX: Final = 10
 ATTEMPT_SECONDS: Final = 60.0
-# Who has written so many is not brought down by what it began with. Who was killed from outside may
-# have been well: of those only the ones that had written nothing count.
+# A kernel that wrote so many is not crashed by the state that it recovered. A kernel that was
+# killed may have been healthy: it counts only if it wrote none.
 RECORDS_PROOF: Final = 64
 
 _log = logging.getLogger(__name__)
-_IMAGE = struct.Struct("<8s32sQQI")  # magic, identity, sequence, length, CRC-32 of the data
+_SNAPSHOT_HEADER = struct.Struct("<8s32sQQI")  # magic, identity, sequence, length, CRC-32
 _MAGIC: Final = b"symimage"
 _ASIDE: Final = "aside"
 _KILLED: Final = -9
@@ -43,10 +43,10 @@ _KILLED: Final = -9
 
 @dataclass(slots=True)
 class Attempts:
-    """Recoveries in a row that did not get far. `sequence` is where the last one began."""
+    """Failed recoveries in a row, and the state of the last recovery."""
 
     began: float = 0.0
-    sequence: int = 0
+    sequence: int = 0  # the first record after it
     recovered: bool = False
     failures: int = 0
     kills: int = 0
@@ -54,26 +54,27 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A journal to go on from: what there was before record `sequence`, and the records."""
+    """A journal to recover from: the snapshot before record `sequence`, and the records."""
 
     sequence: int
-    image: bytes = field(repr=False)
+    snapshot: bytes = field(repr=False)
     records: Iterator[bytes] = field(repr=False)
 
 
 class Store:
-    """A directory. `identity` ([32]) is the model's and the configuration's digest."""
+    """A directory. `identity` ([32]) is the digest of model and configuration."""
 
     def __init__(self, folder: Path, identity: bytes) -> None:
         assert len(identity) == 32
         self._folder = folder
         self._identity = identity
 
-    # -- Before the kernel runs --------------------------------------------------------------------
+    # -- Before the kernel runs ------------------------------------------------------------------
     def find(self, now: float, ended: int | None) -> Found | None:
-        """Return the journal of the kernel before, if there is one that may be used.
+        """Return the previous kernel's journal; None: there is none that may be used.
 
-        `now` is in seconds of a clock that all kernels share; `ended` the last one's exit code.
+        `now` is in seconds of a clock that all kernels share. `ended` is the previous kernel's exit
+        code.
 
         Raises:
             OSError: the directory cannot be used.
@@ -82,25 +83,25 @@ class Store:
         found = self._newest()
         if found is None:
             if any(self._folder.glob("*.image")):
-                self.set_aside("it is damaged, or of another model or configuration")
+                self.set_aside("damaged, or of another model or configuration")
             return None
         attempts = self._judge(found, now, ended)
         if attempts.failures >= FAILURES_MAX or attempts.kills >= KILLS_MAX:
-            self.set_aside(f"{attempts.failures + attempts.kills} kernels have not got far with it")
+            self.set_aside(f"{attempts.failures + attempts.kills} kernels crashed soon after it")
             return None
         attempts.began, attempts.sequence, attempts.recovered = now, 0, False
         self._write_attempts(attempts)
         return found
 
     def recovered(self, sequence: int) -> None:
-        """The kernel is what it was; it goes on with record `sequence`."""
+        """Note that the kernel has recovered; its next record is `sequence`."""
         attempts = self._attempts()
         attempts.sequence, attempts.recovered = sequence, True
         self._write_attempts(attempts)
 
     def set_aside(self, reason: str) -> None:
-        """Keep the journal for whoever wants to know, and begin without."""
-        _log.error("THE JOURNAL IS SET ASIDE: %s; the kernel starts with nothing", reason)
+        """Move the journal to `aside/`, so that the kernel starts without one."""
+        _log.error("THE JOURNAL IS SET ASIDE: %s; the kernel starts empty", reason)
         aside = self._folder / _ASIDE
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
@@ -111,18 +112,18 @@ class Store:
     def _newest(self) -> Found | None:
         for path in sorted(self._folder.glob("*.image"), reverse=True):
             data = path.read_bytes()
-            if len(data) < _IMAGE.size:
+            if len(data) < _SNAPSHOT_HEADER.size:
                 continue
-            magic, identity, sequence, length, check = _IMAGE.unpack_from(data)
-            image = data[_IMAGE.size :]
-            if (magic, len(image), crc32(image)) == (_MAGIC, length, check):
+            magic, identity, sequence, length, check = _SNAPSHOT_HEADER.unpack_from(data)
+            snapshot = data[_SNAPSHOT_HEADER.size :]
+            if (magic, len(snapshot), crc32(snapshot)) == (_MAGIC, length, check):
                 if identity != self._identity:
                     return None
-                return Found(sequence, image, read(self._folder, sequence))
+                return Found(sequence, snapshot, read(self._folder, sequence))
         return None
 
     def _judge(self, found: Found, now: float, ended: int | None) -> Attempts:
-        """Return the attempts so far, with what came of the last one."""
+        """Return the attempts so far, with the outcome of the last one."""
         attempts = self._attempts()
         if not attempts.began:
             return attempts
@@ -138,7 +139,7 @@ class Store:
         return attempts
 
     def _attempts(self) -> Attempts:
-        """Return what is known of them; of what is damaged nothing is."""
+        """Return the attempts in the file; none if it is damaged."""
         try:
             found = Attempts(**json.loads((self._folder / "attempts").read_text()))
         except (OSError, ValueError, TypeError):
@@ -154,16 +155,16 @@ class Store:
         partial.rename(self._folder / "attempts")
 
     # -- While it runs -------------------------------------------------------------------------
-    def begin(self, sequence: int, image: bytes) -> Log:
-        """Write what there is, and return the log of what follows; OSError."""
-        # A kernel that came back and wrote nothing has left one; a removal that was cut short more,
-        # of records that must not be taken for ours.
+    def begin(self, sequence: int, snapshot: bytes) -> Log:
+        """Write a snapshot, and return the log of the records from `sequence` on. OSError."""
+        # Logs that must not be taken for ours: a kernel that recovered and wrote nothing has left
+        # one, an interrupted removal may have left several.
         for path in self._folder.glob("*.log"):
             if int(path.stem, 16) >= sequence:
                 path.unlink()
         log = Log(self._folder, sequence)
         try:
-            self.write_image(sequence, image)
+            self.write_snapshot(sequence, snapshot)
         except OSError:
             log.close()
             raise
@@ -172,22 +173,25 @@ class Store:
                 path.unlink()
         return log
 
-    def write_image(self, sequence: int, image: bytes) -> None:
-        """Write all that there is before record `sequence`; older images go. May be in a thread."""
-        header = _IMAGE.pack(_MAGIC, self._identity, sequence, len(image), crc32(image))
+    def write_snapshot(self, sequence: int, snapshot: bytes) -> None:
+        """Write the snapshot before record `sequence`; delete older ones. For any thread."""
+        header = _SNAPSHOT_HEADER.pack(
+            _MAGIC, self._identity, sequence, len(snapshot), crc32(snapshot)
+        )
         partial = self._folder / "image.partial"
         with partial.open("wb") as file:
             file.write(header)
-            file.write(image)
+            file.write(snapshot)
         partial.rename(self._folder / f"{sequence:016x}.image")
         for path in self._folder.glob("*.image"):
             if int(path.stem, 16) < sequence:
                 path.unlink()
 
     def remove(self) -> None:
-        """Leave no journal behind: there is nothing to come back to, or nothing to believe.
+        """Delete the journal.
 
-        Images go first, and older ones before newer: what is cut short leaves all or nothing.
+        Snapshots go first, older before newer. So an interrupted removal leaves a whole journal or
+        none.
         """
         rest = [path for path in self._folder.iterdir() if path.name != _ASIDE]
         for path in sorted(rest, key=lambda path: (path.suffix != ".image", path.name)):

@@ -1,6 +1,5 @@
-"""What a kernel does for itself.
+"""The kernel's own maintenance.
 
-upkeep     opens the tiers below the device; audits all counts while the kernel is idle
-watchdog   finds schedulers that have stalled, and mends them
-counters   all that the kernel counts, in one map
+upkeep     opens the tiers below the device; audits all counters while the kernel is idle
+watchdog   finds a stalled scheduler, and repairs it
 """

@@ -1,9 +1,8 @@
-"""What a kernel does for itself: it opens the tiers below the device, looks for stalls, and audits
-when it is idle.
+"""Maintenance: opens the tiers below the device, starts the watchdog, and audits while idle.
 
-An audit compares all counts with what is there (`check_integrity`). It takes time that grows with
-the files and pages there are, so it runs only while nothing waits and nothing computes, takes at
-most a hundredth of the time, and none at all once it would hold up who comes next for too long.
+An audit (`check_integrity`) compares all counters with the objects that they count. Its time grows
+with the number of files and pages. So it runs only while no request waits and no step computes, and
+takes at most a hundredth of the time. It is skipped if the last one took too long.
 """
 
 import asyncio
@@ -19,28 +18,28 @@ from symphony_kernel.maintenance.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 _TIME_SHARE_MAX = 0.01
-_BUSY_SECONDS = 0.05  # until another look, when it was time and the kernel was busy
+_BUSY_SECONDS = 0.05  # until the next attempt, when the kernel was busy
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """How often the kernel audits itself, and how long one may take; 0 seconds: never."""
+    """How often the kernel audits itself, and how long an audit may take."""
 
-    seconds: float = 0.0  # from one to the next, at least
-    ms_max: float = 20.0  # what has taken longer is not done again
+    seconds: float = 0.0  # from one audit to the next, at least; 0: no audits
+    ms_max: float = 20.0  # after a longer audit, the next ones are skipped
 
 
 @dataclass(slots=True)
 class AuditStatistics:
-    """What audits have come to."""
+    """Counters of audits. Their names reach the metrics."""
 
     audits: int = 0
     audit_ms: float = 0.0
-    audits_skipped: int = 0  # once they took too long
+    audits_skipped: int = 0  # because the last one took too long
 
 
 class Maintenance:
-    """Of one kernel. `idle` says whether nothing waits or computes; `failed` hears of faults."""
+    """One kernel's maintenance. It calls `failed` when an audit finds an error."""
 
     def __init__(
         self,
@@ -64,48 +63,48 @@ class Maintenance:
         self.statistics = AuditStatistics()
 
     async def open(self) -> None:
-        """Open the disk tier, learn what moves cost here, and audit from now on."""
+        """Open the disk tier, measure transfers, and start audits and watchdog."""
         try:
             open_disk(self._kvfs.tiers, self._executor, self._places)
         except OSError as error:
-            _log.error("there is no disk tier: %s", error)
+            _log.error("the disk tier cannot be opened, the kernel runs without it: %s", error)
         if self._places.host_slots:
             await measure_moves(self._kvfs.tiers, self._executor)
         if self._audit.seconds:
-            self._look_in(self._audit.seconds)
-        self._watchdog.begin()
+            self._schedule(self._audit.seconds)
+        self._watchdog.start()
 
     @property
     def stalls_found(self) -> int:
-        """Faults of the schedulers' since the start."""
+        """Stalls of the scheduler since the start."""
         return self._watchdog.found
 
     def close(self) -> None:
-        """End the audits, and the disk tier when it has done what it began."""
+        """Stop audits and watchdog. The disk tier closes when its operations have ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._watchdog.end()
+        self._watchdog.stop()
         self._kvfs.tiers.spill_tier.close()
 
-    def _look_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _schedule(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._audit_if_idle)
 
-    def _look(self) -> None:
+    def _audit_if_idle(self) -> None:
         if not self._idle():
-            self._look_in(_BUSY_SECONDS)
+            self._schedule(_BUSY_SECONDS)
             return
         counts = self.statistics
         if self._last_ms > self._audit.ms_max:
             counts.audits_skipped += 1
-            self._last_ms *= 1 - 1 / 16  # there may be less to look at by and by
+            self._last_ms *= 1 - 1 / 16  # in time there may be fewer files and pages
         else:
             began = time.perf_counter()
             try:
                 self._check()
-            except Exception as error:  # ours
+            except Exception as error:  # the kernel's fault
                 self._failed(error)
                 return
             self._last_ms = 1000 * (time.perf_counter() - began)
             counts.audits += 1
             counts.audit_ms += self._last_ms
-        self._look_in(max(self._audit.seconds, self._last_ms / 1000 / _TIME_SHARE_MAX))
+        self._schedule(max(self._audit.seconds, self._last_ms / 1000 / _TIME_SHARE_MAX))

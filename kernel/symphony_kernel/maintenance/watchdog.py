@@ -1,9 +1,9 @@
-"""Stalls: works wait, nothing computes, and nothing is to come that would change that.
+"""The watchdog for stalls: requests wait, no step computes, and no event will change that.
 
-The schedulers never get there; if they did, by a fault of ours, the programs would wait until their
-wall clock ends and nobody would know why. So somebody looks: what is found twice in a row, with
-nothing done in between, is a stall. It is told with all that the schedulers know, then mended by
-looking at everything again, and if that does not help what waits ends with EIO.
+A stall is a bug of the scheduler. Without the watchdog, programs would wait until their time limit
+without an explanation. A stall is what two checks in a row find, with no progress between them. The
+watchdog logs the scheduler's state and makes it check everything again. If that does not help, all
+waiting requests end with EIO.
 """
 
 import asyncio
@@ -14,72 +14,73 @@ _log = logging.getLogger(__name__)
 
 
 class WatchedScheduler(Protocol):
-    """The schedulers' part."""
+    """The part of the scheduler that the watchdog needs."""
 
     @property
     def owing(self) -> bool:
-        """Whether works wait, and for nothing but a step."""
+        """Whether requests wait for nothing but a step."""
 
     @property
     def progress(self) -> int:
-        """A number that grows with whatever is done."""
+        """A number that grows with everything that the scheduler does."""
 
     def describe(self) -> str:
-        """Return all that is known of what waits, in words."""
+        """Return in words everything known about waiting requests."""
 
     def mend(self) -> None:
-        """Forget steps that nobody computes, and look again at what waits for others."""
+        """Forget steps that are not computed, and check waiting requests again."""
 
     def give_up(self) -> int:
-        """End all works with EIO; return how many."""
+        """End all requests with EIO; return their number."""
 
 
 class WatchedDevice(Protocol):
-    """The step loop's part."""
+    """The part of the step loop that the watchdog needs."""
 
     @property
     def rests(self) -> bool:
-        """Whether nothing computes, and nothing will happen by itself."""
+        """Whether no step computes, and no event is due."""
 
     def plan(self) -> None:
-        """Look again what there is to launch."""
+        """Plan the next step."""
 
 
 class Watchdog:
-    """Looks every `seconds`; `begin` starts it, on the running loop. 0 seconds: never."""
+    """Checks for a stall every `seconds`, on the running loop. 0 seconds: never."""
 
     def __init__(self, schedulers: WatchedScheduler, device: WatchedDevice, seconds: float) -> None:
         self._schedulers, self._device, self._seconds = schedulers, device, seconds
-        self._seen: int | None = None  # the progress when the last look found them waiting
-        self._mended: int | None = None  # and when they were mended
+        self._seen: int | None = None  # the progress at the last check, if requests waited
+        self._mended: int | None = None  # the progress at the last `mend`
         self._timer: asyncio.TimerHandle | None = None
-        self.found = 0  # since the start
+        self.found = 0  # stalls since the start
 
-    def begin(self) -> None:
-        """Look from now on."""
+    def start(self) -> None:
         if self._seconds:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._check)
 
-    def end(self) -> None:
-        """Look no more."""
+    def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         schedulers = self._schedulers
         waits = self._device.rests and schedulers.owing
         seen, self._seen = self._seen, schedulers.progress if waits else None
         if waits and seen == self._seen:
-            self._found(schedulers.progress)
-        self.begin()
+            self._handle_stall(schedulers.progress)
+        self.start()
 
-    def _found(self, progress: int) -> None:
+    def _handle_stall(self, progress: int) -> None:
         self.found += 1
         schedulers = self._schedulers
-        _log.error("A STALL, a fault of the kernel's: %s", schedulers.describe())
+        _log.error("STALL, a bug of the kernel: %s", schedulers.describe())
         if self._mended != progress:
             self._mended = progress
             schedulers.mend()
         else:
-            _log.error("%d works end with EIO, for they cannot go on", schedulers.give_up())
+            _log.error(
+                "%d requests end with EIO, because repairing the stall did not help",
+                schedulers.give_up(),
+            )
         self._device.plan()

@@ -1,7 +1,7 @@
-"""The user's directory of what was compiled on this machine, and files in it that are whole.
+"""The user's directory of libraries that were compiled on this machine.
 
-It is `SYMPHONY_CACHE_DIR`, else `symphony` in the XDG cache directory. Beside each file in it lies
-its digest, so that one that was cut short is compiled again and not loaded.
+It is `SYMPHONY_CACHE_DIR`, else `symphony` in the XDG cache directory. Each file in it has a second
+file with its digest, so that a truncated library is compiled again and not loaded.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class NoCacheError(Exception):
-    """There is no directory for what is compiled, or it is no place for code."""
+    """There is no directory for compiled code, or it is not safe for code."""
 
 
 def cache_directory() -> Path:
-    """Return the directory, which is the user's alone; it is made when it is not there.
+    """Return the directory, which only the user may write. Create it if it is missing.
 
     Raises:
-        NoCacheError: why there is none.
+        NoCacheError: it cannot be created, or others may write to it.
     """
     given = os.environ.get("SYMPHONY_CACHE_DIR")
     try:
@@ -29,22 +29,22 @@ def cache_directory() -> Path:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
     except (OSError, RuntimeError) as error:
-        raise NoCacheError(f"no directory for compiled kernels: {error}") from error
+        raise NoCacheError(f"the directory for compiled code cannot be used: {error}") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise NoCacheError(f"others may write in {directory}: it is no place for code")
+        raise NoCacheError(f"{directory} is writable by other users, which is unsafe for code")
     if not os.access(directory, os.W_OK):
-        raise NoCacheError(f"{directory} cannot be written")
+        raise NoCacheError(f"{directory} is not writable")
     return directory
 
 
 def put(made: Path, target: Path) -> None:
-    """Move a file that was made in the same directory to its place, its digest first."""
+    """Write the digest of `made`, then rename it to `target`. Both are in one directory."""
     _digest_path(target).write_text(_digest(made))
     made.replace(target)
 
 
 def is_whole(target: Path) -> bool:
-    """Whether the file is there as it was put there."""
+    """Return whether the file exists and matches its digest."""
     try:
         return _digest_path(target).read_text() == _digest(target)
     except (OSError, UnicodeDecodeError):
@@ -52,7 +52,7 @@ def is_whole(target: Path) -> bool:
 
 
 def name_of(*parts: bytes) -> str:
-    """Return a file name that follows from all of these."""
+    """Return a file name that is a digest of all parts."""
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
     return hashlib.sha256(lengths + b"".join(parts)).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""The cgroups above this process, of version 2 and of version 1 (Linux): where their files lie."""
+"""The cgroups of this process, of version 1 and 2 (Linux), and the paths of their files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ MOUNTED = Path("/sys/fs/cgroup")
 def groups_above(
     controller: str, proc: Path = PROC, mounted: Path = MOUNTED
 ) -> Iterator[tuple[int, Path]]:
-    """Yield version and folder of each cgroup that this process is in, the innermost first."""
+    """Yield version and folder of each cgroup of this process, the innermost first."""
     for line in text_of(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -20,7 +20,7 @@ def groups_above(
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the system says; nothing where this system has none."""
+    """Return the text of a system file, or nothing if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -29,7 +29,7 @@ def text_of(path: Path) -> str:
 
 def _up(root: Path, path: str) -> Iterator[Path]:
     folder = root / path.lstrip("/")
-    # Within a container the path may be one of the machine's: what is mounted is its root then.
+    # In a container the path may be one of the host's. Then the mounted folder is the root.
     for each in (folder, *folder.parents) if folder.is_dir() else (root,):
         yield each
         if each == root:

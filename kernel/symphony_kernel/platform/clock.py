@@ -1,4 +1,4 @@
-"""Clocks: the real one, and a virtual one on which an hour of scheduling takes a moment to test."""
+"""Clocks: the real one, and a virtual one that lets tests skip all waiting."""
 
 import asyncio
 import selectors
@@ -11,44 +11,41 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """What tells the time and waits; injected, so that tests choose it."""
+    """A source of time that can also sleep; injected, so that tests choose it."""
 
     def now(self) -> float:
-        """Return seconds since some fixed moment; never goes back."""
+        """Return seconds since a fixed moment. They never decrease."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return once `now()` has grown by `seconds`; lets others run even when that is 0."""
+        """Return once `now()` has grown by `seconds`. Other tasks run even if that is 0."""
 
 
 class RealClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in real time, in a thread: the loop's own timers are a millisecond coarse."""
+        # In a thread, because the loop's own timers have a resolution of a millisecond.
         await asyncio.to_thread(time.sleep, max(seconds, 0.0))
 
 
 class VirtualClock:
-    """Discrete-event time: when nothing can run now, it jumps to the next timer's moment.
+    """Discrete-event time: when no task can run, it jumps to the next timer.
 
-    `run` gives a coroutine an event loop of its own whose time is this clock's, so that timeouts
-    and `asyncio.sleep` are virtual too, and the same program always takes the same course. Only
-    for programs that wait for nothing outside the loop (no sockets, no threads).
+    `run` runs a coroutine in an event loop whose time is this clock's. So timeouts and
+    `asyncio.sleep` are virtual too, and the same program always runs in the same order. It works
+    only for programs that wait for nothing outside the loop (no sockets, no threads).
     """
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:
-        """Return virtual seconds since the clock was made."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in virtual time; the running loop must be this clock's."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, _VirtualLoop), "a virtual clock sleeps only under its own run()"
         assert loop.clock is self, "the running loop is another clock's"
@@ -58,7 +55,7 @@ class VirtualClock:
         """Run `main` to its end in virtual time and return its result.
 
         Raises:
-            RuntimeError: `main` waits for something that can never happen.
+            RuntimeError: a deadlock: all tasks wait, and no timer is set.
         """
         with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
             return runner.run(main)
@@ -68,7 +65,7 @@ class VirtualClock:
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Where a loop would sleep, time jumps; where it would sleep for ever, that is a deadlock."""
+    """A selector that advances the clock where a loop would sleep."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -76,7 +73,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("virtual time stands still: every task waits and no timer is set")
+            raise RuntimeError("deadlock in virtual time: every task waits and no timer is set")
         if timeout > 0:
             self._clock._jump(timeout)  # noqa: SLF001 - the clock's own selector
         return super().select(0)
@@ -95,8 +92,11 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         self._threads = executor
         super().set_default_executor(executor)  # type: ignore[arg-type]
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's
-        # asyncio's own waits for a thread that waits for these: where that is late, as on a busy
-        # machine, nothing is left that could happen in virtual time.
+    async def shutdown_default_executor(
+        self,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109
+    ) -> None:
+        # asyncio's own version waits for a helper thread. On a busy machine that thread is late,
+        # and virtual time would find a deadlock.
         if self._threads is not None:
             self._threads.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""How many processors this process may use, which are fewer than the machine's in a container."""
+"""The number of processors that this process may use: fewer than the machine's in a container."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ from symphony_kernel.platform.memory import available_bytes
 
 
 def usable_processors(proc: Path = PROC, groups: Path = MOUNTED) -> int:
-    """Return the least of its affinity and of its cgroups' quotas, a part of one counted whole."""
+    """Return the minimum of CPU affinity and cgroup quotas, rounded up; at least 1."""
     return max(1, min([_scheduled(), *_quotas(proc, groups)]))
 
 
 def processes_at_once(bytes_each: int, proc: Path = PROC, groups: Path = MOUNTED) -> int:
-    """Return how many processes of so many bytes each may work at a time; one at least."""
+    """Return how many processes of `bytes_each` memory may run at a time; at least 1."""
     processors, available = usable_processors(proc, groups), available_bytes(proc, groups)
     return processors if available is None else max(1, min(processors, available // bytes_each))
 
@@ -29,9 +29,9 @@ def _scheduled() -> int:
 def _quotas(proc: Path, groups: Path) -> Iterator[int]:
     for version, folder in groups_above("cpu", proc, groups):
         if version == 2:
-            words = text_of(folder / "cpu.max").split()  # microseconds, or "max", of a period's
+            words = text_of(folder / "cpu.max").split()  # quota (microseconds or "max") and period
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             words = [text_of(folder / name).strip() for name in names]
-        if len(words) == 2 and all(word.isdigit() for word in words):  # -1 and max: no quota
+        if len(words) == 2 and all(word.isdigit() for word in words):  # not for -1 or max: no quota
             yield -(-int(words[0]) // int(words[1]))

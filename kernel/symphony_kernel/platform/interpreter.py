@@ -1,6 +1,6 @@
-"""How the process of a kernel is set: its turns on processors, the collector, the lock's turns.
+"""Settings of a kernel's process: time slices, garbage collector, GIL switch interval.
 
-Measurements that have a kernel in their own process set it alike, or they measure another one.
+Benchmarks with a kernel in their own process use the same settings.
 """
 
 import gc
@@ -9,28 +9,26 @@ from typing import Final
 
 from symphony_kernel.platform.sched_slice import set_slice
 
-# Of a thread's turn where all processors are wanted: a small model's step is no longer, and each of
-# its threads that waits for a turn holds up the others.
+# A small model's step is no longer than this, and each of its threads that waits for a processor
+# delays the others.
 _SLICE_SECONDS: Final = 0.0002
-_SWITCH_SECONDS: Final = (
-    0.0005  # the device's thread and the loop's do not wait long for each other
-)
-_COLLECTOR_THRESHOLDS: Final = (50_000, 20, 50)  # objects, then young and middle collections
+_SWITCH_SECONDS: Final = 0.0005  # of the GIL, between the device's thread and the loop's
+_COLLECTOR_THRESHOLDS: Final = (50_000, 20, 50)  # new objects, then collections of generations 0, 1
 
 
 def take_short_turns() -> bool:
-    """Have short turns, with all threads that begin from now on; before there is any other.
+    """Set a short time slice for this thread and all that it starts. Call it before others start.
 
-    Returns whether the system has taken it.
+    Returns whether the system supports it.
     """
     return set_slice(_SLICE_SECONDS)
 
 
 def settle() -> None:
-    """Say that all has been loaded.
+    """Tune garbage collection and the GIL. Call it when everything is loaded.
 
-    What is there now stays: the collector need not look at it again and again, nor at every batch's
-    few thousand short-lived objects.
+    Objects that exist now are never collected. New ones are collected rarely, because each batch
+    makes a few thousand short-lived objects.
     """
     gc.collect()
     gc.freeze()

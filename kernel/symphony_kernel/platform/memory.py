@@ -1,4 +1,4 @@
-"""How much memory is left: of the machine, of the cgroup, of what this process may have (Linux)."""
+"""Free memory: of the machine, of the cgroups, of this process's limit (Linux)."""
 
 import resource
 from collections.abc import Collection, Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 from symphony_kernel.platform.cgroups import MOUNTED, PROC, groups_above, text_of
 
 _PAGE_BYTES = resource.getpagesize()
-# Of a cgroup, by version: what it may have, what it has, and which of that it gives up: pages of
-# files that no process uses, and then all that the system may take back.
+# Of a cgroup, by version: limit, usage, and which statistics of the usage are free: inactive file
+# pages, or everything that the system may reclaim.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file"],
         ["total_inactive_file", "total_active_file"]),
@@ -18,7 +18,7 @@ _FILES = {
 
 
 def available_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
-    """Return the least of what machine, cgroups and address space have left; None: unknown."""
+    """Return the minimum that machine, cgroups and address space have left; None: unknown."""
     found = [
         *_of_machine(proc), *_of_groups(proc, groups, reclaim=False), *_of_process(proc)
     ]  # fmt: skip
@@ -26,9 +26,9 @@ def available_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
 
 
 def attainable_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
-    """Return the most that this process could get, by swapping and without files' pages; or None.
+    """Return what this process could get by swapping and reclaiming file pages; None: unknown.
 
-    More than `available_bytes` says, which is what can be had at no cost.
+    It is more than `available_bytes`, which is memory without such a cost.
     """
     swap = sum(_of_meminfo(proc, "SwapFree"))
     machine = [free + swap for free in _of_machine(proc)]

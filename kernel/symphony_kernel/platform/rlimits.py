@@ -1,12 +1,12 @@
-"""The system's limits of a process: what is set before a stranger's bytes come."""
+"""Resource limits of a process, set before it reads untrusted bytes."""
 
 import resource
 
 
 def lower_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """Set one of this process's limits (`hard`: as `soft`), but none above what it may have now.
+    """Set one of this process's limits. `hard` defaults to `soft`. A hard limit never rises.
 
-    Only root may raise a hard limit, and what was lower was so for a reason: of root's, too.
+    Only root could raise it, and a lower limit had a reason, for root too.
     """
     hard = soft if hard is None else hard
     _, most = resource.getrlimit(kind)

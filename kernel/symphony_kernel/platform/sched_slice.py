@@ -1,10 +1,9 @@
-"""How long a thread's turns on a processor are: short ones come sooner.
+"""The time slice of a thread in Linux's scheduler.
 
-Where more threads want processors than there are, one that wakes waits for those that have their
-turn, which take milliseconds each; a step of a small model takes less, and its threads wait for
-each other. Linux (since 6.12) lets a thread say how long its turns are to be. It gets no more of a
-processor for it, but with short ones its turn comes sooner, before the rest of a longer one. That
-needs no privilege; elsewhere, and in older systems, nothing changes.
+With more runnable threads than processors, a thread that wakes waits for others' slices of some
+milliseconds. A step of a small model takes less, and its threads wait for each other. Since 6.12
+Linux lets a thread choose its slice. With a short one it gets no more processor time, but it runs
+sooner, in the middle of a longer slice. This needs no privilege. Other systems ignore it.
 """
 
 import ctypes
@@ -14,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _NUMBERS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}  # sched_setattr, sched_getattr
-_SHARED: Final = (0, 3)  # SCHED_OTHER and SCHED_BATCH: what others have is no matter of turns
+_SHARED: Final = (0, 3)  # SCHED_OTHER and SCHED_BATCH: other policies have no slice
 _RESET_ON_FORK: Final = 1
 
 Syscall = Callable[..., int]
 
 
 class Attributes(ctypes.Structure):
-    """The system's `sched_attr`, as it was at first. `runtime`: of a turn, in nanoseconds."""
+    """The first version of `struct sched_attr`. `runtime`: the slice in nanoseconds."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -36,10 +35,10 @@ class Attributes(ctypes.Structure):
 
 
 def set_slice(seconds: float, thread: int = 0, syscall: Syscall | None = None) -> bool:
-    """Let a thread (0: this one), and those that it starts from now on, have turns so long.
+    """Set the slice of a thread (0: this one) and of threads that it starts. 0.0: the default.
 
-    0.0: as long as the system's usual ones. Returns whether the system has taken it; one that knows
-    of no such lengths (before 6.12) takes any, says that none has one, and goes on as it was.
+    Returns whether the system uses it. Linux before 6.12 accepts the call, ignores the slice and
+    reports none.
     """
     numbers = _NUMBERS.get(platform.machine())
     if sys.platform != "linux" or numbers is None:
@@ -57,7 +56,7 @@ def set_slice(seconds: float, thread: int = 0, syscall: Syscall | None = None) -
 
 
 def slice_seconds(thread: int = 0) -> float | None:
-    """Return how long a thread's turns are to be; None: the system does not say."""
+    """Return the slice of a thread (0: this one); None: the system does not report it."""
     numbers = _NUMBERS.get(platform.machine())
     if sys.platform != "linux" or numbers is None:
         return None

@@ -1,4 +1,4 @@
-"""What a chat template runs in: jinja2's sandbox, with what transformers gives templates."""
+"""The environment of chat templates: jinja2's sandbox with the functions of transformers."""
 
 import json
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Return an environment for a model's chat template, which is its author's, not ours."""
+    """Return a sandbox for a model's chat template, which is untrusted."""
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

@@ -1,14 +1,14 @@
-"""Errnos of the LIP ABI, and the one exception that carries them.
+"""Errnos of the LIP ABI, and the exception that carries them.
 
-A guest's mistake is a `SyscallError` and becomes a negative result. A mistake of our own is an
-assertion or a `KernelBug`; it is never turned into an errno, so that it cannot hide.
+A program's mistake is a `SyscallError` and becomes a negative result. A bug of ours is an assertion
+or a `KernelBug`. It never becomes an errno, so that it cannot hide.
 """
 
 from enum import IntEnum
 
 
 class Errno(IntEnum):
-    """The numbers a guest sees, negated, as a call's result."""
+    """The numbers that a program sees, negated, as a call's result."""
 
     ENOENT = 2
     EIO = 5
@@ -31,7 +31,7 @@ class Errno(IntEnum):
 
 
 class SyscallError(Exception):
-    """A call failed for a reason that the guest is told."""
+    """A call failed because of the program. `detail` reaches it as `last_error`."""
 
     def __init__(self, errno: Errno, detail: str = "") -> None:
         super().__init__(f"{errno.name}: {detail}" if detail else errno.name)
@@ -40,7 +40,7 @@ class SyscallError(Exception):
 
 
 class LimitError(SyscallError):
-    """A call would go past a limit; `limit` is the limit's name in `limit_table`."""
+    """A call would exceed a limit. `limit` is its name in `limit_table`."""
 
     def __init__(self, errno: Errno, limit: str, detail: str) -> None:
         super().__init__(errno, detail)
@@ -48,4 +48,4 @@ class LimitError(SyscallError):
 
 
 class KernelBug(Exception):  # noqa: N818 - the name says whose fault it is
-    """An invariant of ours does not hold."""
+    """An invariant of the kernel does not hold."""

@@ -1,7 +1,7 @@
-"""The options of `generate`: those of `pred`, and how long, until what, and how far ahead.
+"""The options of `generate`: those of `pred`, and its length, stop tokens and read-ahead.
 
-A generation gives one record a step, so what `pred` may ask about several tokens, or instead of a
-token, makes no sense here and is refused.
+A generation gives one record a step. So options of `pred` for several tokens, or for something
+other than a token, are refused.
 """
 
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ _TOKEN_MAX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """Checked options. `pred` is what every step asks for; `is DEFAULT` when nothing special."""
+    """Checked options. `pred` are each step's options; `pred is DEFAULT` if none is set."""
 
     pred: PredOptions = DEFAULT
-    tokens_max: int = FILE_ENTRIES_MAX + 1  # the file's room ends a generation before that
+    tokens_max: int = FILE_ENTRIES_MAX + 1  # more than a file can hold
     stop: frozenset[int] = frozenset()  # ids below 2**32
     ahead: int = GENERATE_AHEAD_DEFAULT  # tokens appended before the program has taken them
-    lot: int = 1  # records that make the ticket ready, or its end
+    lot: int = 1  # the ticket is ready at so many records, or at the end
 
     @property
     def gathered(self) -> int:
-        """Records at which the ticket is ready: so many that the kernel does not stop before."""
+        """Records at which the ticket is ready. The kernel never stops before so many."""
         return min(self.lot, self.ahead + 1)
 
 
@@ -51,8 +51,8 @@ def parse_generate_options(data: bytes) -> GenerateOptions:
     """Return the options in msgpack `data` (empty: the defaults).
 
     Raises:
-        SyscallError: EINVAL for what ABI.md does not describe or what a generation cannot have,
-            ENOSYS for what this version does not do yet, EFBIG over the size limit.
+        SyscallError: EINVAL for options that docs/abi.md does not allow, ENOSYS for ones that are
+            not implemented yet, EFBIG above the size limit.
     """
     if not data:
         return GENERATE_DEFAULT
@@ -76,13 +76,13 @@ _parse_cached = lru_cache(maxsize=4096)(_parse)
 
 def _check(pred: PredOptions) -> None:
     if pred.get not in (Get.ARGMAX, Get.SAMPLE):
-        raise _invalid("get is argmax or sample: a generation gives tokens")
+        raise _invalid("get must be argmax or sample: a generation gives tokens")
     if pred.at != "last":
-        raise _invalid("at has no meaning here: every token is told of")
+        raise _invalid("at cannot be set: a generation gives a record for every token")
     if pred.parents is not None:
-        raise _invalid("a generation has no parents: it goes on at the file's end")
+        raise _invalid("parents cannot be set: a generation continues at the file's end")
     if not pred.keep:
-        raise _invalid("a generation keeps what it appends: keep cannot be false")
+        raise _invalid("keep cannot be false: a generation keeps what it appends")
 
 
 def _read_max(value: Any) -> int:

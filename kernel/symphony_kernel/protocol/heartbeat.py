@@ -1,4 +1,4 @@
-"""Signs of life: a role tells the supervisor a few times a second that its event loop turns."""
+"""Heartbeats: a role reports to the supervisor that its event loop runs."""
 
 import asyncio
 import select
@@ -9,12 +9,10 @@ from typing import Any
 ALIVE: dict[str, Any] = {"event": "alive"}
 
 
-async def beat(seconds: float, say: Callable[[], None]) -> None:
-    """Say so every so many seconds, until it is cancelled; 0: never.
-
-    A supervisor that is stopped reads nothing: what would wait for it on stdout is left out.
-    """
+async def beat(seconds: float, send: Callable[[], None]) -> None:
+    """Send a heartbeat on stdout every `seconds` until cancelled; 0: never."""
     while seconds:
         await asyncio.sleep(seconds)
+        # A stopped supervisor reads nothing: skip beats instead of blocking on a full pipe.
         if select.select([], [sys.stdout], [], 0)[1]:
-            say()
+            send()

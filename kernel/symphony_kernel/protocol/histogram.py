@@ -1,9 +1,8 @@
-"""Histograms as roles count and exchange them, and the buckets that `/metrics` shows.
+"""Histograms, as roles count and exchange them, and the buckets of `/metrics`.
 
-An observation costs one bisection and two additions; nothing is allocated. The bounds are upper
-bounds that belong to their bucket, as Prometheus has them; what is above the last falls into one
-more bucket. Those that vLLM has too are a superset of its bounds: a model that fits a laptop, or a
-step on a good GPU, is faster than vLLM's first buckets can tell.
+An observation costs one bisection and two additions, and allocates nothing. Bounds are inclusive
+upper bounds, as in Prometheus; one more bucket is above the last bound. Histograms that vLLM has,
+too, have its bounds and finer ones: small models and fast steps are below vLLM's first bucket.
 """
 
 from bisect import bisect_left
@@ -42,15 +41,13 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count an observation, or several equal ones."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """Observations so far."""
         return sum(self.counts)
 
     def view(self) -> dict[str, Any]:
-        """Return it as it travels in a frame: bounds, counts of each bucket (not sums), sum."""
+        """Return its form in a frame: bounds, counts of each bucket (not cumulative), sum."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}

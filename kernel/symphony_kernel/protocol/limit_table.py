@@ -1,14 +1,13 @@
-"""Who is bounded by what: every limit that a run or a tenant can run into, one row each.
+"""The limit table: every limit of a program, a run or a tenant, one row each.
 
     server's default and maximum  >=  a tenant's  >=  what a run asks for
 
-`limits.py` holds the numbers, with those that are nobody's business but ours. A row says what a
-limit is called wherever it has a name (`limits` of a request and of a configuration, the label of
-`limit_hits_total`, `limit` of a run), what it is worth when nobody says anything, how far an
-operator may go, and what happens to whoever runs into it. docs/limits.md is made of it
+`limits.py` has the numbers. A row has the limit's name everywhere (`limits` of a request and of a
+configuration, the label of `limit_hits_total`, `limit` of a run), its default, the maximum that an
+operator may set, and what happens when it is reached. docs/limits.md is made from it
 (`tools.limits_page`).
 
-A run's children share what their run has: every limit of a run is one of the whole tree.
+A run's children share its limits: every limit of a run applies to the whole tree.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from symphony_kernel.protocol import limits as n
 
 
 class Scope(Enum):
-    """Whose limit it is: the things that are added up before they are compared with it."""
+    """What a limit applies to: usage is summed over it."""
 
     PROGRAM = "a program"
     RUN = "a run, its children included"
@@ -29,34 +28,31 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One row. `default` None: as much as there is; `ceiling` None: there is no choice."""
+    """One row. `default` None: unlimited; `ceiling` None: fixed."""
 
     name: str
-    of: Scope
+    scope: Scope
     default: int | None
     ceiling: int | None  # the most that an operator may set
-    what: str  # is counted, in its unit
-    by: str  # who looks
-    then: str  # what happens
+    what: str  # what is counted, and its unit
+    enforced_by: str  # the roles that enforce it
+    effect: str  # what happens when it is reached
     least: int = 1
 
     @property
     def fixed(self) -> bool:
-        """Whether nobody can choose it."""
         return self.ceiling is None
 
     @property
     def by_run(self) -> bool:
-        """Whether a run may ask for less."""
-        return self.of is Scope.RUN and not self.fixed
+        return self.scope is Scope.RUN and not self.fixed
 
     @property
     def by_tenant(self) -> bool:
-        """Whether a tenant may have a value of its own."""
         return not self.fixed
 
 
-HIT: Final = "hit:"  # before a limit's name, in the kernel's figures of a tenant
+HIT: Final = "hit:"  # prefix of a limit's name in the kernel's metrics of a tenant
 
 _DAY_MS: Final = 86_400_000
 _PAST_COUNTING: Final = 1 << 40
@@ -91,17 +87,18 @@ _RUN: Final = (
     Limit("output_bytes", Scope.RUN, n.RUN_OUTPUT_BYTES_MAX, 64 << 20, "bytes of all sends",
           "worker, gateway", "killed: `output limit`"),
     Limit("messages", Scope.RUN, n.RUN_MESSAGES_MAX, 1 << 20, "sends; messages not received yet",
-          "worker, gateway", "killed: `message limit`; 429 for who sends to the run"),
-    Limit("log_bytes", Scope.RUN, n.RUN_LOG_BYTES_MAX, 4 << 20, "bytes of the log, 16 a line more",
+          "worker, gateway", "killed: `message limit`; 429 for messages to the run"),
+    Limit("log_bytes", Scope.RUN, n.RUN_LOG_BYTES_MAX, 4 << 20, "bytes of the log, and 16 a line",
           "worker, gateway", "further lines are dropped, the log says so", least=0),
     Limit("inbox_bytes", Scope.RUN, n.RUN_INBOX_BYTES_MAX, 64 << 20,
-          "bytes of the user's messages that were not received yet", "gateway", "429"),
-    Limit("children", Scope.RUN, n.RUN_CHILDREN_MAX, 1_024, "live children", "worker, gateway, kernel",
+          "bytes of the user's messages that are not received yet", "gateway", "429"),
+    Limit("children", Scope.RUN, n.RUN_CHILDREN_MAX, 1_024, "live children",
+          "worker, gateway, kernel",
           "EDQUOT", least=0),
     Limit("child_depth", Scope.RUN, n.RUN_CHILD_DEPTH_MAX, 32, "generations of children",
           "worker, kernel", "EDQUOT", least=0),
     Limit("channels", Scope.RUN, n.TENANT_CHANNELS_MAX, n.TENANT_CHANNELS_MAX,
-          "names of channels that it uses, all in all", "gateway", "EDQUOT", least=0),
+          "names of channels that it uses in total", "gateway", "EDQUOT", least=0),
 )  # fmt: skip
 
 _PROGRAM: Final = (
@@ -111,8 +108,8 @@ _PROGRAM: Final = (
           "functions that it defines", "compiler", "400"),
     Limit("compile_cpu_ms", Scope.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,
           1_000 * n.COMPILE_CPU_SECONDS_CEILING,
-          "milliseconds of a processor that compiling takes, a begun second whole; by the clock "
-          f"{n.COMPILE_WALL_TIMES_CPU} times that", "compiler", "400", least=1_000),
+          "milliseconds of processor time of compiling, rounded up to seconds; its wall time is "
+          f"limited to {n.COMPILE_WALL_TIMES_CPU} times that", "compiler", "400", least=1_000),
     Limit("compile_memory_bytes", Scope.PROGRAM, n.COMPILE_MEMORY_BYTES_MAX,
           n.COMPILE_MEMORY_BYTES_CEILING, "bytes of memory that compiling takes", "compiler", "400",
           least=n.COMPILE_MEMORY_BYTES_MIN),
@@ -139,9 +136,9 @@ _TENANT: Final = (
           "bytes of the modules of programs kept", "gateway", "429"),
     Limit("compile_burst_ms", Scope.TENANT, 1_000 * n.COMPILE_BURST_SECONDS_MAX,
           1_000 * n.COMPILE_BURST_SECONDS_CEILING,
-          "milliseconds of compiling at once while others have runs; of the time that passes "
-          f"{n.COMPILE_BURST_BACK_SHARE:.0%} come back", "gateway",
-          "compilers have what processors nobody wants, for "
+          "milliseconds of compiling at once while others have runs; "
+          f"{n.COMPILE_BURST_BACK_SHARE:.0%} of the passing time are added again", "gateway",
+          "compilers use idle processors only, for "
           f"{n.COMPILE_PATIENCE_SECONDS_MAX:.0f} s at most", least=1_000),
     Limit("requests_per_second", Scope.TENANT, 5_000, 1_000_000,
           "requests; as many may come at once", "gateway", "429"),
@@ -154,17 +151,19 @@ _TENANT: Final = (
           "bytes of items in channels", "gateway", "EAGAIN, past a send's deadline"),
     Limit("tenant_handles", Scope.TENANT, n.TENANT_HANDLES_MAX, 1 << 24,
           "open KV handles and grants", "kernel", "EDQUOT"),
-    Limit("kv_files", Scope.TENANT, n.TENANT_FILES_MAX, 1 << 20, "live KV files", "kernel", "EDQUOT"),
-    Limit("kv_names", Scope.TENANT, n.TENANT_NAMES_MAX, 1 << 20, "named KV files", "kernel", "EDQUOT"),
-    Limit("kv_device_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries on the device", "kernel",
+    Limit("kv_files", Scope.TENANT, n.TENANT_FILES_MAX, 1 << 20, "live KV files", "kernel",
           "EDQUOT"),
-    Limit("kv_host_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in host memory", "kernel",
-          "they go on to the disk, or are computed again", least=0),
+    Limit("kv_names", Scope.TENANT, n.TENANT_NAMES_MAX, 1 << 20, "named KV files", "kernel",
+          "EDQUOT"),
+    Limit("kv_device_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries on the device",
+          "kernel", "EDQUOT"),
+    Limit("kv_host_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in host memory",
+          "kernel", "they are moved to disk, or recomputed", least=0),
     Limit("kv_disk_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
-          "kernel", "they are computed again", least=0),
+          "kernel", "they are recomputed", least=0),
     Limit("disk_bytes", Scope.TENANT, None, 1 << 50,
           "bytes in the data directory: programs and their machine code, runs, KV files, secrets; "
-          "without a value at most as many as the tenant leaves to others; as many again of KV "
+          "without a value at most as many as the tenant leaves for others; and as many of KV "
           "pages in the disk tier", "kernel, gateway",
           "429; killed: `disk limit`", least=0),
     Limit("kv_durable_bytes", Scope.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
@@ -174,21 +173,23 @@ _TENANT: Final = (
 LIMITS: Final = (*_RUN, *_PROGRAM, *_TENANT)
 BY_NAME: Final = {limit.name: limit for limit in LIMITS}
 RUN_LIMITS: Final = tuple(limit for limit in LIMITS if limit.by_run)
-# What the kernel counts for a tenant: it is told of those that are not its own defaults.
+# A tenant's limits that the kernel enforces. The gateway sends those that differ from the defaults.
 KERNEL_TENANT_LIMITS: Final = tuple(
-    limit.name for limit in _TENANT if limit.by.startswith("kernel")
+    limit.name for limit in _TENANT if limit.enforced_by.startswith("kernel")
 )
 
-# What a worker counts for a tenant, which it is told with each run.
-WORKER_TENANT_LIMITS: Final = tuple(limit.name for limit in _TENANT if limit.by == "worker")
+# A tenant's limits that a worker enforces. They come with each run.
+WORKER_TENANT_LIMITS: Final = tuple(
+    limit.name for limit in _TENANT if limit.enforced_by == "worker"
+)
 
-# What bounds how a tenant's programs are compiled.
+# Limits of compiling a tenant's programs.
 COMPILER_LIMITS: Final = (
     "program_functions", "compile_cpu_ms", "compile_memory_bytes", "compile_burst_ms",
 )  # fmt: skip
 
-# How the reason of a run begins that was ended by a limit; the longest comes first where one begins
-# as another does. What a worker says is not believed: it becomes one of these, or no limit at all.
+# How the reason of a run begins that a limit has ended. Longer prefixes come first. A worker's
+# reason is untrusted: only these beginnings name a limit.
 REASONS: Final = (
     ("cpu time limit", "cpu_ms"),
     ("wall time limit", "wall_ms"),
@@ -214,7 +215,7 @@ assert all(
 
 
 def limit_of(status: str, reason: str) -> str | None:
-    """Return the limit that has ended a run with this status and reason, if one has."""
+    """Return the limit that ended a run with this status and reason, or None."""
     if status not in ("killed", "trapped"):
         return None
     found = (limit for words, limit in REASONS if reason.startswith(words))
@@ -222,5 +223,5 @@ def limit_of(status: str, reason: str) -> str | None:
 
 
 def run_defaults() -> dict[str, int]:
-    """Return what a run may use when nobody has said anything."""
+    """Return the default limits of a run."""
     return {limit.name: limit.default for limit in RUN_LIMITS if limit.default is not None}

@@ -1,12 +1,11 @@
 """Links: ordered, reliable streams of msgpack frames between two roles.
 
 A frame is one msgpack array, preceded on a socket by its length (u32, little-endian). `send` never
-blocks: it queues, and all that was queued in one turn of the event loop leaves in one write, so
-that a burst of small frames costs one system call. A frame that is the turn's last is sent `now`:
-then the loop need not come round once more to write it. Whoever sends to a peer it does not trust
-to read watches `Link.backlog`.
+blocks: it queues. All frames of one turn of the event loop leave in one write, so that a burst of
+small frames costs one system call. The last frame of a turn is sent with `now`, which saves one
+pass of the loop. A sender that does not trust its peer to read must watch `Link.backlog`.
 
-Everything runs on one event loop; nothing here is thread-safe.
+Everything runs on one event loop. Nothing here is thread-safe.
 """
 
 import asyncio
@@ -27,46 +26,46 @@ OnClosed = Callable[[], None]
 
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_INBOUND_BYTES: Final = 64 << 10  # of a socket's buffer, but for one frame that is larger
-# One for all: it keeps nothing between two frames, and making one costs more than a small frame.
+_INBOUND_BYTES: Final = 64 << 10  # of a socket's buffer, unless one frame is larger
+# One packer for all: it has no state between frames, and making one costs more than a small frame.
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 
 class LinkError(Exception):
-    """The peer sent something that is no frame, or one that is too large."""
+    """The peer sent an invalid frame, or one that is too large."""
 
 
 class Link(Protocol):
-    """One end of a link. `receive` must be called once, before control returns to the loop."""
+    """One end of a link. Call `receive` once, before control returns to the loop."""
 
     @property
     def backlog(self) -> int:
-        """Bytes queued and not yet taken by the peer."""
+        """Bytes that are queued and not yet read by the peer."""
 
     @property
     def closed(self) -> bool:
         """Whether the link has ended, by either side."""
 
     def send(self, frame: Frame, now: bool = False) -> None:
-        """Queue one frame; on a closed link it is dropped (`on_closed` tells).
+        """Queue one frame. A closed link drops it.
 
-        `now`: write all that is queued now, not at the end of the turn.
+        `now`: write all queued frames at once, not at the end of the turn.
         """
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        """Queue one frame that `encode` has made."""
+        """Queue one frame that is encoded already."""
 
     def flush(self) -> None:
-        """Write what is queued now, not at the end of the turn: for who knows that it was all."""
+        """Write all queued frames at once, not at the end of the turn."""
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        """Name who takes the frames, in order, and who hears of the end, once."""
+        """Set the callbacks: for each frame, in order, and for the link's end, once."""
 
     def close(self) -> None:
-        """End the link after what is queued has been written."""
+        """End the link after all queued frames are written."""
 
     def abort(self) -> None:
-        """End the link now, as with a peer that does not read; what is queued is lost."""
+        """End the link at once. Queued frames are lost."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -83,7 +82,7 @@ def decode(data: bytes | memoryview) -> list[Any]:
     try:
         frame = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except Exception as error:
-        raise LinkError(f"a frame that is no msgpack: {error}") from error
+        raise LinkError(f"a frame is not msgpack: {error}") from error
     if not isinstance(frame, list) or not frame:
         raise LinkError("a frame must be an array with its kind first")
     return frame
@@ -92,8 +91,8 @@ def decode(data: bytes | memoryview) -> list[Any]:
 class SocketLink(asyncio.BufferedProtocol):
     """A link over a stream socket. `frame_bytes_max` bounds what the peer may send.
 
-    It reads into a buffer of its own: a transport that makes the bytes itself takes new memory for
-    each read, which costs several times the read.
+    It reads into its own buffer. A transport that returns bytes allocates memory for each read,
+    which costs several times the read.
     """
 
     def __init__(
@@ -104,55 +103,50 @@ class SocketLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._inbound = memoryview(bytearray(_INBOUND_BYTES))
-        self._filled = 0  # bytes of it that came and are not delivered
-        self.body: bytes | memoryview = b""  # of the frame that is delivered now
+        self._filled = 0  # received bytes that are not delivered yet
+        self.body: bytes | memoryview = b""  # of the frame that is being delivered
         self._outbound: list[bytes] = []
         self._outbound_bytes = 0
         self._flush_planned = False
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
-        self._closing = False  # by us: nothing more is sent or received
+        self._closing = False  # `close` or `abort` was called: no frames are sent or received
         self._closed = False
         self.error: LinkError | None = None
 
     # -- Link ----------------------------------------------------------------------------------
     @property
     def backlog(self) -> int:
-        """Bytes queued and not yet taken by the peer."""
         buffered = self._transport.get_write_buffer_size() if self._transport else 0
         return self._outbound_bytes + buffered
 
     @property
     def closed(self) -> bool:
-        """Whether the link has ended."""
         return self._closed
 
     @property
     def peer_pid(self) -> int:
-        """The process that has connected, or listens, at the other end of a Unix socket.
+        """The process at the other end of a Unix socket, as the system reports it.
 
-        The system says it, whatever the peer does; 0 where it does not, or cannot just now: whoever
-        asks who that is lets nobody in then, and the peer comes again.
+        0: the system does not report it, or cannot now. Then refuse the peer; it connects again.
         """
         own = self._transport.get_extra_info("socket") if self._transport else None
         if own is None or own.fileno() < 0 or not hasattr(socket, "SO_PEERCRED"):
             return 0
-        try:  # a transport's own is no real one
+        try:  # duplicated, because a transport's object is not a real socket
             with socket.socket(fileno=os.dup(own.fileno())) as same:
                 if same.family != socket.AF_UNIX:
                     return 0
                 found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # it is gone, or this process has no descriptors left
+        except OSError:  # the peer is gone, or this process has no descriptors left
             return 0
         pid: int = _CREDENTIALS.unpack(found)[0]
         return pid
 
     def send(self, frame: Frame, now: bool = False) -> None:
-        """Queue one frame for this turn's write, or write it `now`."""
         self.send_encoded(_pack(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        """Queue one frame that is encoded already."""
         if self._closed or self._closing:
             return
         self._outbound.append(_LENGTH.pack(len(body)) + body)
@@ -164,20 +158,17 @@ class SocketLink(asyncio.BufferedProtocol):
             self._loop.call_soon(self._planned_flush)
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        """Name the receivers; frames that came before are handed over at once."""
         self._on_frame, self._on_closed = on_frame, on_closed
         if self._filled:
             self._deliver()
 
     def close(self) -> None:
-        """Write what is queued, then end."""
         self._closing = True
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End now."""
         self._closing = True
         self._outbound.clear()
         self._outbound_bytes = 0
@@ -185,13 +176,12 @@ class SocketLink(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def flush(self) -> None:
-        """Write what is queued now."""
         outbound, transport = self._outbound, self._transport
         if outbound and transport is not None:
             data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
             outbound.clear()
             self._outbound_bytes = 0
-            if not transport.is_closing():  # its end is told soon
+            if not transport.is_closing():  # else `connection_lost` follows
                 transport.write(data)
 
     def _planned_flush(self) -> None:
@@ -200,25 +190,21 @@ class SocketLink(asyncio.BufferedProtocol):
 
     # -- asyncio.BufferedProtocol --------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
-        # Not every event loop's transports are asyncio's by their class.
+        # A cast, because not every event loop's transports derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Return where the next bytes go; there is always room."""
         return self._inbound[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Some bytes came."""
         self._filled += nbytes
         if self._on_frame is not None:
             self._deliver()
         elif self._filled == len(self._inbound):
-            self._keep(0, 2 * self._filled)
+            self._move_rest(0, 2 * self._filled)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The socket has ended, whoever ended it."""
         if self._closed:
             return
         self._closed = True
@@ -241,20 +227,18 @@ class SocketLink(asyncio.BufferedProtocol):
                 start = end
                 self._on_frame(decode(body))
         except LinkError as error:
-            # The peer broke the contract: nothing it sends after this can be understood.
+            # The stream cannot be parsed any further.
             self.error = error
             if self._transport is not None:
                 self._transport.abort()
         finally:
-            over = self._closing or self.error is not None  # nobody wants what is left
-            self._keep(filled if over else start, wanted)
+            over = self._closing or self.error is not None  # then the rest is dropped
+            self._move_rest(filled if over else start, wanted)
 
-    def _keep(self, start: int, wanted: int) -> None:
-        """Drop what is delivered, and make room for a frame of so many bytes.
-
-        The room grows with what has come, not with what a peer says will come, and goes with the
-        frame. The buffer may still be looked at from an error's traceback: it is never resized.
-        """
+    def _move_rest(self, start: int, wanted: int) -> None:
+        """Drop the bytes before `start`, and make space for a frame of `wanted` bytes."""
+        # The buffer grows with received bytes, not with the length that a peer announces, and
+        # shrinks after the frame. It is replaced, never resized: a traceback may still refer to it.
         buffer, left = self._inbound, self._filled - start
         self._filled = left
         size = max(_INBOUND_BYTES, min(wanted, 2 * left))
@@ -264,16 +248,16 @@ class SocketLink(asyncio.BufferedProtocol):
             self._inbound[:left] = buffer[start : start + left]
 
 
-# The two ends of a memory link are one thing and know each other's insides.
+# The two ends of a memory link use each other's private attributes.
 # ruff: noqa: SLF001
 class MemoryLink:
-    """One end of an in-process link; frames go through the codec, so tests see real ones."""
+    """One end of an in-process link. Frames are encoded, so that tests see real ones."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer: MemoryLink | None = None
         self._queue: list[bytes] = []
-        self.body: bytes | memoryview = b""  # of the frame that is delivered now
+        self.body: bytes | memoryview = b""  # of the frame that is being delivered
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
         self._planned = False
@@ -281,35 +265,30 @@ class MemoryLink:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the peer has not taken."""
         return sum(map(len, self._peer._queue)) if self._peer else 0
 
     @property
     def closed(self) -> bool:
-        """Whether the link has ended."""
         return self._closed
 
     def send(self, frame: Frame, now: bool = False) -> None:
-        """Queue one frame for the peer's next turn."""
         self.send_encoded(encode(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:  # noqa: ARG002
-        """Queue one frame that is encoded already."""
         if self._closed or self._peer is None or self._peer._closed:
             return
         self._peer._queue.append(body)
         self._peer._plan()
 
     def flush(self) -> None:
-        """Nothing to do: frames are with the peer already."""
+        """Do nothing: frames are in the peer's queue already."""
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        """Name the receivers."""
         self._on_frame, self._on_closed = on_frame, on_closed
         self._plan()
 
     def close(self) -> None:
-        """End both ends, the peer's after it has taken what is queued."""
+        """End both ends, the peer's after it has received all queued frames."""
         if self._closed:
             return
         self._closed = True
@@ -320,7 +299,7 @@ class MemoryLink:
             self._loop.call_soon(self._on_closed)
 
     def abort(self) -> None:
-        """End both ends; the peer does not get what is queued."""
+        """End both ends. Queued frames are lost."""
         if self._peer is not None:
             self._peer._queue.clear()
         self.close()
@@ -358,7 +337,7 @@ async def connect_unix(path: Path, frame_bytes_max: int = FRAME_BYTES_MAX) -> So
     """Connect to a role that listens at `path`.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no role listens there.
     """
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(
@@ -374,5 +353,5 @@ async def serve_unix(
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: SocketLink(on_link, frame_bytes_max), str(path))
-    path.chmod(0o660)  # noqa: ASYNC240 - its directory says who gets here, and its group is theirs
+    path.chmod(0o660)  # noqa: ASYNC240 - its directory and group limit access
     return server

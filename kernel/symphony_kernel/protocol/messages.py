@@ -1,9 +1,8 @@
-"""What the roles say to each other.
+"""The messages between roles.
 
-Every frame is `[kind, field, ...]`. The messages below are the whole language; `encode` and
-`decode` turn them into frames and back, and `decode` checks each field's type, because a worker
-runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain
-lists: their items are checked where they are executed.
+Every frame is `[kind, field, ...]`, and these are all messages. `encode` and `decode` convert them
+to frames and back. `decode` checks each field's type, because a worker runs untrusted code. The two
+hot ones, `Calls` and `Replies`, carry plain lists: their items are checked where they are executed.
 
     gateway -> kernel   Hello, Register, End, Ask, Spent
     kernel  -> gateway  Welcome, Answer, Exceeded, Traced, Pace
@@ -24,17 +23,17 @@ PROTOCOL_VERSION = 2
 
 
 class MessageError(Exception):
-    """A frame that is none of the messages, or whose fields are of the wrong type."""
+    """A frame is no message, or a field has the wrong type, or the peer may not send it."""
 
 
 class Op(IntEnum):
-    """Kernel operations in `Calls`; arguments after [instance, op, seq].
+    """Kernel operations in `Calls`, with their arguments after [instance, op, seq].
 
-    `seq` names the reply (unique in its instance, chosen by the worker); 0 wants none. A reply is a
-    negative errno, an int, bytes, or what stands after the arrow.
+    The worker chooses `seq`, unique in its instance, to identify the reply; 0: no reply. A reply is
+    a negative errno, an int, bytes, or what is after the arrow.
     """
 
-    KV_CREATE = 1  # handle; no reply: a failure is sticky (see ABI.md)
+    KV_CREATE = 1  # handle; no reply: a failure is sticky (see docs/abi.md)
     KV_OPEN = 2  # handle, path, rights -> rights granted
     KV_FORK = 3  # handle, source; no reply
     KV_EXTRACT = 4  # handle, source, ranges (u32 pairs, bytes); no reply
@@ -50,17 +49,17 @@ class Op(IntEnum):
     KV_GRANTED = 14  # handle, name -> rights
     KV_CLOSE = 15  # handle; no reply
     PRED = 16  # handle, tokens (u32 bytes), positions (u32 bytes or nil), options (bytes) -> bytes
-    STAGE = 17  # stage id, [[handle, rights, name], ...] -> 0; kept for the child that names it
-    CANCEL = 18  # the seq of a PRED or GENERATE to drop; no reply; its own becomes ECANCELED
-    # handle, tokens (u32 bytes), options (bytes) -> records, reply after reply; the last one is
-    # empty or an errno, and comes in the frame of the last record
+    STAGE = 17  # stage id, [[handle, rights, name], ...] -> 0; for the child that names the stage
+    CANCEL = 18  # the seq of a PRED or GENERATE, whose reply becomes ECANCELED; no reply
+    # handle, tokens (u32 bytes), options (bytes) -> several replies with records; the last reply is
+    # empty or an errno, and is in the frame of the last record
     GENERATE = 19
     TAKEN = 20  # the seq of a GENERATE, records that the program has taken; no reply
-    KV_OFFER = 21  # handle -> entries that the prefix cache has of it now
+    KV_OFFER = 21  # handle -> entries of it in the prefix cache
     KV_MATCH = 22  # handle, tokens (u32 bytes) -> entries of the new file
     KV_LIST_AFTER = 23  # prefix, after, limit -> msgpack bytes
     KV_ADVISE = 24  # handle, hint (see `kv_advise`), argument; no reply
-    WAITS = 25  # 1: the instance waits for the outside, 0: it is about to go on; no reply
+    WAITS = 25  # 1: the instance waits for egress, 0: it is about to continue; no reply
     CONSTRAINT = 26  # kind (see `constraint`), text -> a handle, or msgpack bytes [errno, words]
     CONSTRAINT_CLOSE = 27  # handle; no reply
 
@@ -76,9 +75,9 @@ class Message:
 class Hello(Message):
     """The first frame on a link. `role` is "gateway" or "worker".
 
-    `session` names the session that the link carries (see `sessions`; b"": none, the link stands
-    for itself), `received` the frames of it that have come; -1: it begins. `about` is what a worker
-    tells a gateway of itself: {containment: {layer: words}}.
+    `session` is the session that the link carries (see `sessions`; b"": none). `received` is the
+    number of its frames that have been received; -1: it begins. `about` is a worker's description
+    for a gateway: {containment: {layer: words}}.
     """
 
     KIND: ClassVar[int] = 1
@@ -98,8 +97,8 @@ class Welcome(Message):
 
     From the kernel, `about` is {model: {name, vocab_size, eos, bos, max_context, page_size, dtype},
     tokenizer: bytes of tokenizer.json, chat_template: str or nil, special: {bos_token, eos_token}}.
-    From the gateway, and where a session goes on, it is {}. `resumed`: the session goes on;
-    `received` frames of it have come.
+    From the gateway, and for a resumed session, it is {}. `resumed`: the session continues, and
+    `received` of its frames have been received.
     """
 
     KIND: ClassVar[int] = 2
@@ -111,18 +110,18 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Message):
-    """A request that is not on a hot path; answered by an `Answer` with its `seq`.
+    """A request that is not on a hot path. An `Answer` with its `seq` answers it.
 
-    gateway -> kernel: "limit_tenant" {tenant, limits} (see `limit_table`; nil: everybody's) -> 0,
-    "tokens_left" {tenant} -> [tokens, ms until there are some], or nil where nothing is counted,
+    gateway -> kernel: "limit_tenant" {tenant, limits} (see `limit_table`; nil: the defaults) -> 0,
+    "tokens_left" {tenant} -> [tokens, ms until there are some], or nil without a rate limit,
     "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
-    "kv_remove" {tenant, path}, "kv_changes" {tenant} -> changes of names that wait for the disk,
+    "kv_remove" {tenant, path}, "kv_changes" {tenant} -> changes of names that are not on disk yet,
     "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
-    request}, "tools" {instance} -> bytes, as the ABI has them.
+    request}, "tools" {instance} -> bytes, as in the ABI.
     """
 
     KIND: ClassVar[int] = 3
@@ -143,7 +142,7 @@ class Answer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Unask(Message):
-    """The asker no longer wants the answer (a cancelled `channel_recv`)."""
+    """Cancels an `Ask`: its sender wants no answer (a cancelled `channel_recv`)."""
 
     KIND: ClassVar[int] = 5
     seq: int
@@ -151,7 +150,7 @@ class Unask(Message):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Message):
-    """So many numbered frames of the session have come. Not numbered itself."""
+    """The number of the session's frames that have been received. Not numbered itself."""
 
     KIND: ClassVar[int] = 6
     received: int
@@ -159,14 +158,14 @@ class Receipt(Message):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptWanted(Message):
-    """The sender wants a `Receipt`, to forget what it keeps. Not numbered itself."""
+    """Asks for a `Receipt`, to drop kept frames. Not numbered itself."""
 
     KIND: ClassVar[int] = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Calls(Message):
-    """One turn's kernel calls of a worker: [[instance, op, seq, argument, ...], ...]."""
+    """A worker's kernel calls of one turn: [[instance, op, seq, argument, ...], ...]."""
 
     KIND: ClassVar[int] = 10
     calls: list[Any]
@@ -182,10 +181,10 @@ class Replies(Message):
 
 @dataclass(frozen=True, slots=True)
 class Spent(Message):
-    """What instances have cost a worker or the gateway lately: [[instance, microseconds], ...].
+    """Processor time that a worker or the gateway has spent: [[instance, microseconds], ...].
 
-    Of processor time; one instance may stand for others of its tenant. The gateway also tells of
-    what is no instance's (compilers, commits), with the tenant's name in an instance's place.
+    One instance may stand for others of its tenant. For compilers and commits, the gateway gives
+    the tenant's name instead of an instance.
     """
 
     KIND: ClassVar[int] = 12
@@ -194,10 +193,7 @@ class Spent(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pace(Message):
-    """A tenant has had its share of the processors: it rests for so long from now on.
-
-    In a worker its instances do, at the gateway its compilers.
-    """
+    """Throttles a tenant for `ms`: its instances in a worker, its compilers at the gateway."""
 
     KIND: ClassVar[int] = 13
     tenant: str
@@ -206,11 +202,11 @@ class Pace(Message):
 
 @dataclass(frozen=True, slots=True)
 class Register(Message):
-    """An instance may call the kernel over the link of `worker`, in the name of `tenant`.
+    """Lets an instance call the kernel over the link of `worker`, for `tenant`.
 
-    A child names its `parent` (else 0) and the `stage` whose grants it takes (else 0).
-    `options`: {weight: float, trace: bool, and the run's limits kv_tokens, tokens, children,
-    child_depth}. Answered with 0.
+    A child has a `parent` (else 0) and the `stage` whose grants it gets (else 0). `options`:
+    {weight: float, trace: bool, and the run's limits kv_tokens, tokens, children, child_depth}.
+    Answered with 0.
     """
 
     KIND: ClassVar[int] = 20
@@ -225,7 +221,7 @@ class Register(Message):
 
 @dataclass(frozen=True, slots=True)
 class End(Message):
-    """An instance has ended: everything it held comes back.
+    """Ends an instance: the kernel frees everything that it held.
 
     Answered with {prompt_tokens, cached_tokens, completion_tokens, kv_token_ms}.
     """
@@ -237,7 +233,7 @@ class End(Message):
 
 @dataclass(frozen=True, slots=True)
 class Exceeded(Message):
-    """An instance has used up a limit that the kernel counts; the gateway kills its run."""
+    """An instance has exceeded a limit that the kernel counts. The gateway kills its run."""
 
     KIND: ClassVar[int] = 22
     instance: int
@@ -246,7 +242,7 @@ class Exceeded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Module(Message):
-    """A compiled program, sent before the first `Start` (or spawn) that names it."""
+    """A compiled program, sent before the first `Start` (or spawn) that uses it."""
 
     KIND: ClassVar[int] = 30
     module: str
@@ -255,10 +251,10 @@ class Module(Message):
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """Start an instance. `limits` has every key of the run's limits (see `gateway/runs`).
+    """Starts an instance. `limits` has every key of the run's limits (see `gateway/runs`).
 
-    With `trace` it and its children tell what they do (`Traced`). Of `tenant`s the worker knows
-    which runs are whose: they get their turns fairly.
+    With `trace` the worker sends its calls and its children's (`Traced`). The worker schedules
+    `tenant`s fairly.
     """
 
     KIND: ClassVar[int] = 31
@@ -282,7 +278,7 @@ class Deliver(Message):
 
 @dataclass(frozen=True, slots=True)
 class CloseInput(Message):
-    """The user sends nothing more: `recv` answers EPIPE once it has taken what came."""
+    """The user sends no more messages: `recv` returns EPIPE after the last one."""
 
     KIND: ClassVar[int] = 33
     instance: int
@@ -290,7 +286,7 @@ class CloseInput(Message):
 
 @dataclass(frozen=True, slots=True)
 class Kill(Message):
-    """End an instance and its children now, whatever it does."""
+    """Ends an instance and its children at once."""
 
     KIND: ClassVar[int] = 34
     instance: int
@@ -299,7 +295,7 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True)
 class Credit(Message):
-    """The gateway has taken this many more bytes of what the instance sent."""
+    """The gateway has accepted this many more bytes of the instance's output."""
 
     KIND: ClassVar[int] = 35
     instance: int
@@ -308,7 +304,7 @@ class Credit(Message):
 
 @dataclass(frozen=True, slots=True)
 class Unload(Message):
-    """A program that no instance runs is not needed any more; `Module` would come again."""
+    """Unloads a program that no instance runs. `Module` would load it again."""
 
     KIND: ClassVar[int] = 36
     module: str
@@ -316,14 +312,14 @@ class Unload(Message):
 
 @dataclass(frozen=True, slots=True)
 class Retire(Message):
-    """A worker's process ends, so that another takes its place; it has no runs."""
+    """Ends a worker's process, which has no runs, so that another replaces it."""
 
     KIND: ClassVar[int] = 37
 
 
 @dataclass(frozen=True, slots=True)
 class Output(Message):
-    """One turn's sends of a worker, in order: [[instance, bytes], ...]."""
+    """A worker's sends of one turn, in order: [[instance, bytes], ...]."""
 
     KIND: ClassVar[int] = 40
     messages: list[Any]
@@ -331,7 +327,7 @@ class Output(Message):
 
 @dataclass(frozen=True, slots=True)
 class Logs(Message):
-    """One turn's log lines of a worker: [[instance, level, bytes], ...]."""
+    """A worker's log lines of one turn: [[instance, level, bytes], ...]."""
 
     KIND: ClassVar[int] = 41
     lines: list[Any]
@@ -341,9 +337,9 @@ class Logs(Message):
 class Ended(Message):
     """An instance (a run's or a child's) has ended.
 
-    `status` is exited, trapped, killed or failed; `usage` is {cpu_ms, wall_ms, syscalls,
-    peak_memory_bytes}, its children's included. `hits` is of a run's first instance: how often
-    calls of all of them were refused for a limit, by its name (see `limit_table`).
+    `status` is exited, trapped, killed or failed. `usage` is {cpu_ms, wall_ms, syscalls,
+    peak_memory_bytes}, children included. `hits` of a run's root counts refused calls of the whole
+    run, by the limit's name (see `limit_table`).
     """
 
     KIND: ClassVar[int] = 42
@@ -357,7 +353,7 @@ class Ended(Message):
 
 @dataclass(frozen=True, slots=True)
 class Received(Message):
-    """The program has received so many of the delivered messages, with so many bytes together."""
+    """The number of delivered messages that a program has received, and their bytes."""
 
     KIND: ClassVar[int] = 43
     instance: int
@@ -367,12 +363,12 @@ class Received(Message):
 
 @dataclass(frozen=True, slots=True)
 class Traced(Message):
-    """A bundle of events of a traced run, by its first instance; the last comes before its end.
+    """A batch of events of a traced run, by its root. The last one comes before its end.
 
-    From a worker, its calls: [instance, call (str; "": its whole life), began, ended, result or
-    nil, suspended (bool)]. From the kernel, its preds: [instance, seq, tokens, submitted, ended,
-    errno or 0, [[step began, ended, rows, tokens, of them its own], ...]], and where its file was
-    not on the device [pages from the host, from disk, tokens rebuilt]. Monotonic seconds.
+    A worker sends calls: [instance, call (str; "": its whole life), began, ended, result or nil,
+    suspended (bool)]. The kernel sends preds: [instance, seq, tokens, submitted, ended, errno or 0,
+    [[step began, ended, rows, tokens, its own tokens], ...]], and if the file was not on the device
+    [pages from the host, from disk, recomputed tokens]. Times are monotonic seconds.
     """
 
     KIND: ClassVar[int] = 44
@@ -441,7 +437,7 @@ def encode(message: Message) -> list[Any]:
 
 
 def is_output(frame: list[Any]) -> bool:
-    """Whether a frame is a well-formed `Output`, which needs no message made of it."""
+    """Return whether a frame is a valid `Output`, to be handled without a message object."""
     return len(frame) == 2 and frame[0] == Output.KIND and type(frame[1]) is list
 
 
@@ -458,7 +454,7 @@ def decode(frame: list[Any]) -> Message:
     if len(frame) != len(wanted) + 1:
         raise MessageError(f"{kind.__name__} has {len(wanted)} fields, not {len(frame) - 1}")
     for (name, types), value in zip(wanted, frame[1:], strict=True):
-        # bool is an int in Python; a frame that says true where a number stands is wrong.
+        # bool is an int in Python, but true is not a valid number.
         if not isinstance(value, types) or (isinstance(value, bool) and int in types):
-            raise MessageError(f"{kind.__name__}.{name} is a {type(value).__name__}")
+            raise MessageError(f"{kind.__name__}.{name} must not be a {type(value).__name__}")
     return kind(*frame[1:])

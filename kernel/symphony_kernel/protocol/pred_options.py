@@ -1,8 +1,8 @@
 """The options of `pred`, parsed and checked in one place.
 
-The worker checks them so that the guest hears of a mistake at once, and the kernel checks them
-again because it does not believe the worker. Programs repeat the same few options, so parsed ones
-are kept in a small cache keyed by their bytes.
+The worker checks them so that a program gets its errors at once. The kernel checks them again
+because it does not trust the worker. Programs repeat the same few options, so parsed options are
+cached by their bytes.
 """
 
 import math
@@ -28,13 +28,13 @@ CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
 class Get(IntEnum):
-    """What a place's distribution is turned into, and the bytes of one place (little-endian)."""
+    """What to compute from a place's distribution, and its bytes (little-endian)."""
 
     NONE = 0  # nothing
     ARGMAX = 1  # u32 token, f32 log-probability; then `logprobs` times the same, best first
-    SAMPLE = 2  # the same
+    SAMPLE = 2  # as ARGMAX
     TOP = 3  # k times (u32, f32), best first
-    OF = 4  # an f32 for each id asked about
+    OF = 4  # an f32 for each requested id
     LOGITS = 5  # vocab_size times f32
 
 
@@ -51,7 +51,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class PredOptions:
-    """Checked options. Ids are below 2**32; whoever knows the vocabulary checks them against it."""
+    """Checked options. Ids are below 2**32, but not checked against the vocabulary."""
 
     at: str | tuple[int, ...] = "last"  # "last", "all", or indices into the call's tokens
     get: Get = Get.ARGMAX
@@ -65,16 +65,15 @@ class PredOptions:
     parents: tuple[int, ...] | None = None
     keep: bool = True
     constraint: int = 0  # a handle; 0: none
-    since: int | None = None  # the file's entry with which its text begins; None: as it is known
+    since: int | None = None  # the file's entry with which the text begins; None: as before
 
     def places(self, count: int) -> int:
-        """Return how many of `count` tokens want a distribution."""
+        """Return the number of places, for a call of `count` tokens."""
         if self.get is Get.NONE:
             return 0
         return 1 if self.at == "last" else count if self.at == "all" else len(self.at)
 
     def place_bytes(self, vocab_size: int) -> int:
-        """Return the size of one place's result."""
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
                 return 8 + 8 * self.logprobs
@@ -95,8 +94,8 @@ def parse_pred_options(data: bytes) -> PredOptions:
     """Return the options in msgpack `data` (empty: the defaults).
 
     Raises:
-        SyscallError: EINVAL for what ABI.md does not describe, ENOSYS for what it does and this
-            version does not do yet (`adapter`), EFBIG over the size limit.
+        SyscallError: EINVAL for options that docs/abi.md does not allow, ENOSYS for ones that are
+            not implemented yet (`adapter`), EFBIG above the size limit.
     """
     if not data:
         return DEFAULT
@@ -110,7 +109,7 @@ def _invalid(detail: str) -> SyscallError:
 
 
 def unpack_options(data: bytes) -> dict[Any, Any]:
-    """Return the map in `data`; its values are checked by whoever reads them. EINVAL."""
+    """Return the map in `data`, with unchecked values; EINVAL."""
     try:
         options = unpack_untrusted(
             data,
@@ -131,18 +130,18 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
     parsed: dict[str, Any] = {}
     for key, value in options.items():
         if key == "adapter":
-            raise SyscallError(Errno.ENOSYS, f"{key} is not there yet")
+            raise SyscallError(Errno.ENOSYS, f"{key} is not implemented yet")
         reader = _READERS.get(key)
         if reader is None:
             raise _invalid(f"unknown option {key!r}")
         parsed |= reader(value)
     found = PredOptions(**parsed)
     if found.logprobs and found.get not in (Get.ARGMAX, Get.SAMPLE):
-        raise _invalid("logprobs goes with get argmax and sample")
+        raise _invalid("logprobs is allowed only with get argmax or sample")
     if found.constraint and (found.at != "last" or found.parents is not None):
-        raise _invalid("a constraint goes with at last, and without parents")
+        raise _invalid("a constraint is allowed only with at last and without parents")
     if found.since is not None and not found.constraint:
-        raise _invalid("since goes with a constraint")
+        raise _invalid("since is allowed only with a constraint")
     return found
 
 
@@ -172,7 +171,7 @@ def _read_at(value: Any) -> dict[str, Any]:
         return {"at": value}
     if not isinstance(value, list):
         raise _invalid("at must be 'last', 'all' or a list of indices")
-    # There may be very many: all at once, since programs and the kernel wait for this.
+    # Checked all at once: there may be very many, and programs and the kernel wait for this.
     if not {int}.issuperset(map(type, value)):
         raise _invalid("an index in at must be an integer")
     if value and not (min(value) >= 0 and max(value) < 2**31):
@@ -196,7 +195,7 @@ def _read_get(value: Any) -> dict[str, Any]:
             return {"get": Get.OF, "of": ids}
         if key == "sample" and isinstance(argument, dict):
             return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
-    raise _invalid("get is none of argmax, none, logits, {sample}, {top}, {of}")
+    raise _invalid("get must be argmax, none, logits, {sample}, {top} or {of}")
 
 
 def _sampling(options: dict[Any, Any]) -> Sampling:

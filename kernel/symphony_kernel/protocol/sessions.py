@@ -1,18 +1,18 @@
 """Sessions: links that outlive their connections.
 
-A session is a course of frames each way, numbered 1, 2, ... by being counted on both sides. Its
-sender keeps each frame until the peer has acknowledged it; when a connection has ended, by a cut or
-by a process's death, the next one begins with what either side has got, and both send the rest:
+A session is a sequence of frames in each direction. Both sides count them: 1, 2, ... The sender
+keeps each frame until the peer has acknowledged it. When a connection has ended, by a cut or a
+process's death, the next one begins with what each side has received, and both send the rest:
 
     Hello   session, received     (received -1: the session begins here)
-    Welcome resumed, received     (not resumed: whoever answers knows nothing of the session)
+    Welcome resumed, received     (not resumed: the peer does not know the session)
 
-So above a session each frame comes once and in order, whatever happens to its connections. Only a
-session that its peer does not know any more, or that one side closed, ends (`on_closed`).
+So a session delivers each frame once and in order, whatever happens to its connections. A session
+ends (`on_closed`) only if a side closes it, or the peer does not know it any more.
 
-Receipts are asked for by the sender, who knows what it keeps: every so many frames or bytes, and
-once after a pause. They are not numbered, nor are `Hello` and `Welcome`. Everything that an end of
-a session must know is plain data (`SessionState`), for whoever goes on with it in another process.
+The sender asks for receipts, because it knows how much it keeps: after a number of frames or bytes,
+and once after a pause. Receipts, `Hello` and `Welcome` are not numbered. The state of an end is
+plain data (`SessionState`), so that another process can resume it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _RECEIPT, _WANTED = m.Receipt.KIND, m.ReceiptWanted.KIND
 
 
 class LinkLostError(Exception):
-    """No session came about on a connection: no welcome, or the session is not known there."""
+    """A connection carries no session: no `Welcome` came, or the peer does not know the session."""
 
 
 @dataclass(slots=True)
@@ -47,16 +47,16 @@ class SessionState:
     """One end of a session, as plain data."""
 
     id: bytes
-    received: int = 0  # numbered frames that have come
-    sent: int = 0  # numbered frames that were sent; the last of them are kept
-    kept: list[bytes] = field(default_factory=list)  # unacknowledged ones, encoded, in order
+    received: int = 0  # number of frames
+    sent: int = 0  # number of frames
+    kept: list[bytes] = field(default_factory=list)  # sent and unacknowledged, in order
 
 
 class SessionLink:
-    """One end of a session: a `Link` that goes on over one connection after the other.
+    """One end of a session: a `Link` over one connection after the other.
 
-    Until it is connected, and between two connections, what is sent is kept. Whoever owns a
-    connection hands its frames to `take` and tells of its end with `cut`.
+    It keeps frames that are sent without a connection. The owner of a connection passes its frames
+    to `handle_frame` and reports its end with `connection_ended`.
     """
 
     def __init__(self, state: SessionState) -> None:
@@ -66,7 +66,7 @@ class SessionLink:
         self.sent = state.sent
         self._kept: deque[bytes] = deque(state.kept)
         self._kept_bytes = sum(map(len, state.kept))
-        # The next receipt is asked for when so many frames are sent, or so many bytes are kept.
+        # At these numbers of sent frames and kept bytes it asks for the next receipt.
         self._want_at = self.sent + SESSION_KEPT_FRAMES
         self._want_at_bytes = self._kept_bytes + SESSION_KEPT_BYTES
         self._timer: asyncio.TimerHandle | None = None
@@ -76,23 +76,22 @@ class SessionLink:
         self._closed = False
 
     def state(self) -> SessionState:
-        """Return what another end needs to go on from here."""
+        """Return the state, from which another process can resume."""
         return SessionState(self.id, self.received, self.sent, list(self._kept))
 
     # -- Connections ---------------------------------------------------------------------------
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
         return self._link is not None
 
     def can_resume(self, received: int) -> bool:
-        """Whether a peer that has got so many of our frames can be given the rest."""
+        """Return whether it still has all frames after the first `received`."""
         return not self._closed and self.sent - len(self._kept) <= received <= self.sent
 
     def connect(self, link: Link, received: int) -> None:
-        """Go on over a connection whose peer has got so many frames: it is sent the others.
+        """Use a new connection, and send the frames after the first `received`.
 
-        A connection before this one ends. `received` has been found good with `can_resume`.
+        An older connection ends. `can_resume(received)` must be true.
         """
         assert self.can_resume(received), (received, self.sent, len(self._kept))
         old, self._link = self._link, link
@@ -104,15 +103,15 @@ class SessionLink:
         if self._kept:
             self._want_receipt()
 
-    def cut(self, link: Link) -> bool:
-        """A connection has ended; the session goes on with the next. False: it has one already."""
+    def connection_ended(self, link: Link) -> bool:
+        """Wait for the next connection. False: the session already has another one."""
         if self._link is not link:
             return False
         self._link = None
         return True
 
-    def take(self, frame: list[Any]) -> None:
-        """Take a frame of the connection.
+    def handle_frame(self, frame: list[Any]) -> None:
+        """Handle a frame of the connection.
 
         Raises:
             LinkError: a receipt for frames that were not sent.
@@ -123,13 +122,13 @@ class SessionLink:
             if self._on_frame is not None and not self._closed:
                 self._on_frame(frame)
         elif kind == _WANTED:
-            # Whoever asks without reading the answers shall not fill our memory with them.
+            # A peer that asks but does not read must not fill our memory with receipts.
             if self._link is not None and self._link.backlog < SESSION_UNREAD_BYTES_MAX:
                 self._link.send([_RECEIPT, self.received])
         else:
             received = frame[1] if len(frame) == 2 else None
             if type(received) is not int or received > self.sent:
-                raise LinkError(f"a receipt for {received!r} of {self.sent} frames")
+                raise LinkError(f"a receipt for {received!r} frames, but {self.sent} were sent")
             self._drop(received)
 
     # -- Link ----------------------------------------------------------------------------------
@@ -140,15 +139,12 @@ class SessionLink:
 
     @property
     def closed(self) -> bool:
-        """Whether the session has ended."""
         return self._closed
 
     def send(self, frame: Frame, now: bool = False) -> None:
-        """Queue one frame, and keep it until it is acknowledged."""
         self.send_encoded(encode(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        """Queue one frame that is encoded already."""
         if self._closed:
             return
         self.sent += 1
@@ -157,29 +153,25 @@ class SessionLink:
         link = self._link
         if link is not None:
             if self.sent >= self._want_at or self._kept_bytes >= self._want_at_bytes:
-                self._want_receipt()  # before the frame: in one write, and answered in one
+                self._want_receipt()  # before the frame: both leave in one write
             link.send_encoded(body, now)
         if self._timer is None:
             self._timer = self._loop.call_later(SESSION_RECEIPT_SECONDS, self._pause)
 
     def flush(self) -> None:
-        """Write what is queued now."""
         if self._link is not None:
             self._link.flush()
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        """Name who takes the frames, in order, and who hears of the session's end, once."""
         self._on_frame, self._on_closed = on_frame, on_closed
 
     def close(self) -> None:
-        """End the session and its connection, after what is queued has been written."""
+        """End the session. Its connection ends after all queued frames are written."""
         self._end(abort=False)
 
     def abort(self) -> None:
-        """End the session and its connection now."""
         self._end(abort=True)
 
-    # -- Inside --------------------------------------------------------------------------------
     def _end(self, *, abort: bool) -> None:
         if self._closed:
             return
@@ -195,7 +187,7 @@ class SessionLink:
             self._loop.call_soon(self._on_closed)
 
     def _drop(self, received: int) -> None:
-        """Forget the frames that the peer has got."""
+        """Drop the frames that the peer has received."""
         kept = self._kept
         for _ in range(received - (self.sent - len(kept))):
             self._kept_bytes -= len(kept.popleft())
@@ -208,30 +200,30 @@ class SessionLink:
         self._link.send([_WANTED])
 
     def _pause(self) -> None:
-        """So long after a frame was sent: whatever is kept still was not asked about, perhaps."""
+        """Ask for a receipt some time after a frame was sent, if frames are still kept."""
         self._timer = None
         if self._kept and self._link is not None:
             self._want_receipt()
 
 
 class SessionEvents(Protocol):
-    """Who hears of a session that `Dialer` keeps; each call comes before the next frame."""
+    """Callbacks of a `Dialer`. Each is called before the next frame."""
 
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
-        """A session has begun; what the one before had is lost."""
+        """A session has begun. All state of an earlier session is lost."""
 
     def session_resumed(self, welcome: m.Welcome) -> None:
-        """The session goes on, perhaps with another process that knows all of it."""
+        """The session continues, perhaps with another process that has its state."""
 
     def session_cut(self) -> None:
-        """The connection has ended: the session waits for the next one."""
+        """The connection has ended. The session waits for the next one."""
 
     def session_ended(self) -> None:
-        """The session has ended, and everything that the other side knew of it."""
+        """The session has ended, and the peer has lost its state."""
 
 
 class Dialer:
-    """The side that connects: says `Hello` on each connection, and keeps one session going."""
+    """The side that connects: it sends `Hello` on each connection, and keeps one session."""
 
     def __init__(
         self, role: str, name: str, secret: bytes, on_frame: OnFrame, events: SessionEvents
@@ -240,25 +232,25 @@ class Dialer:
         self._on_frame, self._events = on_frame, events
         self.session: SessionLink | None = None
 
-    async def meet(self, link: Link) -> asyncio.Event:
-        """Introduce ourselves on a new connection; return once the session goes on over it.
+    async def connect(self, link: Link) -> asyncio.Event:
+        """Send `Hello` on a new connection; return once the session uses it.
 
-        The event is set when the connection has ended; then meet the next one.
+        The event is set when the connection has ended. Then call this with the next one.
 
         Raises:
-            LinkLostError: there was no welcome, or the session is not known there: it has ended,
-                and the next meeting begins another.
+            LinkLostError: no `Welcome` came, or the peer does not know the session. Then the
+                session has ended, and the next connection begins another.
         """
-        meeting = _Meeting(self, link)
-        link.receive(meeting.on_frame, meeting.on_closed)
-        link.send(m.encode(self._hello(meeting.id)))
+        connection = _Connection(self, link)
+        link.receive(connection.on_frame, connection.on_closed)
+        link.send(m.encode(self._hello(connection.id)))
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
-                await meeting.welcomed
+                await connection.welcomed
         except TimeoutError:
             link.close()
-            raise LinkLostError("no welcome came") from None
-        return meeting.over
+            raise LinkLostError(f"no Welcome came within {HELLO_SECONDS_MAX} s") from None
+        return connection.over
 
     def _hello(self, begin: bytes) -> m.Hello:
         session = self.session
@@ -273,7 +265,7 @@ class Dialer:
         )
 
     def welcomed(self, link: Link, begin: bytes, welcome: m.Welcome) -> bool:
-        """Go on, or begin; whether there is a session on this connection now."""
+        """Begin or resume a session; return whether this connection carries one now."""
         session = self.session
         if session is None:
             self.session = session = SessionLink(SessionState(begin))
@@ -289,9 +281,9 @@ class Dialer:
         session.abort()
         return False
 
-    def cut(self, link: Link) -> None:
-        """A connection that carried the session has ended."""
-        if self.session is not None and self.session.cut(link):
+    def connection_ended(self, link: Link) -> None:
+        """Handle the end of a connection that carried the session."""
+        if self.session is not None and self.session.connection_ended(link):
             self._events.session_cut()
 
     def _ended(self, session: SessionLink) -> None:
@@ -300,8 +292,8 @@ class Dialer:
         self._events.session_ended()
 
 
-class _Meeting:
-    """A connection from its Hello to its end."""
+class _Connection:
+    """A connection of a `Dialer`, from its `Hello` to its end."""
 
     def __init__(self, dialer: Dialer, link: Link) -> None:
         self._dialer, self._link = dialer, link
@@ -311,9 +303,9 @@ class _Meeting:
         self._session: SessionLink | None = None
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take the welcome, then the session's frames."""
+        """Handle the `Welcome`, then the session's frames."""
         if self._session is not None:
-            self._session.take(frame)
+            self._session.handle_frame(frame)
         elif not self.welcomed.done():
             welcome = m.decode(frame)
             assert isinstance(welcome, m.Welcome), welcome
@@ -321,13 +313,12 @@ class _Meeting:
                 self._session = self._dialer.session
                 self.welcomed.set_result(None)
             else:
-                self.welcomed.set_exception(LinkLostError("the session is not known there"))
+                self.welcomed.set_exception(LinkLostError("the peer does not know the session"))
                 self._link.close()
 
     def on_closed(self) -> None:
-        """The connection has ended."""
         self.over.set()
         if not self.welcomed.done():
-            self.welcomed.set_exception(LinkLostError("the link was closed before a welcome"))
+            self.welcomed.set_exception(LinkLostError("the connection ended before a Welcome"))
         elif self._session is not None:
-            self._dialer.cut(self._link)
+            self._dialer.connection_ended(self._link)

@@ -1,10 +1,10 @@
-"""Token buckets: how much of something may happen at once, and how much in the long run."""
+"""Token buckets: limits for bursts and for the long-term rate."""
 
 
 class TokenBucket:
-    """Holds `size`, fills at `rate` a second; full at first. Times are the caller's clock's.
+    """Holds `size`, fills at `rate` a second, and is full at first. The caller gives the time.
 
-    What is taken may be more than there is: the debt is waited for before anything else.
+    Taking more than the level makes a debt. Nothing can be taken until the debt is paid.
     """
 
     __slots__ = ("_at", "_level", "rate", "size")
@@ -14,23 +14,23 @@ class TokenBucket:
         self._level, self._at = float(size), now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take so much, unless less than one is left; return whether."""
+        """Take `amount` if the level is at least 1; return whether it was taken."""
         if self.level(now) < 1.0:
             return False
         self._level -= amount
         return True
 
     def level(self, now: float) -> float:
-        """Return how much there is; below 0: a debt."""
+        """Return the level; below 0: a debt."""
         self._level = min(self.size, self._level + (now - self._at) * self.rate)
         self._at = now
         return self._level
 
     def seconds(self, now: float) -> float:
-        """Return the time until something may be taken."""
+        """Return the seconds until something can be taken."""
         return max(0.0, (1.0 - self.level(now)) / self.rate)
 
     def change(self, size: float, rate: float, now: float) -> None:
-        """Have another size and rate from now on; a debt stays one."""
+        """Change size and rate. A debt remains."""
         self._level = min(self.level(now), size)
         self.size, self.rate = size, rate

@@ -1,20 +1,20 @@
-"""MessagePack of strangers: looked over before anything is made of it.
+"""Bounded unpacking of untrusted MessagePack.
 
-A few bytes can claim a list of a hundred thousand items in each of a thousand levels, and a list is
-made as long as it says it is. So what is longer than a moment's work is read once without making
-anything, which shows whether everything is there that is claimed; then what is made is bounded by
-the bytes, and by the number of lists and maps that the reader allows.
+A few bytes can claim a list of 100,000 items in each of 1,000 levels, and msgpack allocates lists
+as long as they claim to be. So longer data is first skipped without making objects, which shows
+whether all claimed items exist. Then the objects are bounded by the bytes, and by the number of
+lists and maps that the caller allows.
 """
 
 from typing import Any, Final
 
 import msgpack
 
-_SMALL_BYTES: Final = 64  # of which nothing large can be made, whatever they claim
+_SMALL_BYTES: Final = 64  # so few bytes cannot become anything large
 
 
 class _Counter:
-    """Counts lists and maps as they are closed, and refuses one too many."""
+    """Counts lists and maps as they end. ValueError: too many."""
 
     __slots__ = ("_left",)
 
@@ -31,12 +31,12 @@ class _Counter:
 def unpack_untrusted(
     data: bytes, containers_max: int, *, strict_map_key: bool = True, **lengths_max: int
 ) -> Any:
-    """Return what is in `data`, which may hold `containers_max` lists and maps in all.
+    """Return the value in `data`, which may have `containers_max` lists and maps in all.
 
-    `lengths_max` are msgpack's own: max_array_len and max_map_len, of each list and map.
+    `lengths_max` are msgpack's options max_array_len and max_map_len, for each list and map.
 
     Raises:
-        ValueError: it is damaged, incomplete, nested too deeply, or holds more than it may.
+        ValueError: it is damaged, incomplete, nested too deeply, or exceeds a maximum.
     """
     try:
         if len(data) > _SMALL_BYTES:
@@ -52,5 +52,5 @@ def unpack_untrusted(
             object_hook=count,
             **lengths_max,
         )
-    except Exception as error:  # the library has many, some of them no ValueError
-        raise ValueError(f"no msgpack: {error or type(error).__name__}") from error
+    except Exception as error:  # the library has many types, not all of them ValueErrors
+        raise ValueError(f"not msgpack: {error or type(error).__name__}") from error

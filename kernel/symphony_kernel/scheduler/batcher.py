@@ -454,7 +454,7 @@ def _matcher(request: Request, start: int, count: int) -> GrammarMatcher | None:
     matcher = request.matcher
     if matcher is None or start + count < request.count or request.options.get is Get.NONE:
         return None
-    matcher.tell(request.tokens[:start])
+    matcher.set_prefix(request.tokens[:start])
     return matcher
 
 

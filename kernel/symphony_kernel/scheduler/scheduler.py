@@ -439,7 +439,7 @@ class Scheduler:
 
     def _put_back(self, chunk: Chunk, matcher: GrammarMatcher) -> None:
         """Queue a row again whose bitmask was not ready in time."""
-        matcher.comes_again()
+        matcher.retry()
         chunk.request.computed -= chunk.count
         chunk.request.placed -= chunk.count
         self._queue.put_back(chunk.request)

@@ -49,7 +49,7 @@ _read_token = struct.Struct("<I").unpack_from
 class PredObserver(Protocol):
     """Observer of each pred's end, before anything follows from it."""
 
-    inside: int  # > 0 while the consequences of a recorded end are executed
+    depth: int  # > 0 while the consequences of a recorded end are executed
 
     def done(self, request: int, value: int) -> None:
         """Record that request number `request` has ended.
@@ -366,9 +366,9 @@ class Pred(_QueuedCall):
             self._done(result)
             return
         observer.done(request.number, result if isinstance(result, int) else self._value(result))
-        observer.inside += 1
+        observer.depth += 1
         self._done(result)
-        observer.inside -= 1
+        observer.depth -= 1
 
     def _note_text(self) -> None:
         """Record where a constraint's text begins in a file when it is first used there."""

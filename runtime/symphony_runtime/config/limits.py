@@ -104,7 +104,7 @@ class TenantLimits:
             limit.name: {
                 "default": self.bounds[limit.name].default,
                 "maximum": self.bounds[limit.name].most,
-                "of": limit.of.name.lower(),
+                "of": limit.scope.name.lower(),
             }
             for limit in LIMITS
         }

@@ -67,7 +67,7 @@ class _Supervisor(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             notice = json.loads(line)
-            if not self._processes.take(notice):
+            if not self._processes.read_notice(notice):
                 self._progress.take(notice)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

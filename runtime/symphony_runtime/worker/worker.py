@@ -130,7 +130,7 @@ class Worker:
             LinkLostError: it does not welcome us, or does not know our instances. Those have ended
                 as failed, and the next attempt starts a new session.
         """
-        return await self._dialer.meet(link)
+        return await self._dialer.connect(link)
 
     async def attach_gateway(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a gateway; the event is set when the link has ended.

@@ -43,7 +43,6 @@ def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
     """However a guide came to a place: step by step, at once, back from elsewhere, or by a copy."""
     made = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
     other = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
-    grammar_of(other).walk = None
     texts = [drawn(made, seed)[:-1] for seed in range(10)]
     for number, text in enumerate(texts):
         chance = random.Random(number)
@@ -64,11 +63,11 @@ def test_a_prompt_is_no_text_and_a_text_may_begin_within_a_call(vocabulary: Voca
     digits = set(masked(matcher(made, begun[:-1]), len(begun) - 1, begun[-1:]).tolist())
     assert {text_of([token])[0] for token in digits} <= set("0123456789")
     whole = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
-    whole.tell(np.empty(0, np.uint32))
+    whole.set_prefix(np.empty(0, np.uint32))
     assert set(masked(whole, 1, prompt[1:] + begun).tolist()) == digits
     # Of a call in chunks only the last is asked about: what stood before it is told.
     chunked = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
-    chunked.tell(np.array(prompt[1:] + begun[:-1], np.uint32))
+    chunked.set_prefix(np.array(prompt[1:] + begun[:-1], np.uint32))
     start = 1 + len(prompt[1:]) + len(begun) - 1
     assert set(masked(chunked, start, begun[-1:]).tolist()) == digits
 
@@ -126,22 +125,21 @@ def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) 
     """All its texts share them: no text may fail because of the others."""
     made = constraint(vocabulary, GrammarKind.REGEX, "(.*x.{200}y.*)+")
     grammar = grammar_of(made)
-    grammar.walk = None  # as of a grammar that is no plain expression
-    first = grammar.era
+    first = grammar.generation
     chance = random.Random(1)
     for _ in range(12):
         follows, start, last = matcher(made, []), 0, [ids_of("x")[0]]
         for _ in range(120):
             allowed = masked(follows, start, last)
             start, last = start + 1, [int(chance.choice(allowed[allowed != EOS].tolist()))]
-    assert grammar.era is not first
+    assert grammar.generation is not first
 
 
 def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabulary) -> None:
     """A text that takes all states for itself is refused, for good; nobody compiles for it."""
     made = constraint(vocabulary, GrammarKind.REGEX, "((a{1,100}){1,100}){1,100}")
     grammar, text = grammar_of(made), ids_of("a" * 12)
-    first = grammar.era
+    first = grammar.generation
     mask = np.zeros(WORDS, np.uint32)
     errors = []
     for _ in range(8):
@@ -149,9 +147,9 @@ def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabula
         errors.append(follows.fill(len(text) - 1, np.array(text[-1:], np.uint32), mask))
         assert follows.ready()
     assert [error.errno for error in errors if error is not None] == [Errno.EFBIG] * 8
-    assert grammar.era is first
+    assert grammar.generation is first
     assert first is not None
-    assert first.begun == 1, "the others were not tried"
+    assert first.matchers == 1, "the others were not tried"
     assert grammar.seconds > 0.0
 
 
@@ -159,12 +157,12 @@ def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
     made = constraint(vocabulary, GrammarKind.REGEX, "[ab]+")
     source = grammar_of(made).source
     asked: list[Grammar] = []
-    late = made.grammar = Grammar(vocabulary, source, ask=asked.append)
+    late = made.grammar = Grammar(vocabulary, source, request_build=asked.append)
     follows = matcher(made, [])
     mask = np.zeros(WORDS, np.uint32)
     own = np.array(ids_of("a"), np.uint32)
     assert follows.fill(0, own, mask) is LATER
-    assert late.era is None
+    assert late.generation is None
     assert [follows.ready(), follows.ready()] == [False, False]
     assert asked == [late], "once"
     late.build()
@@ -186,8 +184,8 @@ def test_a_long_text_is_followed_in_more_than_one_step(
     steps, last = 1, text[-9:]
     while follows.fill(len(text) - 9, np.array(last, np.uint32), mask) is LATER:
         steps += 1
-        follows.comes_again()
-        follows.tell(np.empty(0, np.uint32))
+        follows.retry()
+        follows.set_prefix(np.empty(0, np.uint32))
     assert steps > 10
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == wanted
@@ -210,7 +208,7 @@ def test_a_text_that_is_only_looked_at_is_followed_once(vocabulary: Vocabulary) 
 
 def test_the_longest_time_lately_counts(vocabulary: Vocabulary) -> None:
     grammar = grammar_of(constraint(vocabulary, GrammarKind.REGEX, "a"))
-    grammar.took(1.0)
+    grammar.record_mask(1.0)
     for _ in range(3):
-        grammar.took(0.0)
+        grammar.record_mask(0.0)
     assert 0.5 < grammar.seconds < 1.0

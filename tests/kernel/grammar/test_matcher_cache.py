@@ -60,7 +60,7 @@ def test_of_a_text_that_grows_the_last_two_stay() -> None:
 def test_what_is_over_is_let_go() -> None:
     kept = MatcherCache()
     gone = weakref.ref(keep(kept, "a", 1, text(9)))
-    kept.forget(1)
+    kept.drop_generation(1)
     keep(kept, "a", 2, text(9))
     gc.collect()
     assert gone() is None
@@ -71,7 +71,7 @@ def test_sweep_lets_go_of_an_era_that_is_over_though_nothing_is_kept_since() -> 
     kept = MatcherCache()
     keep(kept, "t", 1, text(5))
     keep(kept, "t", 2, text(5))
-    kept.forget(1)
+    kept.drop_generation(1)
     assert len(kept) == 2
     kept.sweep()
     assert (len(kept), kept.find("t", 1, text(5))) == (1, None)

@@ -196,8 +196,8 @@ class Listener:
 
     async def connect(self) -> tuple[Link, asyncio.Event]:
         ours, theirs = memory_pair()
-        self._door.meet(theirs)
-        return ours, await self.dialer.meet(ours)
+        self._door.accept(theirs)
+        return ours, await self.dialer.connect(ours)
 
     def send(self, message: m.Message) -> None:
         assert self.dialer.session is not None

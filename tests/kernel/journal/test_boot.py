@@ -42,8 +42,8 @@ def live(settings: Configuration) -> int:
     before: int = kernel.statistics()["instances"]
     port = kernel.port("w")
     if port is None:
-        kernel.enter(kernel.session(SessionState(b"w" * 16), "w"), "w")
-        kernel.enter(kernel.session(SessionState(b"g" * 16), "gateway"), "gateway")
+        kernel.attach_session(kernel.make_session(SessionState(b"w" * 16), "w"), "w")
+        kernel.attach_session(kernel.make_session(SessionState(b"g" * 16), "gateway"), "gateway")
     gateway = kernel.port("gateway")
     assert gateway is not None
     gateway.on_frame(m.encode(m.Register(1, secrets.randbits(40), "t", "w", 0, 0, {})))
@@ -93,7 +93,7 @@ def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
         kernel.hooks.commit()
         kernel.hooks.abandon()
         assert live(configuration(tmp_path)) == 0
-        assert "does not lead anywhere" in caplog.text
+        assert "cannot recover from its journal" in caplog.text
         assert (tmp_path / "aside").exists()
         assert live(configuration(tmp_path)) == 1
 

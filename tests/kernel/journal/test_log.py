@@ -72,7 +72,7 @@ def test_forgotten_segments_are_used_again_and_what_they_held_is_not_read(tmp_pa
         for n in range(30):
             log.append(b"%d " % turn * (1 + n * 7))
         kept = log.rotate()
-        log.forget(kept)
+        log.drop_before(kept)
         log.append(b"kept")
         assert log.size < SMALL
         assert whole(tmp_path, kept) == [b"kept"]
@@ -84,7 +84,7 @@ def test_only_whole_segments_are_forgotten(tmp_path: Path) -> None:
     log = Log(tmp_path, 1, SMALL)
     for _ in range(10):
         log.append(b"x" * 1000)  # four a segment
-    log.forget(6)
+    log.drop_before(6)
     assert whole(tmp_path, 6) == [b"x" * 1000] * 5
     assert log.size == 6 * 1016
 

@@ -302,7 +302,7 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
         assert instance is not None
         instance.handles.get(A).file.path = object()  # type: ignore[assignment]
         assert rig.kernel._recovery is not None
-        rig.kernel._recovery.snapshot()
+        rig.kernel._recovery.write_snapshot()
         await worker.pred(1, A, tokens(2))
         assert (await gateway.statistics())["journal"] is False
         assert files(tmp_path) == 0
@@ -381,7 +381,7 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
             await worker.call(instance, Op.KV_CREATE, A)
         worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
         kernel, loop = rig.kernel, asyncio.get_running_loop()
-        stepper = kernel._stepper
+        stepper = kernel._step_loop
         stepper._follows = False
         plan = stepper.plan
 
@@ -389,9 +389,9 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
             plan()
             hooks = kernel.hooks
             assert hooks is not None
-            if kernel._syscalls.context.unsent and not hooks.inside and rig.alive.is_set():
+            if kernel._syscalls.context.unsent and not hooks.depth and rig.alive.is_set():
                 if somebody_enters:
-                    kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
+                    kernel.attach_session(kernel.make_session(SessionState(b"x" * 16), "v"), "v")
                 rig.alive.clear()
                 hooks.abandon()
                 loop.call_soon(rig.die, random.Random(1))

@@ -44,16 +44,16 @@ def test_an_image_and_the_records_behind_it(tmp_path: Path) -> None:
     begun(tmp_path)
     found = Store(tmp_path, IDENTITY).find(1.0, -9)
     assert found is not None
-    assert (found.sequence, found.image) == (5, b"image")
+    assert (found.sequence, found.snapshot) == (5, b"image")
     assert list(found.records) == [b"0", b"1", b"2"]
 
 
 def test_a_later_image_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     store = begun(tmp_path)
-    store.write_image(7, b"later")
+    store.write_snapshot(7, b"later")
     found = store.find(1.0, -9)
     assert found is not None
-    assert (found.sequence, found.image, list(found.records)) == (7, b"later", [b"2"])
+    assert (found.sequence, found.snapshot, list(found.records)) == (7, b"later", [b"2"])
     assert len(list(tmp_path.glob("*.image"))) == 1
 
 

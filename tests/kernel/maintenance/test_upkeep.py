@@ -32,7 +32,7 @@ def look_after(
         executor = SimulatedExecutor(clock, 8)
         kvfs = KVFS(8, clock.now)
         kernel = Kernel(executor, describe(ASSETS), clock)
-        watch = Watchdog(kernel._scheduler, kernel._stepper, 0.0)
+        watch = Watchdog(kernel._scheduler, kernel._step_loop, 0.0)
         upkeep = Maintenance(kvfs, executor, TierConfig(), audit, idle, check, faults.append, watch)
         await upkeep.open()
         await clock.sleep(seconds)

@@ -42,7 +42,7 @@ def test_waiting_for_what_cannot_happen_is_an_error_and_not_a_hang() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(RuntimeError, match="stands still"):
+    with pytest.raises(RuntimeError, match="deadlock in virtual time"):
         VirtualClock().run(main())
 
 

@@ -46,7 +46,7 @@ class Answerer:
             nonlocal introduced
             if introduced:
                 assert self.session is not None
-                self.session.take(frame)
+                self.session.handle_frame(frame)
                 return
             hello = m.decode(frame)
             assert isinstance(hello, m.Hello)
@@ -54,7 +54,7 @@ class Answerer:
 
         def on_closed() -> None:
             if self.session is not None:
-                self.session.cut(link)
+                self.session.connection_ended(link)
 
         link.receive(on_frame, on_closed)
 
@@ -151,7 +151,7 @@ async def cut_at_random(seed: int, path: Path | None) -> None:
     server = await serve_unix(path, meet) if path else None
 
     async def connect() -> asyncio.Event:
-        return await caller.dialer.meet(await (connect_unix(path) if path else by_memory(meet)))
+        return await caller.dialer.connect(await (connect_unix(path) if path else by_memory(meet)))
 
     over = await connect()
     heard_before: list[list[Any]] = []
@@ -207,7 +207,7 @@ def in_memory(test: Callable[[Caller, Answerer], Any]) -> None:
 
 def test_what_is_acknowledged_is_not_kept() -> None:
     async def test(caller: Caller, answerer: Answerer) -> None:
-        await caller.dialer.meet(await by_memory(answerer.meet))
+        await caller.dialer.connect(await by_memory(answerer.meet))
         session = caller.session
         for number in range(20 * SESSION_KEPT_FRAMES):
             session.send([10, number])
@@ -228,7 +228,7 @@ def test_what_is_acknowledged_is_not_kept() -> None:
 
 def test_a_session_that_is_not_known_ends_and_the_next_meeting_begins_another() -> None:
     async def test(caller: Caller, answerer: Answerer) -> None:
-        over = await caller.dialer.meet(await by_memory(answerer.meet))
+        over = await caller.dialer.connect(await by_memory(answerer.meet))
         first = caller.session
         first.send([10, "lost"])
         assert answerer.session is not None
@@ -236,10 +236,10 @@ def test_a_session_that_is_not_known_ends_and_the_next_meeting_begins_another() 
         await over.wait()
         forgetful = Answerer()
         with pytest.raises(LinkLostError):
-            await caller.dialer.meet(await by_memory(forgetful.meet))
+            await caller.dialer.connect(await by_memory(forgetful.meet))
         await asyncio.sleep(0)
         assert (caller.ended, first.closed, caller.dialer.session) == (1, True, None)
-        await caller.dialer.meet(await by_memory(forgetful.meet))
+        await caller.dialer.connect(await by_memory(forgetful.meet))
         assert caller.session.id != first.id
         caller.session.send([10, "found"])
         await asyncio.sleep(0.01)
@@ -253,12 +253,12 @@ def test_a_welcome_that_was_lost_begins_nothing_twice() -> None:
     async def test(caller: Caller, answerer: Answerer) -> None:
         ours, theirs = memory_pair()
         answerer.meet(theirs)
-        meeting = asyncio.create_task(caller.dialer.meet(ours))
+        meeting = asyncio.create_task(caller.dialer.connect(ours))
         await asyncio.sleep(0)
         theirs.abort()
         with pytest.raises(LinkLostError):
             await meeting
-        await caller.dialer.meet(await by_memory(answerer.meet))
+        await caller.dialer.connect(await by_memory(answerer.meet))
         caller.session.send([10, 1])
         await asyncio.sleep(0.01)
         assert answerer.heard == [[10, 1]]
@@ -273,14 +273,14 @@ def test_states_that_do_not_fit_are_not_resumed() -> None:
         assert [n for n in range(-2, 13) if end.can_resume(n)] == [6, 7, 8, 9, 10]
         assert end.state() == SessionState(ID, 3, 10, [b"\x91\x0a"] * 4)
         # An older state of ours that the peer is ahead of: what it has got was never sent here.
-        await caller.dialer.meet(await by_memory(answerer.meet))
+        await caller.dialer.connect(await by_memory(answerer.meet))
         assert answerer.session is not None
         state = answerer.session.state()
         answerer.session.send([10, 1])
         await asyncio.sleep(0.01)
         assert caller.heard == [[10, 1]]
         with pytest.raises(LinkLostError):
-            await caller.dialer.meet(await by_memory(Answerer(state).meet))
+            await caller.dialer.connect(await by_memory(Answerer(state).meet))
 
     in_memory(test)
 
@@ -291,10 +291,10 @@ def test_a_receipt_for_what_was_not_sent_breaks_the_protocol(receipt: list[Any])
         end = SessionLink(SessionState(ID))
         end.send([10])
         with pytest.raises(LinkError):
-            end.take(receipt)
-        end.take([6, -5])  # an old one is none
+            end.handle_frame(receipt)
+        end.handle_frame([6, -5])  # an old one is none
         assert end.backlog
-        end.take([6, 1])
+        end.handle_frame([6, 1])
         assert not end.backlog
 
     in_memory(test)
@@ -306,13 +306,13 @@ def test_whoever_wants_receipts_and_reads_none_costs_little() -> None:
         end = SessionLink(SessionState(ID))
         end.connect(theirs, 0)
         for _ in range(3 * SESSION_UNREAD_BYTES_MAX):
-            end.take([m.ReceiptWanted.KIND])
+            end.handle_frame([m.ReceiptWanted.KIND])
             if theirs.backlog >= SESSION_UNREAD_BYTES_MAX:
                 break
             ours._queue.append(bytes(100_000))  # as if much had been sent before
         before = theirs.backlog
         for _ in range(100):
-            end.take([m.ReceiptWanted.KIND])
+            end.handle_frame([m.ReceiptWanted.KIND])
         assert theirs.backlog == before
 
     in_memory(test)
@@ -323,17 +323,17 @@ def test_a_silent_answerer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(caller: Caller, answerer: Answerer) -> None:
         answerer.answering = False
-        with pytest.raises(LinkLostError, match="no welcome"):
-            await caller.dialer.meet(await by_memory(answerer.meet))
+        with pytest.raises(LinkLostError, match="no Welcome"):
+            await caller.dialer.connect(await by_memory(answerer.meet))
 
     in_memory(test)
 
 
 def test_a_newer_connection_takes_the_place_of_the_old_one() -> None:
     async def test(caller: Caller, answerer: Answerer) -> None:
-        over = await caller.dialer.meet(await by_memory(answerer.meet))
+        over = await caller.dialer.connect(await by_memory(answerer.meet))
         caller.session.send([10, 1])
-        await caller.dialer.meet(await by_memory(answerer.meet))
+        await caller.dialer.connect(await by_memory(answerer.meet))
         await asyncio.wait_for(over.wait(), 5)
         caller.session.send([10, 2])
         await asyncio.sleep(0.01)

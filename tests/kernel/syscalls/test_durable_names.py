@@ -48,7 +48,7 @@ def lives(
             durable=DurableOptions(root / "kv", **given),
         )
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
-        kernel.open_names(known=False)
+        kernel.open_durable_names(known=False)
         running = asyncio.create_task(kernel.run())
         rig = Rig(kernel)
         testing = asyncio.create_task(test(rig))

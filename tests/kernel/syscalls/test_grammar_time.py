@@ -47,7 +47,7 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
             handle = await constraint(worker, REGEX, b"[a-z]{300}")
             grammars = rig.kernel.constraints._grammars
             (grammar,) = grammars._live["t"]
-            grammar.took = lambda seconds: None  # type: ignore[method-assign]
+            grammar.record_mask = lambda seconds: None  # type: ignore[method-assign]
             grammar.seconds = 0.009  # two of them fit
             for file in range(B, B + 6):
                 worker.tell(1, Op.KV_CREATE, file)
@@ -86,15 +86,15 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
         )
         while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
             await asyncio.sleep(0.001)
-        assert grammar.era is not None
-        grammar.era.worn = True
+        assert grammar.generation is not None
+        grammar.generation.exhausted = True
         rig.worker.tell(1, Op.KV_CREATE, B + 1)
         began.take(300)
         plain = rig.worker.generate(1, B + 1, PROMPT, max=60)
         assert await plain.end == b""
         assert await began.end == b""
         assert began.ids == wanted
-        grammar.era = None
+        grammar.generation = None
         rig.worker.tell(1, Op.KV_CREATE, B + 2)
         assert await generated(rig, 1, handle, B + 2) == wanted
         assert built[0].startswith("grammars")
@@ -119,7 +119,7 @@ def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.Monkey
         before = (await rig.gateway.statistics())["steps"]
         monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
         (grammar,) = rig.kernel.constraints._grammars._live["t"]
-        grammar.era = None  # nothing is kept of it
+        grammar.generation = None  # nothing is kept of it
         assert await preds(worker, B, text, 5, **asked) == wanted
         assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8
         looked = worker.pred(1, B + 1, text, options(get=sampled(5), keep=False, **asked))

@@ -22,7 +22,7 @@ from symphony_runtime.supervisor.supervisor import _gateway_config
 def test_every_reason_is_told_in_its_row() -> None:
     for words, name in REASONS:
         assert limit_of("killed", f"{words}: more") == name
-        told = BY_NAME[name].then
+        told = BY_NAME[name].effect
         assert words.split(":")[0] in told or words == "the run took longer", name
     assert limit_of("exited", "cpu time limit") is None
     assert limit_of("killed", "it was cancelled") is None

@@ -20,13 +20,13 @@ def told(*steps: Step, costs: CostModel | None = None) -> list[tuple[int, ...]]:
 
     async def main() -> None:
         async with Rig(clock=clock, costs=costs) as rig:
-            execute = rig.kernel.take_calls
+            execute = rig.kernel.execute_calls
 
             def listen(port: Any, given: list[Any]) -> None:
                 calls.extend((call[1], *call[3:4]) for call in given)
                 execute(port, given)
 
-            rig.kernel.take_calls = listen  # type: ignore[method-assign, assignment]
+            rig.kernel.execute_calls = listen  # type: ignore[method-assign, assignment]
             await rig.play(*steps, parts=(PROMPT,))
 
     clock.run(main())

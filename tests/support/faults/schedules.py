@@ -71,7 +71,7 @@ class JournalSchedule(Schedule):
             store = Store(self.folder, IDENTITY)
             found = store.find(100.0 * life, -9)
             if found is not None:
-                state_found = list(struct.iter_unpack("<I", found.image))
+                state_found = list(struct.iter_unpack("<I", found.snapshot))
                 records = list(found.records)
                 read = [n for (n,) in state_found] + [_RECORD.unpack(r)[0] for r in records]
                 if read != state:
@@ -96,8 +96,8 @@ class JournalSchedule(Schedule):
                 if self.chance.random() < 0.15:
                     at = log.sequence
                     log.rotate()
-                    store.write_image(at, _packed(state))
-                    log.forget(at)
+                    store.write_snapshot(at, _packed(state))
+                    log.drop_before(at)
                 else:
                     record = self.chance.getrandbits(32)
                     log.append(_RECORD.pack(record))
@@ -197,11 +197,11 @@ def _packed(state: list[int]) -> bytes:
 class _ForgetfulStore(Store):
     """A bug: the records before an image go first."""
 
-    def write_image(self, sequence: int, image: bytes) -> None:
+    def write_snapshot(self, sequence: int, snapshot: bytes) -> None:
         for path in self._folder.glob("*.log"):
             if int(path.stem, 16) < sequence:
                 path.unlink()
-        super().write_image(sequence, image)
+        super().write_snapshot(sequence, snapshot)
 
 
 def _plant(bug: str) -> None:

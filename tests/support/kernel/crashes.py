@@ -45,9 +45,9 @@ class Peer:
             await self._rig.alive.wait()
             ours, theirs = memory_pair()
             self._rig.links.append(theirs)
-            self._rig.door.meet(theirs)
+            self._rig.door.accept(theirs)
             try:
-                over = await self.dialer.meet(ours)
+                over = await self.dialer.connect(ours)
             except LinkLostError:
                 continue
             await over.wait()
@@ -102,7 +102,7 @@ class DyingRig:
         self.kernel = self.make()
         store = Store(self.folder, IDENTITY)
         found = store.find(self.clock.now(), -9)
-        self.kernel.keep_journal(store, found, self._log_bytes, threads=False)
+        self.kernel.start_journal(store, found, self._log_bytes, threads=False)
         self.door = Server(self.kernel, {"gateway": SECRET, "w": SECRET, "v": SECRET})
         self._running = asyncio.create_task(self.kernel.run())
         self.alive.set()
@@ -121,7 +121,7 @@ class DyingRig:
         self.alive.clear()
         assert self.kernel.hooks is not None
         self.kernel.hooks.abandon()
-        self.kernel._stepper.halt()
+        self.kernel._step_loop.halt()
         self._running.cancel()
         links, self.links = self.links, []
         for link in links:  # what it has written may have reached its peers, or not
@@ -155,7 +155,7 @@ class DyingRig:
         """Return what the kernel holds now, as its journal would."""
         self.kernel.flush()
         assert self.kernel._recovery is not None
-        return self.kernel._recovery.image()
+        return self.kernel._recovery.take_snapshot()
 
     def recovered_image(self) -> bytes:
         """Return what a kernel that came back from the journal would hold, before it goes on."""
@@ -163,9 +163,9 @@ class DyingRig:
         store = Store(self.folder, IDENTITY)
         found = store._newest()
         assert found is not None
-        keeper = other.make_keeper(store, self._log_bytes, threads=False)
-        keeper.replay(found, Replay(other, other._kvfs))
-        return keeper.image()
+        recovery = other.make_recovery(store, self._log_bytes, threads=False)
+        recovery.replay(found, Replay(other, other._kvfs))
+        return recovery.take_snapshot()
 
 
 def with_dying_kernel(

@@ -54,7 +54,7 @@ def matcher(
 ) -> GrammarMatcher:
     """A guide of a file with these entries, whose text begins at `base`."""
     found = GrammarMatcher(made, Text(ids), base, kept=kept)
-    found.tell(np.empty(0, np.uint32))
+    found.set_prefix(np.empty(0, np.uint32))
     return found
 
 
@@ -74,7 +74,7 @@ def drawn(made: Constraint, seed: int, most: int = 400) -> list[int]:
     found: list[int] = []
     last = [7]
     follows = GrammarMatcher(made, Text([]), 1, kept=False)
-    follows.tell(np.empty(0, np.uint32))
+    follows.set_prefix(np.empty(0, np.uint32))
     while len(found) < most:
         allowed = masked(follows, len(found), last)
         found.append(int(chance.choice(allowed.tolist())))

@@ -348,7 +348,7 @@ class Rig:
         worker_kernel, kernel_worker = memory_pair()
         gateway_kernel, kernel_gateway = memory_pair()
         worker_gateway, gateway_worker = memory_pair()
-        Server(self.kernel, {WORKER: SECRET}).meet(kernel_worker)
+        Server(self.kernel, {WORKER: SECRET}).accept(kernel_worker)
         self.kernel.attach_gateway(kernel_gateway)
         self.gateway = Gateway(gateway_kernel, gateway_worker)
         self.worker = Worker(WORKER, SECRET)

@@ -75,7 +75,9 @@ def places_for(
     if host_tokens is None:
         # The device's pool may be in the same memory, and has touched none of it yet.
         left = (available or available_memory)() - executor.frame_count * page_bytes
-        host_slots = max(min(executor.frame_count, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
+        host_slots = max(
+            min(executor.frame_count, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0
+        )
     else:
         host_slots = host_tokens // PAGE_TOKENS
     disk_slots = disk_tokens // PAGE_TOKENS if host_slots and disk_directory else 0

@@ -93,7 +93,7 @@ class KernelLink:
         while True:
             try:
                 link = await connect_unix(self._path)
-                over = await self._dialer.meet(link)
+                over = await self._dialer.connect(link)
             except (OSError, LinkLostError):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, longest)
@@ -417,7 +417,7 @@ class WorkerLinks:
             raise m.MessageError(f"{message.name} speaks version {message.version}")
         process = None
         if self._processes is not None:
-            process = self._processes.at(message.name, link)
+            process = self._processes.process_at(message.name, link)
             if process is None:
                 raise m.MessageError(f"{message.name!r} is not the process that was started for it")
         before = self.workers.get(message.name)

@@ -102,6 +102,6 @@ def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
         limit = "memory_bytes"  # it asks for as much as its answers need
     if limit is not None:
         # The same request would meet a run's limit again; a tenant's may have room later.
-        status = 429 if BY_NAME[limit].of is Scope.TENANT else 400
+        status = 429 if BY_NAME[limit].scope is Scope.TENANT else 400
         return Failure(status, "limit_exceeded", None, f"{words} ({named(limit)})")
     return Failure(500, f"run_{record.status}", None, words)

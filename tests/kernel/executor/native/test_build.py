@@ -123,7 +123,7 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_directory_that_others_may_write_to_holds_no_code(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(NativeUnavailable, match="others may write"):
+    with pytest.raises(NativeUnavailable, match="writable by other users"):
         built_library()
     cache.chmod(0o700)
 

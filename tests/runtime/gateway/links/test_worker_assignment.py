@@ -188,12 +188,12 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
                 # The supervisor has started another process, or none yet.
                 evil.come()
                 assert await evil.heard() == "closed"
-                processes.take(notice("worker-0", Started(os.getpid(), 1)))
+                processes.read_notice(notice("worker-0", Started(os.getpid(), 1)))
                 evil.come()
                 assert await evil.heard() == "closed"
                 assert links.workers == {}
                 # This one it has started.
-                processes.take(notice("worker-0", Started(evil.pid, 2)))
+                processes.read_notice(notice("worker-0", Started(evil.pid, 2)))
                 evil.come()
                 await evil.wait_for(m.Welcome.KIND)
                 (worker,) = own.choose("acme")
@@ -214,7 +214,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
                 assert own.choose("other") == own.choose("acme") == []
             # The supervisor has killed it; the next process is nobody's, with the same number, too.
             async with Evil.started(house.config.socket) as next_one:
-                processes.take(notice("worker-0", Started(next_one.pid, 3)))
+                processes.read_notice(notice("worker-0", Started(next_one.pid, 3)))
                 next_one.come()
                 await next_one.wait_for(m.Welcome.KIND)
                 (worker,) = own.choose("other")

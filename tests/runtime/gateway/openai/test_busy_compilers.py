@@ -50,7 +50,7 @@ async def told(live: LiveRun) -> list[Record]:
 async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threading.Event]:
     """Have as many of a tenant's grammars wait as may; the event lets them be compiled."""
     free, answers = threading.Event(), list[int]()
-    grammars._started().submit(free.wait)  # the thread that compiles is busy with that
+    grammars._start_thread().submit(free.wait)  # the thread that compiles is busy with that
     for number in range(TENANT_COMPILES_MAX + 1):  # one of them is the thread's next
         grammars.compile(tenant, 1, f"a{number}", lambda errno, _: answers.append(errno))
     try:
@@ -97,8 +97,8 @@ def test_past_its_patience_it_is_503_with_retry_after(
                 assert response.status == 503
                 assert int(response.headers["Retry-After"]) >= 1
                 assert (await response.json())["error"] == {
-                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} wait to"
-                    " be compiled; try again later",
+                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} constraints"
+                    " wait to be compiled; try again later",
                     "type": "server_error",
                     "param": "guided_regex",
                     "code": "compilers_busy",
@@ -120,6 +120,6 @@ def test_too_many_in_use_are_the_tenant_s_quota() -> None:
             (failure,) = await told(await rig.start(shipped.wasm(), job(YEAR, 1000)))
             assert isinstance(failure, Failure)
             assert (failure.status, failure.code) == (429, "over_quota")
-            assert f"{len(held)} are in use" in failure.message
+            assert f"{len(held)} constraints are in use" in failure.message
 
     asyncio.run(main())
