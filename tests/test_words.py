@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = """
 | term | what it is | do not use |
 | --- | --- | --- |
-| Prediction | Computed before it is asked for. | `guess` in scheduler |
+| Prediction | Computed before it is asked for. | `guess` in scheduler, `guesses` |
 | Batch | Rows of one step. | `lot`, by turns |
 | Step | One forward pass. | |
 """
@@ -25,7 +25,7 @@ def test_words_of_this_repository_are_the_glossarys() -> None:
     assert run([]) == 0
 
 
-@pytest.mark.parametrize("name", ["guess", "Guesses", "next_guess", "GuessRow"])
+@pytest.mark.parametrize("name", ["guess", "guesses_of", "next_guess", "GuessRow", "GUESS_MAX"])
 def test_words_in_an_identifier_are_found(name: str) -> None:
     assert found("kernel/scheduler/x.py", f"a = 1\n{name} = 2\n") == [(2, name)]
 

@@ -103,9 +103,8 @@ def hits_of(path: Path, source: str, rules: list[Rule]) -> Iterator[tuple[int, s
             for found in pattern.finditer(text):
                 yield at, found.group()
     words = {rule.word.lower() for rule in mine if " " not in rule.word}
-    forms = words | {f"{word}{end}" for word in words for end in ("s", "es")}
     for at, name in names_of(path, source):
-        if forms & {part.lower() for part in NAME_PART.findall(name)}:
+        if words & {part.lower() for part in NAME_PART.findall(name) if part != "LIP"}:
             yield at, name
 
 

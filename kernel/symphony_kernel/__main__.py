@@ -51,7 +51,7 @@ from symphony_kernel.platform.event_loop import PreciseTimerLoop
 from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import beat
-from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, LOT_MS_MAX, STALL_SECONDS
+from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, DELIVERY_BATCH_MS_MAX, STALL_SECONDS
 from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.prediction import PredictionOptions
@@ -108,7 +108,7 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
     return KernelOptions(
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
-            delivery_ms=min(configuration.delivery_ms, LOT_MS_MAX),
+            delivery_ms=min(configuration.delivery_ms, DELIVERY_BATCH_MS_MAX),
             cpu=CpuOptions(
                 BESIDE_STEPS_SHARE * processors,
                 CpuPressure().short,

@@ -5,7 +5,7 @@ virtual time: weighted cost over its own weight. The next request is the first o
 run of the least served tenant. A tenant or run that comes back after having had no requests is
 lifted to the least served of those that have some: idling earns no credit (the Virtual Token
 Counter of arXiv 2401.00588). So of two tenants that both have requests waiting, neither gets more
-than a constant ahead, whatever they submit; tests/kernel/fairness/test_fairness.py states that
+than a constant ahead, for any load; tests/kernel/fairness/test_fairness.py states that
 bound.
 
 A run is not idle while the admission has a request of it: queued, blocked or recomputing. Such a

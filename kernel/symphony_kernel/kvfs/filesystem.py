@@ -37,7 +37,7 @@ from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
     TENANT_PAGES_SHARE_MAX,
-    TIED_DEVICE_SHARE,
+    UNRECOMPUTABLE_DEVICE_SHARE,
 )
 
 
@@ -120,7 +120,7 @@ class KVFS:
         slots, frames = self.tiers.slots, self.pool.frames
         host = slots - spare_slots(slots)
         self.quotas.unrecomputable_max = (
-            host if disk else max(host, int(frames * TIED_DEVICE_SHARE))
+            host if disk else max(host, int(frames * UNRECOMPUTABLE_DEVICE_SHARE))
         )
         return self.quotas.unrecomputable_max - host
 

@@ -28,7 +28,7 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-_NOBODY: Final = -1
+_NO_ACCOUNT: Final = -1
 _ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as long
 UNLIMITED: Final = 1 << 62
 
@@ -99,14 +99,14 @@ class Quotas:
     """All accounts, and the account that pays for each page. `now` gives seconds."""
 
     def __init__(self, pages: int, now: Callable[[], float]) -> None:
-        self._payer: Int32 = np.full(pages, _NOBODY, np.int32)
+        self._payer: Int32 = np.full(pages, _NO_ACCOUNT, np.int32)
         self._accounts: list[TenantUsage | None] = []
         self._unused: list[int] = []
         self._now = now
         # [pages] How many places it has in the tables of unrecomputable files.
         self.unrecomputable: Int32 = np.zeros(pages, np.int32)
         self._unrecomputable_payer: Int32 = np.full(
-            pages, _NOBODY, np.int32
+            pages, _NO_ACCOUNT, np.int32
         )  # [pages] a tenant's account
         self.unrecomputable_pages = 0
         self.unrecomputable_max = UNLIMITED  # pages that always have a place
@@ -195,11 +195,11 @@ class Quotas:
         """Charge unrecomputable pages ([n], distinct) to this tenant instead of others."""
         indices, counts = np.unique(self._unrecomputable_payer[pages], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
-            root = self._accounts[index] if index != _NOBODY else None
+            root = self._accounts[index] if index != _NO_ACCOUNT else None
             if root is not None:
                 root.unrecomputable -= count
                 self.unrecomputable_pages -= count
-        self._unrecomputable_payer[pages] = _NOBODY if to is None else to.index
+        self._unrecomputable_payer[pages] = _NO_ACCOUNT if to is None else to.index
         if to is not None:
             to.unrecomputable += len(pages)
             self.unrecomputable_pages += len(pages)
@@ -224,7 +224,7 @@ class Quotas:
             payers, counts = np.unique(self._payer[pages], return_counts=True)
             for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
                 self._refund(index, count)
-        self._payer[pages] = _NOBODY
+        self._payer[pages] = _NO_ACCOUNT
 
     def move(self, pages: Int32, account: TenantUsage) -> None:
         """Charge held pages ([n], distinct) to another account, without `allow`."""
@@ -274,10 +274,10 @@ class Quotas:
         Raises:
             KernelBug: a held page without a payer, a free one with one, or a wrong sum.
         """
-        if not np.array_equal(self._payer == _NOBODY, references == 0):
+        if not np.array_equal(self._payer == _NO_ACCOUNT, references == 0):
             raise KernelBug("held pages and charged pages are not the same pages")
         paid: Int64 = np.bincount(
-            self._payer[self._payer != _NOBODY], minlength=len(self._accounts)
+            self._payer[self._payer != _NO_ACCOUNT], minlength=len(self._accounts)
         )
         sums: dict[TenantUsage, int] = {}
         for index, count in enumerate(paid.tolist()):
@@ -296,7 +296,7 @@ class Quotas:
         self._check_tiers()
 
     def _check_tiers(self) -> None:
-        held = np.flatnonzero(self._payer != _NOBODY).astype(np.int32)
+        held = np.flatnonzero(self._payer != _NO_ACCOUNT).astype(np.int32)
         sums: dict[TenantUsage, tuple[int, int, int]] = {}
         for tenant, pages in self.by_tenant(held):
             counts = self.count_tiers(pages) or TierCounts(0, 0, 0)
@@ -312,7 +312,7 @@ class Quotas:
         """Compare with the tables of unrecomputable files, `expected` [pages]; KernelBug."""
         if not np.array_equal(self.unrecomputable, expected):
             raise KernelBug("the unrecomputable pages are not those of unrecomputable files")
-        if not np.array_equal(self._unrecomputable_payer != _NOBODY, expected > 0):
+        if not np.array_equal(self._unrecomputable_payer != _NO_ACCOUNT, expected > 0):
             raise KernelBug("unrecomputable pages and those charged as such are not the same")
         charged = np.bincount(
             self._unrecomputable_payer[expected > 0], minlength=len(self._accounts)

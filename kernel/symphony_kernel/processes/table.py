@@ -1,8 +1,8 @@
 """The process table: instances that may call, and what each of them holds.
 
 An instance is one program in a worker. A run is a root instance with its children: they share
-limits and a place in the scheduler. Ending an instance gives back all that it held, whatever its
-state. Parents may end before their children, and children before their parents.
+limits and a place in the scheduler. Ending an instance, in any state, gives back all
+that it held. Parents may end before their children, and children before their parents.
 """
 
 from collections import Counter

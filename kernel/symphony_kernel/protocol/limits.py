@@ -53,7 +53,7 @@ LINEAGE_TENANT_ENTRIES_TIMES = 16  # or so many times the entries of its page qu
 LINEAGE_SPANS_MAX = 512  # of a lineage; above a bound see `kvfs.lineage.book`
 # Share of the device that is kept free of unrecomputable KV for new requests, if the host tier has
 # less space than that (see `kvfs.storage`).
-TIED_DEVICE_SHARE = 1 / 8
+UNRECOMPUTABLE_DEVICE_SHARE = 1 / 8
 TENANT_NAMES_MAX = 16_384  # named files of one tenant
 TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it
 TENANT_DISK_CALLS_MAX = 1_024  # saves, removals, first openings of one tenant that wait for disk
@@ -140,17 +140,17 @@ KV_AHEAD_MS_MAX = 2.0  # of loading pages in advance, between two steps
 KV_AHEAD_PAGES_MIN = 64  # or so many pages
 # How far, in tokens, a run may get ahead of one that waits for pages before it must wait, too; more
 # if pages must be recomputed.
-PAGER_SLICE_TOKENS = 512.0
+ADMISSION_SLICE_TOKENS = 512.0
 
 DEVICE_PAUSE_MS_MAX: Final = 20.0  # between two steps; after a longer pause there was no work
 
 # Look-ahead steps that the device may have at once (`scheduler.lookahead`).
-DRAFTS_MAX: Final = 6
+LOOKAHEAD_STEPS_MAX: Final = 6
 # Results of such steps may be delivered together, at most so late. An operator may set it.
 DELIVERY_MS_DEFAULT = 25.0
 DELIVERY_MS_MAX = 1_000.0  # that an operator may set
 # Time of short steps that share one budget for prompts, where results are delivered together.
-LOT_MS_MAX = 8.0
+DELIVERY_BATCH_MS_MAX = 8.0
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000

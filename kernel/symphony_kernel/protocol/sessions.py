@@ -7,7 +7,7 @@ process's death, the next one begins with what each side has received, and both 
     Hello   session, received     (received -1: the session begins here)
     Welcome resumed, received     (not resumed: the peer does not know the session)
 
-So a session delivers each frame once and in order, whatever happens to its connections. A session
+So a session delivers each frame once and in order, over any number of connections. A session
 ends (`on_closed`) only if a side closes it, or the peer does not know it any more.
 
 The sender asks for receipts, because it knows how much it keeps: after a number of frames or bytes,

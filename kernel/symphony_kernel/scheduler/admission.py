@@ -31,7 +31,7 @@ from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.kvfs.tiers.eviction_order import Bool
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGER_SLICE_TOKENS
+from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.recompute import Recompute, plan
 
@@ -492,7 +492,7 @@ class Admission:
     @property
     def _slice(self) -> float:
         """Service by which a run may get ahead of another that waits for its frames."""
-        return PAGER_SLICE_TOKENS + RECOMPUTE_SLICES * self._recomputing
+        return ADMISSION_SLICE_TOKENS + RECOMPUTE_SLICES * self._recomputing
 
 
 def _alive(requests: list[Request]) -> list[Request]:

@@ -23,7 +23,7 @@ from symphony_kernel.executor.base import Batch, Results, Row
 from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import DRAFTS_MAX
+from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Batcher, Chunk, Step
 from symphony_kernel.scheduler.prediction import (
@@ -61,7 +61,7 @@ class LookAhead:
     def form(self, step: Step) -> LookAheadStep | None:
         """Return a step behind `step` and the look-ahead steps, if all of it is known."""
         ahead = len(self.steps)
-        if ahead == DRAFTS_MAX or (ahead and not self.steps[-1].follow.may_batch_delivery):
+        if ahead == LOOKAHEAD_STEPS_MAX or (ahead and not self.steps[-1].follow.may_batch_delivery):
             return None
         candidates: list[Candidate] = []
         rows, previous = [], []

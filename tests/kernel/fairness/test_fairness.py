@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_TOKENS, PREFILL_TOKENS_MIN
+from symphony_kernel.protocol.limits import PAGE_TOKENS, ADMISSION_SLICE_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.admission import RECOMPUTE_SLICES
 from symphony_kernel.scheduler.batcher import StepLimits
 
@@ -139,7 +139,7 @@ class Crowded(Referee):
         self, lips: list[Habit], weights: list[float], limits: StepLimits, again: int
     ) -> None:
         super().__init__(lips, weights, limits)
-        self.slice = PAGER_SLICE_TOKENS + RECOMPUTE_SLICES * again
+        self.slice = ADMISSION_SLICE_TOKENS + RECOMPUTE_SLICES * again
         self.least = 0  # a step has what the frames allow
 
     def difference(self, weight: float) -> float:

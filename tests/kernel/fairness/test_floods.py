@@ -5,7 +5,11 @@ import asyncio
 import pytest
 from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.options import KernelOptions
-from symphony_kernel.protocol.limits import LOT_MS_MAX, TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
+from symphony_kernel.protocol.limits import (
+    DELIVERY_BATCH_MS_MAX,
+    TENANT_WEIGHT_MAX,
+    TENANT_WEIGHT_MIN,
+)
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.floods import FLOODS, Completions, Device, fair, measure, prompts
@@ -95,6 +99,6 @@ def test_a_prompt_goes_on_beside_a_stream_that_weighs_any_times_as_much() -> Non
         test,
         executor=lambda clock: SimulatedExecutor(clock, 1 << 10, costs=device, hashed=False),
         kernel_options=KernelOptions(
-            steps=StepLimits(delivery_ms=LOT_MS_MAX), tenant_weights=weights
+            steps=StepLimits(delivery_ms=DELIVERY_BATCH_MS_MAX), tenant_weights=weights
         ),
     )

@@ -167,7 +167,7 @@ def test_so_it_does_of_files_that_nobody_can_compute_again(
 ) -> None:
     """What they are charged for, and which of them were refused."""
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
-    monkeypatch.setattr("symphony_kernel.kvfs.filesystem.TIED_DEVICE_SHARE", 0.02)
+    monkeypatch.setattr("symphony_kernel.kvfs.filesystem.UNRECOMPUTABLE_DEVICE_SHARE", 0.02)
     refused: list[bool] = []
     allow = Quotas.allow_unrecomputable
 

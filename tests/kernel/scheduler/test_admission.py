@@ -5,7 +5,7 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.kvfs.tiers.config import TierConfig
-from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS, ADMISSION_SLICE_TOKENS
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission, Admitted, MemoryQueue
 
@@ -74,13 +74,13 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
 def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
     kvfs, queue, admission = _full_device()
     _park(kvfs, queue, admission, 2, 20)
-    queue.push(make_work(1, 4 * int(PAGER_SLICE_TOKENS), LengthFile(Pool())))
+    queue.push(make_work(1, 4 * int(ADMISSION_SLICE_TOKENS), LengthFile(Pool())))
     while admission.admit_queued([]) and not queue.skip_if_ahead():
         first = queue.first()
         assert first is not None
         queue.serve(min(first.remaining, 8))
         queue.restore()
-    assert PAGER_SLICE_TOKENS < queue.counters(1)[1] < PAGER_SLICE_TOKENS + 16
+    assert ADMISSION_SLICE_TOKENS < queue.counters(1)[1] < ADMISSION_SLICE_TOKENS + 16
     queue.restore()
 
 

@@ -10,7 +10,7 @@ from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import DRAFTS_MAX, PAGE_TOKENS
+from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.rig import PROMPT, A, B, Rig, start, tokens, with_kernel
@@ -227,7 +227,7 @@ def test_no_more_drafts_than_the_program_allows() -> None:
         await asyncio.sleep(1)
         assert len(made.records) == 3
         assert ahead(rig) == (2, 0)
-        assert DRAFTS_MAX > 2
+        assert LOOKAHEAD_STEPS_MAX > 2
         made.cancel()
         await made.end
 

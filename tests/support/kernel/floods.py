@@ -17,7 +17,7 @@ from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import Kernel
 from symphony_kernel.options import KernelOptions
 from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.protocol.limits import DRAFTS_MAX, LOT_MS_MAX
+from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX, DELIVERY_BATCH_MS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.syscalls.table import Handler
@@ -68,7 +68,7 @@ class Device(CostModel):
     def told(self) -> int:
         """Return how many tokens a reader hears of at once: of steps that take no time alone."""
         step_ms = (self.fixed_us + self.decode_row_us) / 1000
-        return min(max(int(LOT_MS_MAX / step_ms), 1), DRAFTS_MAX)
+        return min(max(int(DELIVERY_BATCH_MS_MAX / step_ms), 1), LOOKAHEAD_STEPS_MAX)
 
     def slower(self, times: float) -> "Device":
         """Return one that takes so many times as long for everything."""
@@ -209,7 +209,7 @@ def measure(
         test,
         executor=lambda clock: SimulatedExecutor(clock, PAGES, costs=device, hashed=False),
         kernel_options=KernelOptions(
-            steps=StepLimits(delivery_ms=LOT_MS_MAX),
+            steps=StepLimits(delivery_ms=DELIVERY_BATCH_MS_MAX),
             tenant_weights={VICTIM: weights[0], **dict.fromkeys(tenants, weights[1])},
         ),
     )

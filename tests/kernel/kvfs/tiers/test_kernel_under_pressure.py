@@ -10,7 +10,7 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tiers.advice import Hint
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import KV_AHEAD_PAGES_MIN, PAGE_TOKENS, PAGER_SLICE_TOKENS
+from symphony_kernel.protocol.limits import KV_AHEAD_PAGES_MIN, PAGE_TOKENS, ADMISSION_SLICE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.rig import ANY_MS, A, B, Rig, decode, ids, start, tokens, with_kernel
@@ -187,7 +187,7 @@ def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
 
     _, alone = crowded(partial(test, many=0), 28, host_slots=256)
     many, one = crowded(partial(test, many=4), 28, host_slots=256)  # two of the five files fit
-    assert one >= alone / 2 - PAGER_SLICE_TOKENS / 8
+    assert one >= alone / 2 - ADMISSION_SLICE_TOKENS / 8
     assert many >= alone / 2, "and the other tenant has the rest"
 
 

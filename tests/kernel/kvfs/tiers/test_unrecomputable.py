@@ -13,7 +13,7 @@ from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS, TIED_DEVICE_SHARE
+from symphony_kernel.protocol.limits import PAGE_TOKENS, UNRECOMPUTABLE_DEVICE_SHARE
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
 
@@ -97,7 +97,7 @@ def refused(call: Callable[[], object]) -> Errno:
 def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -> None:
     house = House(host_slots=40)
     room = house.kvfs.quotas.unrecomputable_max
-    assert FRAMES * TIED_DEVICE_SHARE < room < 40
+    assert FRAMES * UNRECOMPUTABLE_DEVICE_SHARE < room < 40
     first = house.lost("a", room // 2 * PAGE_TOKENS)
     assert refused(lambda: house.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
     second = house.lost("b", room // 4 * PAGE_TOKENS)
@@ -223,7 +223,9 @@ def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed:
     house = House(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
     usable = house.kvfs.eviction.usable
-    assert usable == FRAMES - max(int(FRAMES * TIED_DEVICE_SHARE) - host_slots * 7 // 8, 0)
+    assert usable == FRAMES - max(
+        int(FRAMES * UNRECOMPUTABLE_DEVICE_SHARE) - host_slots * 7 // 8, 0
+    )
     for _ in range(150):
         tenant = chance.choice("abc")
         files = [file for file in house.files if file.tenant == tenant]
