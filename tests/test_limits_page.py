@@ -43,7 +43,7 @@ WORKINGS = {
     # How long words are that repeat what was wrong, or describe something.
     ("gateway/tenancy/audit", "_KEPT_MAX"), ("gateway/tenancy/audit", "_TEXT_MAX"),
     ("gateway/connections/connections", "_WORDS_MAX"), ("gateway/links/links", "_WORDS_MAX"),
-    ("worker/syscalls/egress", "_WORDS_MAX"), ("worker/syscalls/wasi", "_WORDS_MAX"),
+    ("worker/syscalls/egress", "_DETAIL_MAX"), ("worker/syscalls/wasi", "_MESSAGE_MAX"),
     ("gateway/egress/mcp/server", "_REASON_MAX"), ("gateway/runs/service", "_REASON_MAX"),
     ("gateway/runs/trace", "_CALL_NAME_MAX"), ("compiler/validation", "_PROBLEM_MAX"),
     # What an operator has of a suspended or deleted tenant, and of the audit log.

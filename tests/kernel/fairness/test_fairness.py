@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.protocol.limits import PAGE_TOKENS, ADMISSION_SLICE_TOKENS, PREFILL_TOKENS_MIN
+from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, PAGE_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.admission import RECOMPUTE_SLICES
 from symphony_kernel.scheduler.batcher import StepLimits
 

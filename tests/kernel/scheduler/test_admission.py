@@ -5,7 +5,7 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.kvfs.tiers.config import TierConfig
-from symphony_kernel.protocol.limits import PAGE_TOKENS, ADMISSION_SLICE_TOKENS
+from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, PAGE_TOKENS
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission, Admitted, MemoryQueue
 

@@ -17,7 +17,7 @@ from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import Kernel
 from symphony_kernel.options import KernelOptions
 from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX, DELIVERY_BATCH_MS_MAX
+from symphony_kernel.protocol.limits import DELIVERY_BATCH_MS_MAX, LOOKAHEAD_STEPS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.syscalls.table import Handler

@@ -10,7 +10,7 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tiers.advice import Hint
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import KV_AHEAD_PAGES_MIN, PAGE_TOKENS, ADMISSION_SLICE_TOKENS
+from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.rig import ANY_MS, A, B, Rig, decode, ids, start, tokens, with_kernel

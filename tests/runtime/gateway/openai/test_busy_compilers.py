@@ -97,8 +97,8 @@ def test_past_its_patience_it_is_503_with_retry_after(
                 assert response.status == 503
                 assert int(response.headers["Retry-After"]) >= 1
                 assert (await response.json())["error"] == {
-                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} constraints"
-                    " wait to be compiled; try again later",
+                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} "
+                    "constraints wait to be compiled; try again later",
                     "type": "server_error",
                     "param": "guided_regex",
                     "code": "compilers_busy",
