@@ -21,9 +21,8 @@ from symphony_kernel.protocol.role_processes import Processes
 
 from symphony_runtime.compiler.compiler import Compiler
 from symphony_runtime.config.limits import Bound, Limits
-from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from symphony_kernel.platform.memory import available_bytes
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
     MEMORY_FREE_BYTES_MIN,
@@ -23,7 +24,6 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.admission.load import ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.admission.pace import Absence, Pace, retry_after
 from symphony_runtime.gateway.errors import Problem, unavailable
 
@@ -47,6 +47,30 @@ class AdmissionFigures:
     """What was refused since the start, by REASONS."""
 
     refused: Counter[str] = field(default_factory=Counter)
+
+
+_LOOK_SECONDS = 0.5
+
+
+class MemoryGuard:
+    """What is left, looked up at most twice a second."""
+
+    def __init__(
+        self,
+        read: Callable[[], int | None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` says what is left in bytes; None: the system does not tell."""
+        self._read = read or available_bytes
+        self._now = now
+        self._looked = float("-inf")
+        self._left: int | None = None
+
+    def left(self) -> int | None:
+        """Return the bytes that are left, or None where nobody can say."""
+        if self._now() - self._looked >= _LOOK_SECONDS:
+            self._looked, self._left = self._now(), self._read()
+        return self._left
 
 
 class Admission:

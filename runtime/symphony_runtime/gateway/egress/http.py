@@ -8,22 +8,27 @@ tenant has open, never serves a request under this one.
 """
 
 import asyncio
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import aiohttp
 import msgpack
 from aiohttp.abc import AbstractResolver
+from aiohttp.client_proto import ResponseHandler
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     HTTP_BODY_BYTES_MAX,
     HTTP_HEADER_BYTES_MAX,
     HTTP_HEADER_LINE_BYTES_MAX,
     HTTP_HEADER_LINES_MAX,
+    HTTP_INFORMATIONAL_MAX,
     HTTP_MS_DEFAULT,
     HTTP_REDIRECTS_MAX,
+    TENANT_HTTP_BYTES_MAX,
 )
 from yarl import URL
 
@@ -31,8 +36,6 @@ from symphony_runtime.abi.egress_requests import HttpRequest, parse_url
 from symphony_runtime.config.egress import HttpRule
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.egress.addresses import CheckedResolver, CheckedSockets, RefusedError
-from symphony_runtime.gateway.egress.body_memory import BodyMemory, Held
-from symphony_runtime.gateway.egress.connections import BoundedConnector
 from symphony_runtime.gateway.egress.injection import Injected, Injector, without_secrets
 from symphony_runtime.gateway.egress.resolver import ResolverThreads
 from symphony_runtime.gateway.egress.vault import Secret
@@ -47,6 +50,70 @@ _IN_THREAD_BYTES = 16 << 10  # of an answer that is looked through
 _KEPT_SECONDS = 4.0
 
 Turn = AbstractAsyncContextManager[None]
+
+
+class BodyMemory:
+    """Counts the bytes that each tenant's calls hold."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    def of(self, tenant: str) -> "Held":
+        """Return the account of one call."""
+        return Held(self._held, tenant)
+
+
+class Held:
+    """What one call holds, until its `with` ends."""
+
+    def __init__(self, all_held: Counter[str], tenant: str) -> None:
+        self._all_held = all_held
+        self._tenant = tenant
+        self._mine = 0
+
+    def add(self, size: int) -> None:
+        """Hold more; EAGAIN, if the tenant's calls hold too much already: then nothing."""
+        if self._all_held[self._tenant] + size > TENANT_HTTP_BYTES_MAX:
+            self._release()  # at once: the others need not fail as well
+            detail = f"bodies of the tenant's calls hold {TENANT_HTTP_BYTES_MAX} bytes"
+            raise SyscallError(Errno.EAGAIN, detail)
+        self._all_held[self._tenant] += size
+        self._mine += size
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._all_held[self._tenant] -= self._mine
+        self._mine = 0
+        if not self._all_held[self._tenant]:
+            del self._all_held[self._tenant]
+
+
+class BoundedConnector(aiohttp.TCPConnector):
+    """Makes connections on which few answers of status 1xx come before the one that counts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        make = functools.partial(_Answers, loop=self._loop)
+        self._factory = cast("functools.partial[ResponseHandler]", make)
+
+
+class _Answers(ResponseHandler):
+    _informational = 0
+
+    async def read(self) -> Any:
+        message, payload = await super().read()
+        if message.code >= 200:
+            self._informational = 0
+            return message, payload
+        self._informational += 1
+        if self._informational > HTTP_INFORMATIONAL_MAX:
+            raise aiohttp.ClientPayloadError("too many answers of status 1xx")
+        return message, payload
 
 
 class HttpEgress:

@@ -8,7 +8,7 @@ from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
 from symphony_runtime.gateway.openai.requests.limits import named
-from symphony_runtime.gateway.runs.events.unsaved import UnsavedEvents
+from symphony_runtime.gateway.runs.events.stream import UnsavedEvents
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs

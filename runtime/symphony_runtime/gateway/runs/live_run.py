@@ -17,8 +17,7 @@ from symphony_runtime.gateway.errors import Problem, of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
-from symphony_runtime.gateway.runs.events.stream import EventStream
-from symphony_runtime.gateway.runs.events.unsaved import Listener, UnsavedEvents
+from symphony_runtime.gateway.runs.events.stream import EventStream, Listener, UnsavedEvents
 from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.runs.usage import RunUsage

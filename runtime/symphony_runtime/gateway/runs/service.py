@@ -30,16 +30,14 @@ from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels
-from symphony_runtime.gateway.runs.deadlines import Deadlines
 from symphony_runtime.gateway.runs.events.reader import Cursor
 from symphony_runtime.gateway.runs.events.stream import (
+    Listener,
     LiveReader,
     Reader,
     StoredReader,
     stored_cursor,
 )
-from symphony_runtime.gateway.runs.events.unsaved import Listener
-from symphony_runtime.gateway.runs.keeping import keep_end
 from symphony_runtime.gateway.runs.live_run import (
     Run,
     TenantRules,
@@ -61,9 +59,10 @@ from symphony_runtime.gateway.runs.record import (
     take_back_run,
 )
 from symphony_runtime.gateway.runs.retention import Retention
-from symphony_runtime.gateway.runs.trace import RunTrace
+from symphony_runtime.gateway.runs.trace import RunTrace, store_end
+from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
-from symphony_runtime.gateway.storage.database import StorageError
+from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
@@ -650,3 +649,62 @@ class Runs:
         """Wait until every run has ended, and is stored if that can be; not for long."""
         if waiting := [run.known for run in self._live.values()]:
             await asyncio.wait(waiting, timeout=_KILL_GRACE_SECONDS)
+
+
+async def keep_end(
+    store: Store,
+    run: Run,
+    ended: Record,
+    row: tuple[int, bytes],
+    ledger: RunUsage,
+    put_off: Callable[[StorageError], None],
+) -> int | None:
+    """Store a run's end and return its size; None: a run that passes is kept only if it failed.
+
+    What it used is counted in either case. While the storage fails it is tried again; `put_off`
+    hears of each failure.
+    """
+    if run.passing and ((ended.status, ended.exit_code) == ("exited", 0) or run.unwanted):
+        ledger.count(ended.tenant, ended.usage or {})
+        return None
+    begun = run.record if run.passing else None  # the others' are there since they began
+    packed = run.trace.pack() if run.trace else None
+
+    def keep(connection: Connection) -> int:
+        if begun is not None:
+            insert_run(connection, begun)
+        return store_end(connection, ended, row, packed)
+
+    size = await store.insist(keep, ended.tenant, put_off)
+    if not run.passing:
+        run.journal.stored()
+    return size
+
+
+_LOOK_SECONDS = 1.0
+_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; this much later we do
+
+
+class Deadlines:
+    """Looks after live runs, by their ids; `kill` ends one for a reason."""
+
+    def __init__(self, live: dict[str, Run], kill: Callable[[Run, str], None]) -> None:
+        self._live = live
+        self._kill = kill
+        self._timer: asyncio.TimerHandle | None = None
+
+    def started(self, run: Run) -> None:
+        """A run has begun: its time counts from now."""
+        loop = asyncio.get_running_loop()
+        run.deadline = loop.time() + run.record.limits["wall_ms"] / 1000 + _GRACE_SECONDS
+        if self._timer is None:
+            self._timer = loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now, self._timer = loop.time(), None
+        for run in [run for run in self._live.values() if run.deadline < now]:
+            limit = run.record.limits["wall_ms"]
+            self._kill(run, f"the run took longer than its limit of {limit} ms")
+        if self._live:
+            self._timer = loop.call_later(_LOOK_SECONDS, self._look)

@@ -26,7 +26,6 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.active_requests import ActiveRequests
 from symphony_runtime.gateway.tenancy.audit import Asked, Audit
 from symphony_runtime.gateway.tenancy.authentication import Authentication, read_keys, suspended
 from symphony_runtime.gateway.tenancy.keys import KeyRing
@@ -232,3 +231,41 @@ class Administration:
             self.audit.done(asked)
         else:
             self.audit.denied(asked)
+
+
+class ActiveRequests:
+    """The requests under way."""
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str | None] = Counter()  # None: operators'
+        self._waiting: dict[str | None, asyncio.Event] = {}  # for a tenant's last request to end
+
+    @contextlib.contextmanager
+    def visit(self, tenant: str | None) -> Iterator[None]:
+        """Have a request be under way that is a tenant's, or an operator's (None)."""
+        self._tenants[tenant] += 1
+        try:
+            yield
+        finally:
+            self._tenants[tenant] -= 1
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+                waiting = self._waiting.pop(tenant, None)
+                if waiting is not None:
+                    waiting.set()
+
+    async def wait_ended(self, tenant: str, seconds: float) -> bool:
+        """Wait until no request of a tenant's is under way; return whether none is."""
+        if tenant not in self._tenants:
+            return True
+        waiting = self._waiting.setdefault(tenant, asyncio.Event())
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many requests are under way."""
+        return {"requests": self._tenants.total()}

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
@@ -177,3 +176,12 @@ def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
                     await asyncio.sleep(0.1)
 
     asyncio.run(scenario())
+
+
+def test_memory_left_is_read_at_most_twice_a_second() -> None:
+    time, found = Time(), [3, 2, 1]
+    memory = MemoryGuard(found.pop, time)
+    assert [memory.left() for _ in range(5)] == [1] * 5
+    time.now += 1.0
+    assert memory.left() == 2
+    assert MemoryGuard().left() is None or MemoryGuard().left() != 0

@@ -1,15 +1,24 @@
 """The tools of a tenant: those of all servers that the operator lets it use."""
 
 import asyncio
+import json
 from typing import Any
 
 import msgpack
+from mcp_types import (
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
 
 from symphony_runtime.abi.egress_requests import ToolRequest
 from symphony_runtime.config.egress import ToolServerOptions
-from symphony_runtime.gateway.egress.mcp.results import content_of
 from symphony_runtime.gateway.egress.mcp.server import Tool, ToolServer
 from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
@@ -92,3 +101,35 @@ def _packed(ok: bool, content: str) -> bytes:
         detail = f"the tool's answer has more than {TOOL_RESULT_BYTES_MAX} bytes"
         raise SyscallError(Errno.EFBIG, detail)
     return result
+
+
+Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+
+
+def content_of(result: CallToolResult) -> str:
+    """Return a result's blocks, a line break between them; what is no text is named in brackets.
+
+    A result that has structured content only is its JSON.
+    """
+    if not result.content and result.structured_content is not None:
+        return _json(result.structured_content)
+    return "\n".join(map(_text, result.content))
+
+
+def _json(value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return "[numbers that JSON cannot say]"  # infinite, or none: a server may send them
+
+
+def _text(block: Block) -> str:
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, ImageContent | AudioContent):
+        return f"[{block.mime_type}]"
+    if isinstance(block, ResourceLink):
+        return f"[{block.uri}]"
+    if isinstance(block.resource, TextResourceContents):
+        return block.resource.text
+    return f"[{block.resource.uri}]"
