@@ -54,7 +54,7 @@ from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.changes import ChangeFeed, gateway_name
-from symphony_runtime.gateway.storage.crash_log import clear_tail, read_tail
+from symphony_runtime.gateway.storage.crash_log import clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
@@ -106,9 +106,9 @@ async def serve(
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         figures = RunMetrics()
-        channels = Channels(limits=limits, reached=figures.hit)
+        channels = Channels(limits=limits, reached=figures.count_limit)
         retention = Retention(store, _bounds(config), now_ms)
-        await retention.load()
+        await retention.load_counts()
         vault = _open_vault(store, config)
         egress = await _open_outside(config, vault, stack)
         load = ServerLoad(lambda: kernel.ask("waiting"))
@@ -136,7 +136,7 @@ async def serve(
         _beside(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
-            RateLimiters(limits, figures.hit), idempotency, vault, retention, deletion, cpu,
+            RateLimiters(limits, figures.count_limit), idempotency, vault, retention, deletion, cpu,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip
@@ -154,9 +154,9 @@ async def serve(
 
 async def _fail_left(store: Store, config: GatewayConfig) -> str:
     """Fail the runs that were live when an earlier gateway of our name died; return the name."""
-    name, left = _gateway_name(config), read_tail(config.data_dir)
+    name, left = _gateway_name(config), read_crash_log(config.data_dir)
     failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
-    clear_tail(config.data_dir)
+    clear_crash_log(config.data_dir)
     if failed:
         _log.warning("%d runs were live when the last gateway died", failed)
     return name
@@ -172,7 +172,7 @@ def _watch_disk(
 ) -> None:
     """Count what tenants hold on disk, and give back what deletions have freed."""
     disk = with_.store.disk
-    disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.hit
+    disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.count_limit
     kernel = with_.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
@@ -256,7 +256,7 @@ async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         with_.bodies.release(request)
     name = request.match_info.route.name or "none"
-    with_.runs.figures.answered(name, response.status)
+    with_.runs.metrics.count_response(name, response.status)
     if response.status in (401, 403) or name in _OPERATORS_CHANGES:
         with_.administration.note(request, name, response.status, admin=name in _OPERATORS_CHANGES)
     return response
@@ -294,8 +294,8 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         if counted is None:
             return await handler(request)
         await with_.fair_start.turn(counted)
-        await with_.cpu_reporter.turn(counted)
-        return await with_.cpu_reporter.timed(counted, handler(request))
+        await with_.cpu_reporter.wait_pause(counted)
+        return await with_.cpu_reporter.charge_awaitable(counted, handler(request))
 
 
 async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:

@@ -74,7 +74,7 @@ class MemoryGuard:
 
 
 class Admission:
-    """Decides. `check` before a run, `ended` after it."""
+    """Decides. `check_run` before a run, `count_end` after it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Admission:
         self._tenants: dict[str, Pace] = {}  # ends of runs, of tenants that have live ones
         self._away = {what: Absence(now) for what in ("kernel", "worker")}
         self._drained: float | None = None  # when the drain ends
-        self.figures = AdmissionFigures()
+        self.metrics = AdmissionFigures()
 
     @property
     def draining(self) -> bool:
@@ -102,7 +102,7 @@ class Admission:
         """No run begins any more."""
         self._drained = self._now() + self._bounds.drain_seconds
 
-    def check(
+    def check_run(
         self, tenant: str, tenant_runs: int, runs: int, tenant_most: int | None = None
     ) -> None:
         """Let a run of a tenant begin that has so many live ones, of so many in all.
@@ -128,7 +128,7 @@ class Admission:
         self._check_memory()
         self._check_queue(tenant)
 
-    def ended(self, tenant: str, left: int) -> None:
+    def count_end(self, tenant: str, left: int) -> None:
         """A run has ended; `left`: live ones of its tenant."""
         self._ends.happened()
         if not left:
@@ -139,16 +139,16 @@ class Admission:
             pace = self._tenants[tenant] = Pace(self._now)
         pace.happened()
 
-    def away(self, what: str, detail: str) -> Problem:
+    def unavailable(self, what: str, detail: str) -> Problem:
         """Return what to answer while the `kernel`, or every `worker`, is away."""
         return self._refuse(what, 503, "unavailable", detail, self._away[what].seconds())
 
-    def estimate(self, problem: Problem) -> None:
+    def set_retry_after(self, problem: Problem) -> None:
         """Give a refusal of a program's, or of the kernel's, its Retry-After: when a run ends."""
         if problem.status in (429, 503):
             problem.headers["Retry-After"] = str(retry_after(self._ends.seconds()))
 
-    def there(self) -> None:
+    def note_available(self) -> None:
         """Kernel and workers are there."""
         for absence in self._away.values():
             absence.over()
@@ -175,7 +175,7 @@ class Admission:
 
     def _refuse(self, reason: str, status: int, kind: str, detail: str, seconds: float) -> Problem:
         assert reason in REASONS
-        self.figures.refused[reason] += 1
+        self.metrics.refused[reason] += 1
         if status == 503:
             return unavailable(detail, retry_after(seconds))
         return Problem(status, kind, detail, retry_after=retry_after(seconds))

@@ -20,7 +20,7 @@ from symphony_runtime.gateway.http.context import (
     read_json,
     services,
 )
-from symphony_runtime.gateway.runs.usage import COLUMNS, Chosen, usage_page
+from symphony_runtime.gateway.runs.usage import COLUMNS, UsageQuery, usage_page
 from symphony_runtime.gateway.tenancy import audit, deletion
 from symphony_runtime.gateway.tenancy.administration import WORDS
 from symphony_runtime.gateway.tenancy.authentication import Key
@@ -184,7 +184,7 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     return await answer({"data": shown, "next": following})
 
 
-def _chosen(request: web.Request) -> Chosen:
+def _chosen(request: web.Request) -> UsageQuery:
     query = request.query
     first, last = query.get("from", ""), query.get("to", _LAST_DAY)
     for name, day in (("from", first), ("to", last)):
@@ -193,7 +193,7 @@ def _chosen(request: web.Request) -> Chosen:
     day, _, tenant = query.get("after", "").partition(".")
     if day and not _DAY.fullmatch(day):
         raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
-    return Chosen(query.get("tenant", ""), first, last, (day, tenant))
+    return UsageQuery(query.get("tenant", ""), first, last, (day, tenant))
 
 
 def _place(after: str) -> tuple[int, str]:
@@ -203,7 +203,7 @@ def _place(after: str) -> tuple[int, str]:
     return int(at), note
 
 
-async def _send_csv(request: web.Request, chosen: Chosen) -> web.StreamResponse:
+async def _send_csv(request: web.Request, chosen: UsageQuery) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
             "Content-Type": f"{CSV}; charset=utf-8",
@@ -217,13 +217,13 @@ async def _send_csv(request: web.Request, chosen: Chosen) -> web.StreamResponse:
     return response
 
 
-async def _csv(request: web.Request, chosen: Chosen) -> AsyncIterator[bytes]:
+async def _csv(request: web.Request, chosen: UsageQuery) -> AsyncIterator[bytes]:
     store = services(request).store
     yield _lines([dict(zip(COLUMNS, COLUMNS, strict=True))])
-    while rows := await store.read(partial(usage_page, chosen=chosen, limit=_CSV_ROWS)):
+    while rows := await store.read(partial(usage_page, query=chosen, limit=_CSV_ROWS)):
         yield _lines(rows)
         last = rows[-1]
-        chosen = Chosen(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
+        chosen = UsageQuery(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:

@@ -27,19 +27,19 @@ class Egress:
     def __init__(self, config: GatewayConfig, injector: Injector | None = None) -> None:
         self._config = config
         self._tools: McpTools | None = None
-        self._web = HttpEgress(config.http, injector=injector)
+        self._http = HttpEgress(config.http, injector=injector)
         self._under_way: Counter[str] = Counter()  # calls of each tenant
-        self.figures = EgressMetrics()
+        self.metrics = EgressMetrics()
 
     async def start(self) -> None:
         """Start the tool servers."""
         if self._config.tools:
-            self._tools = await asyncio.to_thread(_make_tools, self._config, self.figures)
+            self._tools = await asyncio.to_thread(_make_tools, self._config, self.metrics)
             self._tools.start()
 
     async def stop(self) -> None:
         """End the tool servers and all connections."""
-        await self._web.stop()
+        await self._http.stop()
         if self._tools is not None:
             await self._tools.stop()
 
@@ -49,11 +49,11 @@ class Egress:
         Raises:
             SyscallError: what the program gets instead; EAGAIN, the tenant has too many under way.
         """
-        with self.figures.counted(what), self._counted(tenant):
+        with self.metrics.counted(what), self._counted(tenant):
             if what == "tools":
                 return b"\x90" if self._tools is None else await self._tools.list(tenant)
             if isinstance(request, HttpRequest):
-                return await self._web.call(tenant, request)
+                return await self._http.call(tenant, request)
             assert isinstance(request, ToolRequest)
             if self._tools is None:
                 raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")

@@ -184,7 +184,7 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
         yield chunk
         if holder and received > _CHUNK_BYTES:  # an operator has no account
             cpu_reporter.charge(holder, _BYTE_SECONDS * len(chunk))
-            await cpu_reporter.turn(holder)
+            await cpu_reporter.wait_pause(holder)
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:

@@ -71,7 +71,7 @@ class RunMetrics:
         self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
         self._tenants: dict[str, TenantMetrics] = {}
 
-    def of(self, tenant: str) -> TenantMetrics:
+    def of_tenant(self, tenant: str) -> TenantMetrics:
         """Return a tenant's figures, or those that it shares with others."""
         found = self._tenants.get(tenant)
         if found is None:
@@ -90,18 +90,18 @@ class RunMetrics:
             total.add(each)
         return total
 
-    def started(self, tenant: str, seconds: float) -> None:
+    def count_start(self, tenant: str, seconds: float) -> None:
         """A run has gone to its worker, so long after it was admitted."""
-        self.of(tenant).started += 1
+        self.of_tenant(tenant).started += 1
         self.start_seconds.add(seconds)
 
-    def first_message(self, seconds: float) -> None:
+    def count_first_message(self, seconds: float) -> None:
         """A run has sent its first message, so long after it was admitted."""
         self.first_message_seconds.add(seconds)
 
-    def ended(self, record: EndedRun, seconds: float) -> None:
+    def count_end(self, record: EndedRun, seconds: float) -> None:
         """A run has ended, and its readers have been told, so long after it was admitted."""
-        figures = self.of(record.tenant)
+        figures = self.of_tenant(record.tenant)
         figures.ended[record.status] += 1
         if record.status == "killed":
             figures.killed[kind_of(record.reason)] += 1
@@ -111,19 +111,19 @@ class RunMetrics:
         figures.usage.update(record.usage or {})
         self.run_seconds.add(seconds)
 
-    def hit(self, tenant: str, limit: str) -> None:
+    def count_limit(self, tenant: str, limit: str) -> None:
         """A limit of a tenant was reached."""
-        self.of(tenant).limits[limit] += 1
+        self.of_tenant(tenant).limits[limit] += 1
 
-    def worker_hits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
+    def count_worker_limits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
         """A worker tells how often a run's calls were refused for limits: as far as it can be."""
-        limits = self.of(tenant).limits
+        limits = self.of_tenant(tenant).limits
         for name in _WORKERS_LIMITS:
             count = hits.get(name, 0)
             if type(count) is int and 0 < count < _HITS_MAX:
                 limits[name] += count
 
-    def answered(self, route: str, status: int) -> None:
+    def count_response(self, route: str, status: int) -> None:
         """A request of a route of the table has been answered."""
         self.responses[route, status] += 1
 

@@ -542,12 +542,12 @@ def count_refusals(figures: RunMetrics, tenant: str) -> Iterator[None]:
         yield
     except Problem as problem:
         if problem.status == 413:
-            figures.hit(tenant, "program_bytes")
+            figures.count_limit(tenant, "program_bytes")
         elif problem.kind == "too-many-programs":
-            figures.hit(tenant, problem.fields["field"])
+            figures.count_limit(tenant, problem.fields["field"])
         for limit in {limit_of_problem(words) for words in problem.fields.get("problems", ())}:
             if limit is not None:
-                figures.hit(tenant, limit)
+                figures.count_limit(tenant, limit)
         raise
 
 

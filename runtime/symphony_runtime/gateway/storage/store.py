@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_runtime.gateway.runs.events.reader import StoredEvents
+from symphony_runtime.gateway.runs.events.reader import StoredEventCache
 from symphony_runtime.gateway.storage.crash_log import CrashLog
 from symphony_runtime.gateway.storage.database import (
     AwayError,
@@ -89,8 +89,8 @@ class Store:
         self._writes = 0
         self._failed = 0
         self.crash_log = CrashLog(path.parent)  # what is not in the database yet
-        self.disk.on_room = self.crash_log.plan_credit
-        self.stored_events = StoredEvents(
+        self.disk.on_room = self.crash_log.schedule_credit
+        self.stored_events = StoredEventCache(
             self
         )  # what readers of the database are about to be given
         # Hears whose operations a commit had, and what of a processor's time they took of it.
@@ -158,7 +158,7 @@ class Store:
         Raises:
             StorageError: something may be left; ask again.
         """
-        await self.crash_log.renew()
+        await self.crash_log.rotate()
         try:
             await asyncio.to_thread(self._with_reserve, self._database.scrub)
         except self._database.errors as error:

@@ -127,7 +127,7 @@ async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> Non
     await _forget_kv(with_, tenant)
     await with_.programs.forget_tenant(tenant, rows=rows)
     unload(with_.runs, tenant, f"{tenant}/")
-    with_.channels.forget(tenant)
+    with_.channels.forget_tenant(tenant)
     if rows:
         await with_.retention.forget_tenant(tenant)
         await with_.idempotency.forget_tenant(tenant)
@@ -242,7 +242,7 @@ async def _forget_kv(with_: Services, tenant: str) -> None:
             await asyncio.sleep(_LOOK_SECONDS)
         await kernel.ask("forget_prefixes", tenant=tenant)
     except KernelAwayError as error:
-        raise with_.runs.admission.away("kernel", str(error)) from error
+        raise with_.runs.admission.unavailable("kernel", str(error)) from error
     except SyscallError as error:
         raise Problem(503, "unavailable", f"KV files are left: {error}", retry_after=1) from error
 

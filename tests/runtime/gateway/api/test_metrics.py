@@ -197,9 +197,9 @@ def test_reasons_become_few_labels() -> None:
 def test_tenants_past_a_number_are_counted_together() -> None:
     figures = RunMetrics()
     for number in range(600):
-        figures.started(f"t{number}", 0.1)
+        figures.count_start(f"t{number}", 0.1)
     assert len(figures.tenants()) == 501
     assert figures.tenants()[OTHERS].started == 100
     assert figures.total().started == 600
-    figures.started("t3", 0.1)
-    assert figures.of("t3").started == 2
+    figures.count_start("t3", 0.1)
+    assert figures.of_tenant("t3").started == 2

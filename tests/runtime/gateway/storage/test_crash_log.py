@@ -14,7 +14,7 @@ from symphony_runtime.gateway.runs.events.reader import Event
 from symphony_runtime.gateway.runs.events.stream import EventStream, StoredReader, insert_events
 from symphony_runtime.gateway.runs.record import LIMITS_MAX, Record, find_run, insert_run
 from symphony_runtime.gateway.storage import crash_log as tails
-from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_tail, read_tail
+from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.store import Store
 
 DIED = "it died"
@@ -51,9 +51,9 @@ def recovered(folder: Path) -> dict[int, list[Event]]:
 
     async def main() -> dict[int, list[Event]]:
         store = Store(folder / "db")
-        left = read_tail(folder)
+        left = read_crash_log(folder)
         await store.write(lambda connection: fail_live_runs(connection, left, DIED, "a gateway"))
-        clear_tail(folder)
+        clear_crash_log(folder)
         told: dict[int, list[Event]] = {}
         for run in (1, 2):
             if await store.read(partial(find_run, tenant="t", run_id=f"run_{run}")) is None:
@@ -90,7 +90,7 @@ def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
 
     async def scenario(store: Store) -> None:
         journal, other = await started(store, 1), await started(store, 2)
-        reader = journal.open(0)
+        reader = journal.open_reader(0)
         for number, message in enumerate(messages):  # more than stays in memory
             journal.append("message", message)
             if number % 40 == 0:
@@ -115,10 +115,10 @@ def test_a_reader_gets_nothing_that_is_not_in_the_file(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         journal = await started(store, 1)
         journal.append("message", b"at once")
-        batch = await journal.open(0).next()
+        batch = await journal.open_reader(0).next()
         assert batch is not None
         assert kinds(batch) == ["status", "message"]
-        assert {1, 2} <= set(read_tail(tmp_path)[1])
+        assert {1, 2} <= set(read_crash_log(tmp_path)[1])
 
     with_store(tmp_path, scenario)
 
@@ -128,7 +128,7 @@ def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
         journal = await started(store, 1)
         row = journal.seal([("status", {"status": "exited"})])
         await store.write(lambda connection: insert_events(connection, 1, row))
-        journal.stored()
+        journal.mark_stored()
         journal.finish([("status", {"status": "exited"})])
         await store.write(lambda connection: connection.execute("DELETE FROM runs"))
 
@@ -149,13 +149,13 @@ def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> N
     whole = (tmp_path / name).read_bytes()
     for cut in range(0, len(whole), 7):
         (tmp_path / name).write_bytes(whole[:cut])
-        found = read_tail(tmp_path).get(1, {})
+        found = read_crash_log(tmp_path).get(1, {})
         assert sorted(found) == list(range(1, 1 + len(found)))
         assert all(found[n + 2][1] == bytes([n]) * 50 for n in range(len(found) - 1))
     spoiled = bytearray(whole)
     spoiled[len(whole) // 2] ^= 1
     (tmp_path / name).write_bytes(spoiled)
-    assert 2 < len(read_tail(tmp_path)[1]) < 11
+    assert 2 < len(read_crash_log(tmp_path)[1]) < 11
 
 
 def test_old_files_go_when_all_of_them_is_in_the_database(
@@ -198,7 +198,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert store.crash_log.unwritten == 1
         journal.append("message", b"again")
         store.crash_log.flush()
-        assert sorted(read_tail(tmp_path)[1]) == [1, 3]
+        assert sorted(read_crash_log(tmp_path)[1]) == [1, 3]
 
     with_store(tmp_path, scenario)
     # What is behind a gap cannot be told: ids go on without one.

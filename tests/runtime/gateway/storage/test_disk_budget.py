@@ -205,7 +205,7 @@ def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
         await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
         # As soon as it has begun to send, and long before it is done.
         run = await client.start("long")
-        journal = house.gateway.services.runs.runs_of("default")[0].journal
+        journal = house.gateway.services.runs.runs_of("default")[0].events
         async with asyncio.timeout(20):
             while not journal.sent:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -325,7 +325,7 @@ def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(disk: Pa
             await upload_long_talk(house, client, LONG_TALK_SENDS)
             await acme.upload(TALK, "talk")
             run = await client.start("long")
-            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].journal)
+            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].events)
             assert free_bytes(disk) > RESERVE
             assert (await acme.run("talk", "9"))["status"] == "exited"
             assert await refusal(client.start("long")) == (429, "over-quota")

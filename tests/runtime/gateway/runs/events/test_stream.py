@@ -81,7 +81,7 @@ async def settle() -> None:
 def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
     async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
         messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
-        live = asyncio.create_task(read_all(journal.open(0)))
+        live = asyncio.create_task(read_all(journal.open_reader(0)))
         for number, message in enumerate(messages):
             journal.append("message", message)
             if number % 50 == 0:
@@ -94,9 +94,9 @@ def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> 
         assert [event.total for event in events[:2]] == [1000, 2000]
         assert events[-1].data == {"status": "exited"}
         for after in (0, 1, 499, 500, 1002, 1003, 5000):
-            assert await read_all(journal.open(after)) == events[after:]
+            assert await read_all(journal.open_reader(after)) == events[after:]
             assert await read_all(StoredReader(store, RUN, after)) == events[after:]
-        assert await messages_of(journal.so_far()()) == messages
+        assert await messages_of(journal.cursor_factory()()) == messages
         assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
 
     run_with_store(tmp_path, scenario)
@@ -113,7 +113,7 @@ def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) 
             assert journal.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
             await asyncio.sleep(0.001)
         await finish(store, journal)
-        assert sum(map(len, await messages_of(journal.so_far()()))) == sent
+        assert sum(map(len, await messages_of(journal.cursor_factory()()))) == sent
         assert sent > 4 << 20
 
     run_with_store(tmp_path, scenario)
@@ -124,7 +124,7 @@ def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -
         journal.append("message", b"12345")
         await settle()
         assert sum(credited) == 5  # nobody reads: nobody is waited for
-        quick, slow = journal.open(0), journal.open(1)
+        quick, slow = journal.open_reader(0), journal.open_reader(1)
         journal.append("message", b"1234567")
         assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
         await settle()
@@ -146,7 +146,7 @@ def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Pa
         for _ in range(20):
             journal.append("message", bytes(30_000))
             await asyncio.sleep(0.01)
-        late = journal.open(15)
+        late = journal.open_reader(15)
         while await late.next(0):
             pass
         await settle()
@@ -187,7 +187,7 @@ def test_an_end_while_a_spill_fails_leaves_no_hole(
             journal.append("message", bytes(10_000))
         await finish(store, journal)
         assert store.statistics()["failed_writes"] == 1
-        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+        for reader in (journal.open_reader(0), StoredReader(store, RUN, 0)):
             assert [event.id for event in await read_all(reader)] == list(range(1, 23))
 
     run_with_store(tmp_path, scenario)
@@ -196,7 +196,7 @@ def test_an_end_while_a_spill_fails_leaves_no_hole(
 def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(journals, "_RETRY_SECONDS", 0.1)
 
     async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
         fail_spills(monkeypatch, store, 3)
@@ -209,7 +209,7 @@ def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
                 await asyncio.sleep(0.01)
         assert store.statistics()["failed_writes"] == 3
         await finish(store, journal)
-        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+        for reader in (journal.open_reader(0), StoredReader(store, RUN, 0)):
             assert [event.id for event in await read_all(reader)] == list(range(1, 34))
 
     run_with_store(tmp_path, scenario)
