@@ -172,7 +172,7 @@ def _watch_disk(
 ) -> None:
     """Count what tenants hold on disk, and give back what deletions have freed."""
     disk = with_.store.disk
-    disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.count_limit
+    disk.ended_run_bytes, disk.on_limit = with_.retention.kept_bytes, figures.count_limit
     kernel = with_.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
@@ -186,7 +186,7 @@ async def _tidy(store: Store) -> None:
     while True:
         await asyncio.sleep(_TIDY_SECONDS)
         try:
-            await store.tidy()
+            await store.shrink()
         except store.errors as error:
             _log.warning("the database's file does not become smaller: %s", error)
 

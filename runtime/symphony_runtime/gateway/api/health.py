@@ -57,7 +57,7 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     if fault is not None:
         missing.append(f"data directory: {fault}")
-    words = with_.store.disk.words()
+    words = with_.store.disk.problem()
     document = {"roles": roles, "missing": missing, "degraded": [words] if words else []}
     return await answer(document, status=200 if ready else 503)
 

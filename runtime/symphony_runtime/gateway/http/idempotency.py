@@ -170,7 +170,7 @@ class Idempotency:
         try:
             await self._store.write(note, once.tenant)
         except StorageError:  # what it is for is there, and the claim with its id
-            task = asyncio.create_task(self._store.insist(note, once.tenant))
+            task = asyncio.create_task(self._store.write_until_stored(note, once.tenant))
             self._noting.add(task)
             task.add_done_callback(self._noting.discard)
         return claim.outcome, False

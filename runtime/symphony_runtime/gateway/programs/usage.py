@@ -33,7 +33,7 @@ class ProgramUsage(WriteBehind[_Lot]):
         if len(self._noted) >= _NOTED_MAX:
             self._noted.clear()
         self._noted[key] = self._unwritten[key] = now
-        self.wake()
+        self.schedule_write()
 
     def forget(self, tenant: str, program: str) -> None:
         """A program is gone: the next of its name and bytes is another."""
@@ -41,17 +41,17 @@ class ProgramUsage(WriteBehind[_Lot]):
         self._unwritten.pop((tenant, program), None)
 
     # -- Lots ----------------------------------------------------------------------------------
-    def take(self) -> _Lot | None:
+    def take_batch(self) -> _Lot | None:
         """See `WriteBehind`."""
         lot, self._unwritten = self._unwritten, {}
         return lot or None
 
-    def insert(self, connection: Connection, lot: _Lot) -> None:
+    def insert_batch(self, connection: Connection, lot: _Lot) -> None:
         """See `WriteBehind`."""
         for (tenant, program), used_ms in lot.items():
             sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
             connection.execute(sql, (used_ms, tenant, program))
 
-    def take_back(self, lot: _Lot) -> None:
+    def restore_batch(self, lot: _Lot) -> None:
         """See `WriteBehind`."""
         self._unwritten = {**lot, **self._unwritten}

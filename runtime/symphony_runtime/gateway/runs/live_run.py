@@ -141,7 +141,7 @@ class Run:
             return f"output limit: it sent more than {most} bytes"
         if self.messages > (most := limits["messages"]):
             return f"message limit: it sent more than {most} messages"
-        if not self.ephemeral and self._disk.ends_run(self.record.tenant, size):
+        if not self.ephemeral and self._disk.exceeds_limit(self.record.tenant, size):
             return "disk limit: its tenant holds as many bytes on disk as it may"
         return None
 

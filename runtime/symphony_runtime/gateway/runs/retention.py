@@ -3,7 +3,7 @@
     run ends -> count_run -> over a bound? -> sweep: delete the oldest, a few at a time
 
 The counts are in memory, read from the database at the start; only deletion queries runs. The
-database's file shrinks afterwards (`Store.tidy`).
+database's file shrinks afterwards (`Store.shrink`).
 """
 
 import asyncio

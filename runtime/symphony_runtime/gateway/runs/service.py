@@ -356,7 +356,9 @@ class Runs:
                 await run.stored
             except Exception:
                 # A failed write may have taken effect if the connection broke.
-                self.spawn(self._store.insist(lambda c: delete_unstarted_run(c, record.seq)))
+                self.spawn(
+                    self._store.write_until_stored(lambda c: delete_unstarted_run(c, record.seq))
+                )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
         run.announce_start()
@@ -595,7 +597,7 @@ class Runs:
             if run.ephemeral and (succeeded or run.unwanted):
                 self._tenant_rules.ledger.count(ended.tenant, ended.usage or {})
                 return
-            size = await self._store.insist(store, ended.tenant, note_failure)
+            size = await self._store.write_until_stored(store, ended.tenant, note_failure)
             if not run.ephemeral:
                 run.events.mark_stored()
             self._retention.count_run(ended.tenant, size)

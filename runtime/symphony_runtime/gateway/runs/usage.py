@@ -78,20 +78,20 @@ class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = [0] * (1 + len(SUMMED))
-            self.wake()
+            self.schedule_write()
         sums[0] += 1
         for place, name in enumerate(SUMMED, 1):
             sums[place] += usage.get(name, 0)
 
-    def take(self) -> dict[tuple[str, str], _Sums] | None:
+    def take_batch(self) -> dict[tuple[str, str], _Sums] | None:
         sums, self._sums = self._sums, {}
         return sums or None
 
-    def insert(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
+    def insert_batch(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
         for key, counted in lot.items():
             connection.execute(_ADD, (*key, *counted))
 
-    def take_back(self, lot: dict[tuple[str, str], _Sums]) -> None:
+    def restore_batch(self, lot: dict[tuple[str, str], _Sums]) -> None:
         for key, sums in lot.items():
             now = self._sums.get(key, [0] * len(sums))
             self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]

@@ -119,13 +119,13 @@ class Audit(WriteBehind[_Lot]):
         self._noting.add_done_callback(partial(self._noted_or_kept, row))
         self._unpruned += 1
         if self._unpruned >= _PRUNE_ROWS:
-            self.wake()
+            self.schedule_write()
 
     def _noted_or_kept(self, row: _Row, noted: "asyncio.Future[int]") -> None:
         error = None if noted.cancelled() else noted.exception()
         if isinstance(error, self.store.errors):
             self._keep([row])
-            self.wake()
+            self.schedule_write()
         elif error is not None:
             _log.error("the audit log has a fault", exc_info=error)
 
@@ -141,7 +141,7 @@ class Audit(WriteBehind[_Lot]):
     def denied(self, asked: Asked) -> None:
         """A request was refused to whoever asked."""
         self._deny(_source(asked), asked, self._now_ms(), 1)
-        self.wake()
+        self.schedule_write()
 
     def _deny(self, source: str, asked: Asked, at_ms: int, times: int) -> None:
         """Count what was denied with what was alike, or past some kinds with all the others."""
@@ -153,7 +153,7 @@ class Audit(WriteBehind[_Lot]):
         noted.setdefault(alike, [at_ms, asked, 0])[2] += times
 
     # -- Lots ----------------------------------------------------------------------------------
-    def take(self) -> _Lot | None:
+    def take_batch(self) -> _Lot | None:
         """See `WriteBehind`."""
         denied, self._denied = self._denied, {}
         kept, self._kept = self._kept, []
@@ -166,7 +166,7 @@ class Audit(WriteBehind[_Lot]):
             self._unpruned = 0
         return _Lot(denied, rows, kept, prune) if rows or kept or prune else None
 
-    def insert(self, connection: Connection, lot: _Lot) -> None:
+    def insert_batch(self, connection: Connection, lot: _Lot) -> None:
         """See `WriteBehind`."""
         for row in lot.kept:
             connection.execute(_INSERT_ONCE, row)
@@ -175,7 +175,7 @@ class Audit(WriteBehind[_Lot]):
         if lot.prune:
             prune_audit(connection, self._bounds, self._now_ms() - 1000 * KEPT_SECONDS_MAX)
 
-    def take_back(self, lot: _Lot) -> None:
+    def restore_batch(self, lot: _Lot) -> None:
         """See `WriteBehind`."""
         newer, self._kept = self._kept, []
         self._keep([*lot.kept, *newer])

@@ -468,7 +468,7 @@ def test_a_store_says_what_is_wrong_with_its_disk_and_goes_on_afterwards(disk: D
             with pytest.raises(StorageError) as failed:
                 await store.write(insert("a"))
             assert isinstance(failed.value, FullError) == isinstance(disk, FullDisk)
-        insisting = asyncio.create_task(store.insist(insert("b"), None, heard.append))
+        insisting = asyncio.create_task(store.write_until_stored(insert("b"), None, heard.append))
         await wait_until(lambda: len(heard) > 1)
         disk.heal()
         assert await asyncio.wait_for(insisting, SECONDS) == 1

@@ -140,10 +140,10 @@ def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> No
                 audit.denied(denied(f"10.{lot}.0.{number}"))
             with pytest.raises(store.errors):
                 await audit.flush()
-        held = audit.take()
+        held = audit.take_batch()
         assert held is not None
         assert len(held.rows) == 257
-        audit.take_back(held)
+        audit.restore_batch(held)
         await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO audit") and None)
         notes = await audit.page(Wanted(), 10_000)
         assert sum(note["times"] for note in notes) == 900
@@ -197,7 +197,7 @@ def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_co
 def test_a_note_is_written_without_a_reader_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_module, "_LOT_SECONDS", 0.02)
+    monkeypatch.setattr(audit_module, "_BATCH_SECONDS", 0.02)
 
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
