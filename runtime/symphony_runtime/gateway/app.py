@@ -288,7 +288,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     if key.tenant is not None:
         request[ASKING] = key.tenant
         if not route.frees:
-            with_.rates.request(key.tenant)
+            with_.rates.take_request(key.tenant)
     counted = None if route.frees else key.tenant
     with with_.connections.of(counted), with_.administration.active_requests.visit(key.tenant):
         if counted is None:

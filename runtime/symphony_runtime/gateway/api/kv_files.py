@@ -166,7 +166,7 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
     """
     kernel, admission = services(request).runs.kernel, services(request).runs.admission
     try:
-        await services(request).runs.kernel_limits.tell(tenant_of(request))
+        await services(request).runs.kernel_limits.send_limits(tenant_of(request))
         return await kernel.ask(what, tenant=tenant_of(request), **args)
     except KernelAwayError as error:
         raise admission.unavailable("kernel", str(error)) from error

@@ -92,8 +92,8 @@ def name_of(what: str, request: Any) -> str:
     return request.name if isinstance(request, ToolRequest) else what
 
 
-def _make_tools(config: GatewayConfig, figures: EgressMetrics) -> "McpTools":
+def _make_tools(config: GatewayConfig, metrics: EgressMetrics) -> "McpTools":
     # The library takes a second to load: only where an operator has attached a server.
     from symphony_runtime.gateway.egress.mcp.tools import McpTools
 
-    return McpTools(config.tools, figures)
+    return McpTools(config.tools, metrics)

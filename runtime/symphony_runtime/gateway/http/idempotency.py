@@ -29,7 +29,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_IDEMPOTENCY_KEYS_MAX,
 )
 
-from symphony_runtime.gateway.admission.pace import retry_after
+from symphony_runtime.gateway.admission.retry_estimates import retry_after
 from symphony_runtime.gateway.cluster.members import is_there
 from symphony_runtime.gateway.errors import Problem, bad_request
 from symphony_runtime.gateway.storage.database import Connection, StorageError

@@ -16,7 +16,7 @@ async def check_tokens(request: web.Request, tenant: str) -> None:
     """
     runs = services(request).runs
     try:
-        tokens = await runs.kernel_limits.tokens(tenant)
+        tokens = await runs.kernel_limits.tokens_left(tenant)
     except (KernelAwayError, SyscallError) as error:
         raise runs.admission.unavailable("kernel", str(error)) from error
     if tokens is None:

@@ -536,18 +536,18 @@ def check_name(name: str) -> None:
 
 
 @contextlib.contextmanager
-def count_refusals(figures: RunMetrics, tenant: str) -> Iterator[None]:
+def count_refusals(metrics: RunMetrics, tenant: str) -> Iterator[None]:
     """Count it when a program of a tenant is refused for a limit."""
     try:
         yield
     except Problem as problem:
         if problem.status == 413:
-            figures.count_limit(tenant, "program_bytes")
+            metrics.count_limit(tenant, "program_bytes")
         elif problem.kind == "too-many-programs":
-            figures.count_limit(tenant, problem.fields["field"])
+            metrics.count_limit(tenant, problem.fields["field"])
         for limit in {limit_of_problem(words) for words in problem.fields.get("problems", ())}:
             if limit is not None:
-                figures.count_limit(tenant, limit)
+                metrics.count_limit(tenant, limit)
         raise
 
 

@@ -184,7 +184,7 @@ class CpuReporter:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SPENT_TOLD_SECONDS
-            self._kernel.tell_spent(self._spent)
+            self._kernel.report_cpu(self._spent)
             self._spent.clear()
             if now >= self._look:
                 self._shared = False

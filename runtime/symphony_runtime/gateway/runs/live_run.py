@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
 
-from symphony_runtime.gateway.admission.pace import Pace, retry_after
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, of_storage
 from symphony_runtime.gateway.links.links import Worker
@@ -71,7 +71,7 @@ class Run:
         self.log_bytes = 0
         self.inbox_bytes = 0  # delivered to the worker, not received by the program yet
         self.inbox_messages = 0
-        self.receive_interval = Pace()  # of messages, by the program
+        self.receive_interval = EventInterval()  # of messages, by the program
         self.messages = 0
         self.kill_reason: str | None = None
         self.verdict: str | None = None  # why the server failed it; overrides the worker's status

@@ -51,11 +51,11 @@ from symphony_runtime.gateway.runs.record import (
     Record,
     RunRequest,
     check_here,
+    delete_unstarted_run,
     find_run,
     insert_run,
     list_runs,
     merge_usage,
-    delete_unstarted_run,
 )
 from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.trace import RunTrace, store_end
@@ -86,7 +86,7 @@ class Runs:
         admission: Admission,
         tenants: TenantRules,
         limits: Limits,
-        figures: RunMetrics,
+        metrics: RunMetrics,
     ) -> None:
         self.admission = admission
         self.limits = limits
@@ -98,7 +98,7 @@ class Runs:
         self.egress = egress
         self._worker_requests = WorkerRequests(self, programs, channels, egress)
         self._retention = retention
-        self.metrics = figures
+        self.metrics = metrics
         self._next_instance = boot << BOOT_BITS
         self._live: dict[str, Run] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -307,7 +307,7 @@ class Runs:
         self.admission.check_run(tenant, self._tenants[tenant], len(self._live), most)
         if not self.kernel.expected:
             raise self.admission.unavailable("kernel", "the kernel is not ready")
-        workers = self.worker_assignment.choose(tenant)
+        workers = self.worker_assignment.choose_workers(tenant)
         if not workers:
             raise self.admission.unavailable("worker", "no worker is ready")
         self.admission.note_available()
@@ -324,7 +324,7 @@ class Runs:
             artefact = await self.module_for(worker, run.program)
             began = time.monotonic()
             await self.register(run, record.seq, parent=0, stage=0)
-            self.admission.load.registered(time.monotonic() - began)
+            self.admission.load.note_registration(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
             await self._begin(run)
@@ -366,13 +366,13 @@ class Runs:
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None; notes the use of the program."""
         self._programs.program_usage.note(program.tenant, program.id)
-        if worker.modules.use(program.module):
+        if worker.modules.note_use(program.module):
             return None
         return await self._programs.artefact(program)
 
     def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
         """Send a worker an artefact, unless it got it meanwhile."""
-        if artefact is None or worker.modules.use(program.module):
+        if artefact is None or worker.modules.note_use(program.module):
             return
         worker.modules.add(program.module, len(artefact))
         worker.send(m.Module(program.module, artefact))
@@ -389,7 +389,7 @@ class Runs:
             KernelAwayError, SyscallError: as the link does.
         """
         tenant, worker = run.record.tenant, run.worker.name
-        await self.kernel_limits.tell(tenant)
+        await self.kernel_limits.send_limits(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _add_run(self, run: Run) -> None:
@@ -509,7 +509,7 @@ class Runs:
         if run is not None and message.instance == run.record.seq:
             run.inbox_bytes = max(0, run.inbox_bytes - max(0, message.taken))
             run.inbox_messages = max(0, run.inbox_messages - max(0, message.messages))
-            run.receive_interval.happened()
+            run.receive_interval.record()
 
     def _take_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)

@@ -202,7 +202,7 @@ class Administration:
         """Tell the kernel what tenants may have now; of others it hears before their first run."""
         for tenant in tenants:
             try:
-                await self.runs.kernel_limits.tell(tenant)
+                await self.runs.kernel_limits.send_limits(tenant)
             except KernelAwayError:
                 _log.info("the kernel is away: it is told of limits when it comes")
             except SyscallError as error:

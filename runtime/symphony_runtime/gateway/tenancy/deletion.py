@@ -195,7 +195,7 @@ def unload(runs: Runs, tenant: str, prefix: str) -> None:
     live = runs.runs_of(tenant)
     in_use = {program.module for run in live for program in (run.program, *run.instances.values())}
     for worker in runs.workers.workers.values():
-        for module in worker.modules.forget(prefix, in_use):
+        for module in worker.modules.forget_prefix(prefix, in_use):
             worker.send(m.Unload(module))
 
 

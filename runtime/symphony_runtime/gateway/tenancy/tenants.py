@@ -15,7 +15,7 @@ from typing import Any
 from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
-from symphony_runtime.gateway.cluster.members import depart, remembering
+from symphony_runtime.gateway.cluster.members import note_departure, gateways_remembering
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection
@@ -251,7 +251,7 @@ def insert_tenant(connection: Connection, tenant: Tenant) -> list[str]:
               json.dumps(dict(tenant.quotas)))  # fmt: skip
     connection.execute(f"INSERT INTO tenants ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
     # Behind it: what deletes the one before at another gateway has been waited for by now.
-    gateways = remembering(connection, tenant.id)
+    gateways = gateways_remembering(connection, tenant.id)
     if gateways:
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant.id,))
     else:
@@ -275,7 +275,7 @@ def delete_tenant(connection: Connection, tenant: str, now_ms: int) -> list[str]
         for table in _ALONG:
             connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
-        depart(connection, tenant, now_ms)
+        note_departure(connection, tenant, now_ms)
         note_change(connection)
     return left
 

@@ -11,7 +11,7 @@ from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
 from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
-from tests.runtime.gateway.admission.test_pace import Time
+from tests.runtime.gateway.admission.test_retry_estimates import Time
 from tests.support.gateway.system import House
 from tests.support.worker.guests import main
 
@@ -26,10 +26,10 @@ class KnownLoad(ServerLoad):
     async def _nobody(self) -> dict[str, Any]:
         raise AssertionError
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         pass
 
-    def wait(self, tenant: str) -> ExpectedWait:
+    def expected_wait(self, tenant: str) -> ExpectedWait:
         return self.waits.get(tenant, ExpectedWait())
 
 

@@ -153,12 +153,12 @@ def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> Non
             assert (status, found["missing"]) == (503, ["worker-0: not there"])
             await house.stop_kernel()
             await asyncio.sleep(0.05)
-            progress.note("kernel", "loading the model", 0.45)
+            progress.set_progress("kernel", "loading the model", 0.45)
             status, found = await ready()
             assert status == 503
             assert found["missing"][0] == "kernel: loading the model, 45 %"
             assert found["roles"][1]["progress"] == {"what": "loading the model", "share": 0.45}
-            progress.note("kernel", None, None)
+            progress.set_progress("kernel", None, None)
             words = (await ready())[1]["missing"][0]
             assert words == "kernel: starting again; runs wait for it"
             await house.start_kernel()

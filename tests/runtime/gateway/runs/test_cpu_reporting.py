@@ -57,7 +57,7 @@ class Kernel:
         self.spent: dict[int | str, int] = {}
         self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
-    def tell_spent(self, spent: Mapping[int | str, int]) -> None:
+    def report_cpu(self, spent: Mapping[int | str, int]) -> None:
         for whose, microseconds in spent.items():
             self.spent[whose] = self.spent.get(whose, 0) + microseconds
 

@@ -6,8 +6,8 @@ import pytest
 from symphony_runtime.gateway.runs.record import USAGE_KEYS
 from symphony_runtime.gateway.runs.usage import (
     SUMMED,
-    UsageQuery,
     RunUsage,
+    UsageQuery,
     add_usage,
     day_of,
     usage_page,

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.compiler.compiler import USUAL, CompileBounds, Compiled, Compiler
-from symphony_runtime.gateway.cluster.members import depart
+from symphony_runtime.gateway.cluster.members import note_departure
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.storage import changes
@@ -323,7 +323,7 @@ def test_what_was_to_be_forgotten_when_a_gateway_died_is_forgotten_when_it_is_ba
             # It died when the tenant was gone, and what it had was not.
             store = house.gateway.services.store
             await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
-            await store.write(lambda c: depart(c, "acme", 0))
+            await store.write(lambda c: note_departure(c, "acme", 0))
 
     async def after() -> None:
         async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:

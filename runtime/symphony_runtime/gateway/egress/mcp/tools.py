@@ -28,8 +28,8 @@ _HEADER_BYTES = 5  # of a msgpack list
 class McpTools:
     """All tool servers, kept there from `start` to `stop`."""
 
-    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: EgressMetrics) -> None:
-        self._figures = figures
+    def __init__(self, servers: tuple[ToolServerOptions, ...], metrics: EgressMetrics) -> None:
+        self._metrics = metrics
         self._servers = {options.name: ToolServer(options) for options in servers}
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class McpTools:
         answer = await server.call(tenant, tool, request.arguments, request.timeout_ms)
         ok = not (isinstance(answer, str) or answer.is_error)
         packed = _packed(ok, answer if isinstance(answer, str) else content_of(answer))
-        self._figures.tool_errors += not ok
+        self._metrics.tool_errors += not ok
         return packed
 
     def statistics(self) -> dict[str, Any]:
