@@ -118,7 +118,7 @@ async def serve(
             Admission(_admitted(config), load, MemoryGuard()), administration, limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked = lambda: administration.tell_weights(kernel)
+        kernel.on_linked = lambda: administration.send_weights(kernel)
         administration.attach(runs)
         cpu = compiler.account = CpuReporter(runs, kernel, store)
         progress = progress or StartupProgress()
@@ -126,7 +126,7 @@ async def serve(
         runs.attach(kernel, workers)
         if store.shared:
             holders = deletion, administration, programs
-            _beside(stack, ChangeFeed(store, deletion.members.beat, *holders).run())
+            _beside(stack, ChangeFeed(store, deletion.members.record_alive, *holders).run())
         _beside(stack, runs.worker_assignment.run())
         idempotency = Idempotency(store, now_ms, boot)
         _beside(stack, idempotency.run())
@@ -208,7 +208,7 @@ async def _enter(
     """Count this start of a gateway; return its number, and what there is to forget at once."""
     boot = await store.write(lambda connection: next_boot(connection, name))
     deletion = TenantDeletion(Members(store, name, boot, now_ms), administration)
-    await deletion.members.enter()
+    await deletion.members.record_start()
     await deletion.reload()
     return boot, deletion
 
@@ -258,7 +258,9 @@ async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     name = request.match_info.route.name or "none"
     with_.runs.metrics.count_response(name, response.status)
     if response.status in (401, 403) or name in _OPERATORS_CHANGES:
-        with_.administration.note(request, name, response.status, admin=name in _OPERATORS_CHANGES)
+        with_.administration.record_request(
+            request, name, response.status, admin=name in _OPERATORS_CHANGES
+        )
     return response
 
 
@@ -290,7 +292,10 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         if not route.frees:
             with_.rates.take_request(key.tenant)
     counted = None if route.frees else key.tenant
-    with with_.connections.of(counted), with_.administration.active_requests.visit(key.tenant):
+    with (
+        with_.connections.of(counted),
+        with_.administration.active_requests.count_request(key.tenant),
+    ):
         if counted is None:
             return await handler(request)
         await with_.fair_start.turn(counted)

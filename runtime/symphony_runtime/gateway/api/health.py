@@ -116,7 +116,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         audit_lost=with_.administration.audit.lost,
         disk_of=with_.store.disk.held,
     )
-    whole = tenant is not None and with_.keys.is_only(tenant)
+    whole = tenant is not None and with_.keys.is_only_tenant(tenant)
     text = render(scrape, tenant=tenant, whole=whole)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

@@ -30,7 +30,7 @@ from symphony_runtime.gateway.http.idempotency import REPLAYED, read_once
 from symphony_runtime.gateway.http.idempotent_runs import start_once
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
-from symphony_runtime.gateway.programs.store import Program, Room, count_refusals, digest_of
+from symphony_runtime.gateway.programs.store import Program, ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here, parse_request
 from symphony_runtime.gateway.runs.service import Runs
@@ -52,8 +52,8 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            room = Room(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await with_.programs.upload(tenant, name, wasm, bounds, room)
+            quota = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
+            _, new = await with_.programs.upload(tenant, name, wasm, bounds, quota)
 
         program_id, again = await digest_of(wasm), False
         if once is None:

@@ -1,12 +1,12 @@
 """The gateways of a database, and which of them have yet to forget a deleted tenant.
 
-    enter           a gateway starts, with the number of its start: once, before it serves
-    beat            it still runs
-    note_departure  in the transaction that deletes a tenant: each gateway has to forget it
-    pending         the tenants that this gateway has to forget
-    forgotten       it has forgotten one
-    drop            an operator declares that a gateway is gone for good: no other waits for it any
-                    more, and its live runs fail
+    record_start      a gateway starts, with the number of its start: once, before it serves
+    record_alive      it still runs
+    note_departure    in the transaction that deletes a tenant: each gateway has to forget it
+    pending_tenants   the tenants that this gateway has to forget
+    record_forgotten  it has forgotten one
+    drop_gateway      an operator declares that a gateway is gone for good: no other waits for it
+                      any more, and its live runs fail
 
 A tenant's name can be used again once all gateways have forgotten its last owner. A gateway that
 was dropped and returns is a member again, and forgets the tenants before it admits a client.
@@ -33,24 +33,24 @@ class Members:
         self._boot = boot
         self._now_ms = now_ms
 
-    async def enter(self) -> None:
+    async def record_start(self) -> None:
         """Record the start of this gateway."""
         alone, now = not self._store.shared, self._now_ms()
         await self._store.write(lambda c: _enter(c, self.name, self._boot, now, alone=alone))
 
-    async def beat(self) -> None:
+    async def record_alive(self) -> None:
         """Record that this gateway runs; a dropped one is a member again."""
         sql = "UPDATE members SET seen_ms = ?, dropped_ms = NULL WHERE gateway = ?"
         values = self._now_ms(), self.name
         await self._store.write(lambda c: c.execute(sql, values).rowcount)
 
-    async def pending(self) -> set[str]:
+    async def pending_tenants(self) -> set[str]:
         """Return the tenants that this gateway has to forget."""
         sql = "SELECT tenant FROM forgetting WHERE gateway = ?"
         rows = await self._store.read(lambda c: c.execute(sql, (self.name,)).fetchall())
         return {row["tenant"] for row in rows}
 
-    async def forgotten(self, tenant: str) -> None:
+    async def record_forgotten(self, tenant: str) -> None:
         """Record that this gateway has forgotten a tenant."""
         sql = "DELETE FROM forgetting WHERE tenant = ? AND gateway = ?"
         await self._store.write(lambda c: c.execute(sql, (tenant, self.name)).rowcount)
@@ -60,7 +60,7 @@ class Members:
         shown = await self._store.read(_listing)
         return [{**gateway, "here": gateway["id"] == self.name} for gateway in shown]
 
-    async def drop(self, gateway: str) -> None:
+    async def drop_gateway(self, gateway: str) -> None:
         """Remove a gateway that is gone for good.
 
         Raises:

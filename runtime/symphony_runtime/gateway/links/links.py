@@ -179,7 +179,7 @@ class KernelLink:
     def report_cpu(self, spent: Mapping[int | str, int]) -> None:
         """Report CPU microseconds, by instance and by tenant name.
 
-        Dropped while there is no kernel. The kernel may answer with a pause for a tenant (`on_pace`).
+        Dropped while there is no kernel, which may answer with a pause for a tenant (`on_pace`).
         """
         if self._session is not None and spent:
             self._session.send(m.encode(m.Spent([list(each) for each in spent.items()])))

@@ -348,7 +348,7 @@ def test_a_tenant_is_forgotten_at_every_gateway_before_its_name_is_free(
     tmp_path: Path, postgres: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(deletion, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(deletion, "_RETRY_SECONDS", 0.05)
 
     async def scenario() -> None:
         url = postgres.new_url()
