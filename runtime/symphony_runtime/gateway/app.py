@@ -216,7 +216,7 @@ async def _enter(
 async def _open_outside(
     config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
 ) -> Egress:
-    injector = Injector(vault.reveal, plain_loopback=config.secrets_plain_loopback)
+    injector = Injector(vault.reveal_secrets, plain_loopback=config.secrets_plain_loopback)
     egress = Egress(config, injector)
     stack.push_async_callback(egress.stop)
     await egress.start()

@@ -56,7 +56,7 @@ class ServerLoad:
         self._starts: deque[tuple[float, float]] = deque(maxlen=_STARTS)
 
     def refresh(self) -> None:
-        """Ask the kernel, unless that was done just now; later calls of `expected_wait` use the answer."""
+        """Ask the kernel, unless that was done just now; the answer is for later calls."""
         if self._asking is None and self._now() - self._asked >= _LOOK_SECONDS:
             self._asked = self._now()
             self._asking = asyncio.create_task(self._refresh())

@@ -94,7 +94,7 @@ class DiskBudget:
         return True
 
     def must_wait(self, tenant: str) -> bool:
-        """Return whether a tenant's runs may send nothing now; `on_available` says when to ask again."""
+        """Return whether a tenant's runs may send nothing until `on_available` is called."""
         waits = self.low or (self.limit_of(tenant) is None and self.is_over(tenant, 0))
         self._waited |= waits
         return waits

@@ -47,7 +47,8 @@ def test_a_part_can_be_chosen(tmp_path: Path, store_url: str) -> None:
             for day in range(3):
                 at = NOON + day * DAY_MS
                 await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
-        assert [row[:2] for row in await days(store, UsageQuery(tenant="b", first="2026-11-22"))] == [
+        query = UsageQuery(tenant="b", first="2026-11-22")
+        assert [row[:2] for row in await days(store, query)] == [
             ("b", "2026-11-22"), ("b", "2026-11-23")
         ]  # fmt: skip
         assert [row[:2] for row in await days(store, UsageQuery(last="2026-11-21"))] == [

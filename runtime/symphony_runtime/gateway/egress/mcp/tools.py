@@ -1,4 +1,4 @@
-"""The tools of a tenant: those of all servers that the operator lets it use."""
+"""The tools of a tenant: those of all servers that the operator allows it."""
 
 import asyncio
 import json
@@ -26,36 +26,35 @@ _HEADER_BYTES = 5  # of a msgpack list
 
 
 class McpTools:
-    """All tool servers, kept there from `start` to `stop`."""
+    """All tool servers, connected from `start` to `stop`."""
 
     def __init__(self, servers: tuple[ToolServerOptions, ...], metrics: EgressMetrics) -> None:
         self._metrics = metrics
         self._servers = {options.name: ToolServer(options) for options in servers}
 
     def start(self) -> None:
-        """Start all servers; nobody waits until they are there."""
+        """Start all servers, without waiting for their connections."""
         for server in self._servers.values():
             server.start()
 
     async def stop(self) -> None:
-        """End all servers."""
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
     async def list(self, tenant: str) -> bytes:
-        """Return msgpack [{name, description, schema}] of what a tenant may call, by server.
+        """Return msgpack [{name, description, schema}] of a tenant's tools, by server.
 
         As many as fit into TOOLS_BYTES_MAX.
         """
         servers = [s for s in self._servers.values() if s.options.serves(tenant)]
         found = await asyncio.gather(*(server.list() for server in servers))
         items: list[bytes] = []
-        room = TOOLS_BYTES_MAX - _HEADER_BYTES
+        budget = TOOLS_BYTES_MAX - _HEADER_BYTES
         for server, tools in zip(servers, found, strict=True):
             for tool in tools.values():
                 item = _listed(server, tool)
-                if len(item) > room:
-                    break  # others may have small ones
-                room -= len(item)
+                if len(item) > budget:
+                    break  # other servers may have small ones
+                budget -= len(item)
                 items += [item] if item else []
         header: bytes = msgpack.Packer().pack_array_header(len(items))
         return header + b"".join(items)
@@ -77,15 +76,15 @@ class McpTools:
         return packed
 
     def statistics(self) -> dict[str, Any]:
-        """Return of each server whether it is there, how often it was started, its tools."""
+        """Return for each server whether it is connected, its starts, and its tools."""
         return {
-            name: {"there": server.there, "starts": server.starts, "tools": len(server.tools)}
+            name: {"there": server.connected, "starts": server.starts, "tools": len(server.tools)}
             for name, server in self._servers.items()
         }
 
 
 def _listed(server: ToolServer, tool: Tool) -> bytes:
-    """Return a tool as the list has it; nothing, if msgpack cannot say its schema's numbers."""
+    """Return a tool's list item; b"" if msgpack cannot encode numbers of its schema."""
     name = f"{server.options.name}.{tool.name}"
     item = {"name": name, "description": tool.description, "schema": tool.schema}
     try:
@@ -107,9 +106,9 @@ Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResou
 
 
 def content_of(result: CallToolResult) -> str:
-    """Return a result's blocks, a line break between them; what is no text is named in brackets.
+    """Return a result's blocks, one per line; a block that is not text as its name in brackets.
 
-    A result that has structured content only is its JSON.
+    A result with only structured content becomes its JSON.
     """
     if not result.content and result.structured_content is not None:
         return _json(result.structured_content)
@@ -120,7 +119,7 @@ def _json(value: dict[str, Any]) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return "[numbers that JSON cannot say]"  # infinite, or none: a server may send them
+        return "[numbers that JSON cannot say]"  # a server may send infinity or NaN
 
 
 def _text(block: Block) -> str:
