@@ -13,7 +13,7 @@ Nothing here waits: decisions use what earlier events showed.
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from symphony_kernel.platform.memory import available_bytes
 from symphony_kernel.protocol.limits import (
@@ -43,13 +43,6 @@ class AdmissionBounds:
     drain_seconds: float = DRAIN_SECONDS_MAX
 
 
-@dataclass(slots=True)
-class AdmissionMetrics:
-    """Refusals since the start, by REASONS."""
-
-    refused: Counter[str] = field(default_factory=Counter)
-
-
 _MEMORY_SECONDS = 0.5  # between two readings of free memory
 
 
@@ -68,7 +61,6 @@ class MemoryGuard:
         self._left: int | None = None
 
     def left(self) -> int | None:
-        """Return the free bytes, or None if unknown."""
         if self._now() - self._read_at >= _MEMORY_SECONDS:
             self._read_at, self._left = self._now(), self._read()
         return self._left
@@ -92,7 +84,7 @@ class Admission:
         self._tenants: dict[str, EventInterval] = {}  # ends of runs, for tenants with live runs
         self._away = {what: Outage(now) for what in ("kernel", "worker")}
         self._drained: float | None = None  # time of the drain's end
-        self.metrics = AdmissionMetrics()
+        self.refused: Counter[str] = Counter()  # refusals since the start, by REASONS
 
     @property
     def draining(self) -> bool:
@@ -148,7 +140,6 @@ class Admission:
             problem.headers["Retry-After"] = str(retry_after(self._ends.seconds()))
 
     def note_available(self) -> None:
-        """Note that kernel and workers are available."""
         for absence in self._away.values():
             absence.end()
 
@@ -174,7 +165,7 @@ class Admission:
 
     def _refuse(self, reason: str, status: int, kind: str, detail: str, seconds: float) -> Problem:
         assert reason in REASONS
-        self.metrics.refused[reason] += 1
+        self.refused[reason] += 1
         if status == 503:
             return unavailable(detail, retry_after(seconds))
         return Problem(status, kind, detail, retry_after=retry_after(seconds))

@@ -66,7 +66,6 @@ class ServerLoad:
         self._starts.append((self._now(), seconds))
 
     def expected_wait(self, tenant: str) -> ExpectedWait:
-        """Return the expected wait of a tenant's new run."""
         start = self._start_seconds()
         if self._now() - self._answered > _OLD_SECONDS or not self._rate:
             return ExpectedWait(start, start)

@@ -84,7 +84,6 @@ class RateLimiters:
 
 
 def tokens_refused(limit: int, left: int, ms: int) -> Problem:
-    """Return the answer to a tenant that has used its tokens of this minute."""
     return Problem(
         429,
         "too-many-tokens",

@@ -34,7 +34,6 @@ class EventInterval:
         return (now - self._times[0]) / len(self._times)
 
     def retry_after(self) -> int:
-        """Return `seconds` for the header."""
         return retry_after(self.seconds())
 
 

@@ -21,12 +21,10 @@ class TenantLocks:
         self._locks: dict[str, _TenantLock] = {}
 
     def __len__(self) -> int:
-        """Number of tenants that have callers."""
         return len(self._locks)
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Hold the tenant's lock for the length of the block."""
         entry = self._locks.setdefault(tenant, _TenantLock())
         entry.callers += 1
         try:

@@ -36,7 +36,7 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     }
     kernel_ready = runs.kernel.ready and "kernel" not in silent
     roles: list[dict[str, Any]] = [
-        {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
+        {"role": "gateway", "pid": os.getpid(), "ready": not runs.admission.draining},
         {"role": "kernel", "pid": runs.kernel.pid or None, "ready": kernel_ready},
     ]
     for name in runs.workers.expected:
@@ -52,7 +52,7 @@ async def readyz(request: web.Request) -> web.StreamResponse:
         if role["role"] in silent:
             role["hangs"] = True
     fault = with_.data_directory.fault()
-    ready = not runs.draining and kernel_ready and bool(workers) and fault is None
+    ready = not runs.admission.draining and kernel_ready and bool(workers) and fault is None
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     if fault is not None:
@@ -107,7 +107,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         roles=_roles(with_) if tenant is None else {},
         store=with_.store.statistics(),
         egress=with_.runs.egress.metrics,
-        refused=with_.runs.admission.metrics.refused,
+        refused=with_.runs.admission.refused,
         slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
         hanging=with_.progress.silent,

@@ -34,7 +34,6 @@ class Members:
         self._now_ms = now_ms
 
     async def record_start(self) -> None:
-        """Record the start of this gateway."""
         alone, now = not self._store.shared, self._now_ms()
         await self._store.write(lambda c: _enter(c, self.name, self._boot, now, alone=alone))
 
@@ -45,18 +44,15 @@ class Members:
         await self._store.write(lambda c: c.execute(sql, values).rowcount)
 
     async def pending_tenants(self) -> set[str]:
-        """Return the tenants that this gateway has to forget."""
         sql = "SELECT tenant FROM forgetting WHERE gateway = ?"
         rows = await self._store.read(lambda c: c.execute(sql, (self.name,)).fetchall())
         return {row["tenant"] for row in rows}
 
     async def record_forgotten(self, tenant: str) -> None:
-        """Record that this gateway has forgotten a tenant."""
         sql = "DELETE FROM forgetting WHERE tenant = ? AND gateway = ?"
         await self._store.write(lambda c: c.execute(sql, (tenant, self.name)).rowcount)
 
     async def listing(self) -> list[dict[str, Any]]:
-        """Return all gateways for HTTP, by name."""
         shown = await self._store.read(_listing)
         return [{**gateway, "here": gateway["id"] == self.name} for gateway in shown]
 

@@ -32,13 +32,11 @@ class Egress:
         self.metrics = EgressMetrics()
 
     async def start(self) -> None:
-        """Start the tool servers."""
         if self._config.tools:
             self._tools = await asyncio.to_thread(_make_tools, self._config, self.metrics)
             self._tools.start()
 
     async def stop(self) -> None:
-        """Stop the tool servers and close all connections."""
         await self._http.stop()
         if self._tools is not None:
             await self._tools.stop()
@@ -85,7 +83,6 @@ def parse(what: str, data: bytes) -> Any:
 
 
 def name_of(what: str, request: Any) -> str:
-    """Return the name of a call for a trace."""
     if isinstance(request, HttpRequest):
         return f"{request.method} {request.url.origin()}"
     return request.name if isinstance(request, ToolRequest) else what

@@ -59,7 +59,6 @@ class BodyMemory:
         self._held: Counter[str] = Counter()
 
     def open_account(self, tenant: str) -> "HeldBytes":
-        """Return the account of one call."""
         return HeldBytes(self._held, tenant)
 
 

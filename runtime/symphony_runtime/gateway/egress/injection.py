@@ -101,7 +101,6 @@ class Injected:
         return self.mask_text(text)
 
     def mask(self, data: bytes) -> bytes:
-        """Return bytes of an answer without the secrets."""
         for form in self._forms:
             data = data.replace(form, _MASK)
         return data

@@ -35,7 +35,6 @@ class ResolverThreads:
         self._of_tenant: dict[str, asyncio.Semaphore] = {}
 
     def resolver_for(self, tenant: str) -> AbstractResolver:
-        """Return a tenant's resolver."""
         slots = self._of_tenant.setdefault(tenant, asyncio.Semaphore(TENANT_LOOKUPS_MAX))
         return _Resolver(self, slots)
 

@@ -97,7 +97,6 @@ class Vault:
         return _view(found[0]), new
 
     async def list_secrets(self, tenant: str) -> list[dict[str, Any]]:
-        """Return the views of a tenant's secrets by name, without their values."""
         return [_view(row) for row in await self._store.read(lambda c: _rows(c, tenant))]
 
     async def delete_secret(self, tenant: str, name: str) -> None:
@@ -227,6 +226,5 @@ def _put(
 
 
 def _rows(connection: Connection, tenant: str, names: list[str] | None = None) -> list[Row]:
-    """Return a tenant's secrets, or those in `names`."""
     rows = connection.execute("SELECT * FROM secrets WHERE tenant = ? ORDER BY name", (tenant,))
     return [row for row in rows if names is None or row["name"] in names]

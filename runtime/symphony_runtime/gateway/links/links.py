@@ -79,7 +79,6 @@ class KernelLink:
 
     @property
     def ready(self) -> bool:
-        """Whether the kernel is linked now."""
         return self.pid != 0
 
     @property
@@ -88,7 +87,6 @@ class KernelLink:
         return self._session is not None
 
     async def run(self) -> None:
-        """Connect, serve the link until it ends, and repeat."""
         pause, longest = _CONNECT_SECONDS
         while True:
             try:
@@ -229,20 +227,17 @@ class LoadedModules:
         self._bytes = 0
 
     def note_use(self, module: str) -> bool:
-        """Note a use of a program; return whether it is loaded."""
         size = self._sizes.pop(module, None)
         if size is not None:
             self._sizes[module] = size
         return size is not None
 
     def add(self, module: str, artefact_bytes: int) -> None:
-        """Note that the worker gets a program."""
         size = artefact_bytes + _MODULE_BYTES
         self._sizes[module] = size
         self._bytes += size
 
     def forget_prefix(self, prefix: str, in_use: set[str]) -> list[str]:
-        """Remove the unused programs with a prefix; return them."""
         gone = [each for each in self._sizes if each.startswith(prefix) and each not in in_use]
         for module in gone:
             self._bytes -= self._sizes.pop(module)
@@ -250,7 +245,6 @@ class LoadedModules:
 
     @property
     def too_many(self) -> bool:
-        """Whether unused programs must be evicted."""
         return self._bytes > self._bytes_max
 
     def evict(self, in_use: set[str]) -> list[str]:
@@ -294,7 +288,6 @@ class Worker:
 
     @property
     def away(self) -> bool:
-        """Whether its link has ended."""
         return self._link.closed
 
     def send(self, message: m.Message) -> None:
@@ -308,7 +301,6 @@ class Worker:
         self.send(m.Answer(seq, 0, value))
 
     def refuse(self, seq: int, errno: Errno, detail: str) -> None:
-        """Answer an `Ask` with an errno."""
         self.send(m.Answer(seq, -errno, detail))
 
     def drop(self) -> None:
@@ -372,7 +364,6 @@ class WorkerLinks:
 
     @property
     def expected(self) -> list[str]:
-        """Names of all workers that may connect."""
         return list(self._secrets)
 
     def _meet(self, link: SocketLink) -> None:

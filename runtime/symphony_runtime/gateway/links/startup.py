@@ -18,12 +18,11 @@ class StartupProgress:
             self.set_progress(notice["role"], notice["what"], notice["share"])
 
     def set_progress(self, role: str, what: str | None, share: float | None) -> None:
-        """Set what a role does and the share of it that is done (0 to 1); None: it starts."""
+        """Set what a role does and the share of it that is done (0 to 1); None clears it."""
         if what is None or share is None:
             self._roles.pop(role, None)
         else:
             self._roles[role] = {"what": what, "share": share}
 
     def of(self, role: str) -> dict[str, Any] | None:
-        """Return {what, share} of a role, or None."""
         return self._roles.get(role)

@@ -57,13 +57,11 @@ class WorkerAssignment:
         return chosen
 
     async def run(self) -> None:
-        """Retire idle workers at intervals, until cancelled."""
         while self._own:
             await asyncio.sleep(_LOOK_SECONDS)
             self.retire_idle()
 
     def retire_idle(self) -> None:
-        """Retire the workers that have been idle for too long."""
         now = self._now()
         idle = self._idle(list(self._links.workers.values()))
         for worker in self._links.workers.values():

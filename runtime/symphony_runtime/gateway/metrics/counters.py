@@ -88,12 +88,10 @@ class RunMetrics:
         return total
 
     def count_start(self, tenant: str, seconds: float) -> None:
-        """Count a run that went to its worker, `seconds` after its admission."""
         self.of_tenant(tenant).started += 1
         self.start_seconds.add(seconds)
 
     def count_first_message(self, seconds: float) -> None:
-        """Count a run's first message, `seconds` after its admission."""
         self.first_message_seconds.add(seconds)
 
     def count_end(self, record: EndedRun, seconds: float) -> None:
@@ -109,7 +107,6 @@ class RunMetrics:
         self.run_seconds.add(seconds)
 
     def count_limit(self, tenant: str, limit: str) -> None:
-        """Count that a tenant reached a limit."""
         self.of_tenant(tenant).limits[limit] += 1
 
     def count_worker_limits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
@@ -121,11 +118,9 @@ class RunMetrics:
                 limits[name] += count
 
     def count_response(self, route: str, status: int) -> None:
-        """Count the answer of a route of the table."""
         self.responses[route, status] += 1
 
     def statistics(self) -> dict[str, Any]:
-        """Return the sums for the gateway's statistics."""
         total = self.total()
         return {
             "runs_started": total.started,
@@ -136,7 +131,6 @@ class RunMetrics:
 
 
 def kind_of(reason: str) -> str:
-    """Return the label for a killed run's reason."""
     for words, kind in _KINDS:
         if reason.startswith(words):
             return kind

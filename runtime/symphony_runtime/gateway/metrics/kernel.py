@@ -115,12 +115,10 @@ def _not_restored(last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hits(held: dict[str, Any]) -> list[str]:
-    """Return a tenant's keys that count reached limits."""
     return [key for key in held if key.startswith(HIT)]
 
 
 def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Return the sum of the counters of two states."""
     named = {**before.get("tenants", {}), **last.get("tenants", {})}
     return {
         **_sum(COUNTERS, before, last),

@@ -58,7 +58,6 @@ class ProgramFiles:
             shutil.rmtree(self._root / tenant)
 
     def size(self, tenant: str, digest: str = "*") -> int:
-        """Return the bytes of a program's files, or of all files of a tenant."""
         paths = (self._root / tenant).glob(f"{digest}.*wasm")
         return sum(path.stat().st_size for path in paths)
 
@@ -68,7 +67,6 @@ class ProgramFiles:
         return sorted(path.name for path in self._root.iterdir() if path.is_dir())
 
     def digests(self, tenant: str) -> set[str]:
-        """Return the programs of a tenant that have files."""
         paths = (self._root / tenant).glob("*.*wasm")
         return {path.name.partition(".")[0] for path in paths}
 

@@ -81,7 +81,6 @@ class Program:
         return f"{self.tenant}/{self.id}"
 
     def view(self) -> dict[str, Any]:
-        """Return the program as HTTP shows it."""
         return {
             "id": self.id,
             "name": self.name,
@@ -191,7 +190,6 @@ class Programs:
         return program
 
     async def find(self, tenant: str, reference: str) -> Program | None:
-        """Return a program by its id or a name, or None."""
         known = self._known.get((tenant, reference))
         if known is not None:
             return known
@@ -263,7 +261,6 @@ class Programs:
         return program
 
     async def _forget_deleted(self, program: Program) -> None:
-        """Forget a program that is deleted in the database."""
         self._forget_known()
         self.program_usage.forget(program.tenant, program.id)
         self._artefacts.pop(program.module, None)
@@ -517,7 +514,6 @@ _SELECT = """SELECT p.*, (
 
 
 async def digest_of(wasm: bytes) -> str:
-    """Return the id of a module's bytes."""
     return f"sha256:{await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())}"
 
 

@@ -26,7 +26,6 @@ class ProgramUsage(WriteBehind[_Batch]):
         self._unwritten: _Batch = {}
 
     def note(self, tenant: str, program: str) -> None:
-        """Note that a program is used now."""
         key, now = (tenant, program), self.now_ms()
         if now - self._noted.get(key, 0) < DAY_MS:
             return

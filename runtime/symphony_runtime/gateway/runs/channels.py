@@ -102,7 +102,6 @@ class Channels:
         self._remove_waiter(tenant, name, waiter)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Drop all items of a tenant that has no runs any more."""
         self._tenants.pop(tenant, None)
         self._bytes.pop(tenant, None)
 

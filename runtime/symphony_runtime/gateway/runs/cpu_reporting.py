@@ -103,7 +103,6 @@ class CpuReporter:
         self._runs.worker_lost(worker)
 
     def charge_crash_log(self, entries: list[Entry], seconds: float) -> None:
-        """Charge the write of entries to the crash log."""
         if self._shared:
             whose: Counter[int] = Counter()
             for run, _, _, data in entries:
@@ -111,7 +110,6 @@ class CpuReporter:
             self._charge_runs(whose, seconds)
 
     def charge_commit(self, seconds: Mapping[int | str, float]) -> None:
-        """Charge a commit of the database to runs and tenants."""
         for whose, each in seconds.items():
             if isinstance(whose, str):
                 self.charge(whose, each)

@@ -83,7 +83,6 @@ class Run:
         self.over: asyncio.Future[None] = loop.create_future()  # it has ended and is stored
 
     def announce_start(self) -> None:
-        """Give readers the status "running"."""
         self.events.append("status", self.record.outcome())
 
     async def start_stored(self) -> bool:
@@ -116,7 +115,6 @@ class Run:
         self.over.set_result(None)
 
     def kernel_options(self) -> dict[str, Any]:
-        """Return the options of `Register`."""
         limits = self.record.limits
         return {
             "weight": 2.0 ** (self.record.priority - PRIORITY_DEFAULT),

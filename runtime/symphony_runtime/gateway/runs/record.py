@@ -68,15 +68,12 @@ class Record:
         return self.status in LIVE
 
     def outcome(self) -> dict[str, Any]:
-        """Return the data of its `status` event."""
         return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
 
     def finals(self) -> list[tuple[str, Any]]:
-        """Return the last events of a run that has ended."""
         return [("usage", self.usage), ("status", self.outcome())]
 
     def view(self) -> dict[str, Any]:
-        """Return the record as HTTP shows it."""
         return {
             "id": self.id,
             "program": self.program,
@@ -136,7 +133,6 @@ def encode_message(message: bytes) -> str | dict[str, str]:
 
 
 def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int]:
-    """Return a run's usage, with every key of USAGE_KEYS."""
     known = {**worker, **kernel}
     return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
 
@@ -198,7 +194,6 @@ def insert_run(connection: Connection, record: Record) -> None:
 
 
 def delete_unstarted_run(connection: Connection, seq: int) -> None:
-    """Delete a run that did not start after all."""
     connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
 
 
@@ -264,7 +259,6 @@ class Ended(NamedTuple):
 
 
 def kept_runs(connection: Connection) -> list[tuple[str, int, int]]:
-    """Return (tenant, ended runs, their bytes)."""
     sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms IS NOT NULL GROUP BY tenant"
     return [(row[0], int(row[1]), int(row[2])) for row in connection.execute(sql)]
 
@@ -278,7 +272,6 @@ def oldest_runs(connection: Connection, tenant: str, limit: int) -> list[Ended]:
 
 
 def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[Ended]:
-    """Return runs that ended by a time, the earliest first."""
     sql = "SELECT seq, tenant, bytes FROM runs WHERE ended_ms <= ? ORDER BY ended_ms LIMIT ?"
     return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
 

@@ -65,7 +65,6 @@ class Retention:
             self._check_bounds(tenant)
 
     def count_run(self, tenant: str, size: int) -> None:
-        """Count an ended run that keeps `size` bytes."""
         kept = self._kept[tenant]
         kept.runs += 1
         kept.bytes += size
@@ -126,7 +125,6 @@ class Retention:
                 continue
 
     async def sweep(self) -> None:
-        """Delete all runs over the bounds."""
         self._wake.clear()
         oldest_ms = self._now_ms() - int(1000 * self._bounds.seconds)
         while batch := await self._store.read(lambda c: runs_ended_by(c, oldest_ms, _BATCH_RUNS)):

@@ -90,7 +90,6 @@ class Runs:
     ) -> None:
         self.admission = admission
         self.limits = limits
-        self.kernel_limits: KernelLimits
         self._tenant_rules = tenants
         self._store = store
         self._config = config
@@ -105,28 +104,12 @@ class Runs:
         self._tenants: Counter[str] = Counter()  # live runs by tenant
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._links: tuple[KernelLink, WorkerLinks] | None = None
 
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
         """Set the links; once, before anything else."""
-        self._links = (kernel, workers)
+        self.kernel, self.workers = kernel, workers
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
-
-    @property
-    def kernel(self) -> KernelLink:
-        assert self._links is not None
-        return self._links[0]
-
-    @property
-    def workers(self) -> WorkerLinks:
-        assert self._links is not None
-        return self._links[1]
-
-    @property
-    def draining(self) -> bool:
-        """Whether new runs are refused because the server shuts down."""
-        return self.admission.draining
 
     # -- Requests of clients ----------------------------------------------------------------------
     async def start(
@@ -202,7 +185,6 @@ class Runs:
         return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
 
     def live(self, tenant: str) -> list[Record]:
-        """Return the records of a tenant's live runs, newest first."""
         return sorted((run.record for run in self.runs_of(tenant)), key=lambda record: -record.seq)
 
     def runs_of(self, tenant: str) -> list[Run]:
@@ -210,7 +192,6 @@ class Runs:
         return [run for run in self._live.values() if run.record.tenant == tenant]
 
     def programs_in_use(self) -> Iterator[Program]:
-        """Yield the programs of all live instances."""
         for run in self._live.values():
             yield from run.instances.values()
 
@@ -229,13 +210,11 @@ class Runs:
             raise not_found("run")  # deleted meanwhile
 
     def record_and_cursor(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
-        """Return a run's record, and a function that makes cursors over its events."""
         if isinstance(run, Run):
             return run.record, run.events.cursor_factory()
         return run, lambda: stored_cursor(self._store, run.seq, 0, run.tenant)
 
     def open_reader(self, run: Run | Record, after: int) -> Reader:
-        """Open a reader of a run's events after an id."""
         if isinstance(run, Run):
             return run.events.open_reader(after)
         check_here(run)
@@ -294,7 +273,6 @@ class Runs:
         return {**live, **egress, **self.metrics.statistics(), **self._retention.statistics()}
 
     def live_by_tenant(self) -> dict[str, int]:
-        """Return the number of live runs of each tenant that has any."""
         return dict(self._tenants)
 
     # -- Starting ------------------------------------------------------------------------------
@@ -314,7 +292,6 @@ class Runs:
         return workers
 
     def new_instance(self) -> int:
-        """Return an instance id that was never used."""
         self._next_instance += 1
         return self._next_instance
 
@@ -442,7 +419,6 @@ class Runs:
             self.kill(run, reason)
 
     def traced(self, instance: int, events: list[Any]) -> None:
-        """Store the kernel's trace events of a run."""
         run = self._instances.get(instance)
         if run is not None and run.trace is not None:
             run.trace.add_preds(events)
@@ -455,7 +431,6 @@ class Runs:
 
     # -- WorkerEvents --------------------------------------------------------------------------
     def worker_lost(self, worker: Worker) -> None:
-        """Fail the runs of a worker that died."""
         self._worker_requests.forget_worker(worker)
         for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
@@ -480,7 +455,6 @@ class Runs:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
-        """Pass on the messages that programs sent."""
         for item in messages:
             if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], bytes)):
                 raise m.MessageError("an item of Output is [instance, bytes]")

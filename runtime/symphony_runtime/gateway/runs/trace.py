@@ -77,11 +77,9 @@ class RunTrace:
             self._calls.add(events, len(events))
 
     def add_preds(self, events: list[Any]) -> None:
-        """Add a bundle of the kernel's."""
         self._preds.add(events, len(events) + sum(len(event[6]) for event in events))
 
     def pack(self) -> bytes:
-        """Return the trace as it is stored."""
         packed: bytes = msgpack.packb(
             {
                 "admitted": self._admitted,

@@ -54,7 +54,6 @@ class UsageQuery:
 
 
 def usage_page(connection: Connection, query: UsageQuery, limit: int) -> list[dict[str, Any]]:
-    """Return days of tenants behind `query.after`, by day and tenant."""
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM tenant_usage"  # noqa: S608 - ours
         " WHERE (day, tenant) > (?, ?) AND day >= ? AND day <= ? AND (? = '' OR tenant = ?)"
@@ -73,7 +72,6 @@ class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
         self._sums: dict[tuple[str, str], _Sums] = {}
 
     def count(self, tenant: str, usage: Mapping[str, int]) -> None:
-        """Count a run that has ended now."""
         key = tenant, day_of(self._now_ms())
         sums = self._sums.get(key)
         if sums is None:
@@ -87,11 +85,11 @@ class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
         sums, self._sums = self._sums, {}
         return sums or None
 
-    def insert_batch(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
-        for key, counted in lot.items():
+    def insert_batch(self, connection: Connection, batch: dict[tuple[str, str], _Sums]) -> None:
+        for key, counted in batch.items():
             connection.execute(_ADD, (*key, *counted))
 
-    def restore_batch(self, lot: dict[tuple[str, str], _Sums]) -> None:
-        for key, sums in lot.items():
+    def restore_batch(self, batch: dict[tuple[str, str], _Sums]) -> None:
+        for key, sums in batch.items():
             now = self._sums.get(key, [0] * len(sums))
             self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
@@ -23,19 +23,17 @@ from symphony_runtime.gateway.runs.live_run import Run
 _log = logging.getLogger(__name__)
 
 
-class _Pending:
-    """A channel or egress call that is not answered yet; `drop` cancels it."""
+class _Pending(NamedTuple):
+    """A channel or egress call that is not answered yet."""
 
-    def __init__(self, instance: int, drop: Callable[[], object]) -> None:
-        self.instance = instance
-        self.drop = drop
+    instance: int
+    cancel: Callable[[], object]
 
 
 class Runs(Protocol):
     """The live runs (`service`)."""
 
-    @property
-    def metrics(self) -> RunMetrics: ...
+    metrics: RunMetrics
 
     def run_of(self, worker: Worker, instance: Any) -> Run | None: ...
 
@@ -88,17 +86,16 @@ class WorkerRequests:
         """Cancel a request of which the worker wants no answer."""
         pending = self._pending.get(worker, {}).pop(seq, None)
         if pending is not None:
-            pending.drop()
+            pending.cancel()
 
     def forget_instance(self, worker: Worker, instance: int) -> None:
-        """Cancel the requests of an instance that has ended."""
         waiting = self._pending.get(worker, {})
         for seq in [seq for seq, pending in waiting.items() if pending.instance == instance]:
             self.cancel_ask(worker, seq)
 
     def forget_worker(self, worker: Worker) -> None:
         for pending in self._pending.pop(worker, {}).values():
-            pending.drop()
+            pending.cancel()
 
     def _count_limit(self, worker: Worker, instance: Any, error: SyscallError) -> None:
         run = self._runs.run_of(worker, instance)
@@ -132,8 +129,8 @@ class WorkerRequests:
         else:
             waiter = self._channels.receive(tenant, name, done)
         if not answered:
-            drop = partial(self._channels.cancel_call, tenant, name, waiter)
-            pending = _Pending(args["instance"], drop)
+            cancel = partial(self._channels.cancel_call, tenant, name, waiter)
+            pending = _Pending(args["instance"], cancel)
             self._pending.setdefault(worker, {})[message.seq] = pending
 
     def _count_channel(self, run: Run, name: str) -> None:

@@ -67,7 +67,6 @@ def note_change(connection: Connection) -> None:
 
 
 def read_changes(connection: Connection) -> int:
-    """Return the number of changes so far."""
     (value,) = connection.execute("SELECT value FROM meta WHERE key = 'changes'").fetchone()
     return int(value)
 

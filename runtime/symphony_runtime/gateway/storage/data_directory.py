@@ -19,7 +19,6 @@ class DataDirectory:
         self._known = {each: _identity(each) for each in (path, *(path / name for name in files))}
 
     def fault(self) -> str | None:
-        """Return in words what is gone, or None."""
         for path, known in self._known.items():
             if known is not None and _identity(path) != known:
                 return f"{path} was removed or replaced; the server must be started again"

@@ -132,11 +132,9 @@ class DiskBudget:
 
     @property
     def low(self) -> bool:
-        """Whether tenants may write nothing now."""
         return self.available < 0
 
     def problem(self) -> str | None:
-        """Return what is wrong in words, or None."""
         if not self.low:
             return None
         free = max(0, self._left + self._space.kept_free) >> 20

@@ -132,10 +132,10 @@ class _Connection:
         """Return the connection, reopened if it was lost; AwayError."""
         if self._raw is not None and not self._raw.closed:
             return self._raw
-        told = _conninfo(self._url)
+        conninfo = _conninfo(self._url)
         try:
             raw = psycopg.connect(
-                told,
+                conninfo,
                 autocommit=True,
                 connect_timeout=_CONNECT_SECONDS,
                 application_name="symphony",
@@ -228,7 +228,6 @@ def _clean(value: Any) -> Any:
 
 @lru_cache(maxsize=512)  # statements are constants, and few
 def translate(sql: str) -> bytes:
-    """Return a statement with psycopg's placeholders."""
     return sql.replace("%", "%%").replace("?", "%s").encode()
 
 

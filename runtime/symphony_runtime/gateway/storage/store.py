@@ -129,7 +129,6 @@ class Store:
             pause = min(2 * pause, pause_max)
 
     async def read(self, operation: Callable[[Connection], T]) -> T:
-        """Run an operation that only reads committed data."""
         return await self._loop.run_in_executor(self._reader, self._read, operation)
 
     def _read(self, operation: Callable[[Connection], T]) -> T:
@@ -142,7 +141,6 @@ class Store:
             raise self._database.storage_error(error) or error from None
 
     async def close(self) -> None:
-        """Write what is queued, then close."""
         await self.crash_log.close()
         self._queue.put(None)
         await asyncio.to_thread(self._writer.join)

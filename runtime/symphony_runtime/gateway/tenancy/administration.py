@@ -46,9 +46,7 @@ WORDS = web.RequestKey("words", str)  # the audit log's text for a request
 class LiveRuns(Protocol):
     """The live runs (`runs.service`)."""
 
-    @property
-    def kernel(self) -> KernelLink: ...
-
+    kernel: KernelLink
     kernel_limits: KernelLimits
 
     def live_by_tenant(self) -> dict[str, int]: ...
@@ -91,12 +89,10 @@ class Administration:
         return self._runs
 
     def start(self) -> None:
-        """Start the background tasks."""
         for work in (self.ring.run(), self.ledger.run(), self.audit.run()):
             self._tasks.append(asyncio.create_task(work))
 
     async def stop(self) -> None:
-        """Stop the background tasks and write what is not written yet."""
         for task in (*self._tasks, *self._kernel_updates):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._kernel_updates, return_exceptions=True)
@@ -116,7 +112,6 @@ class Administration:
 
     # -- Tenants -------------------------------------------------------------------------------
     async def apply_change(self, tenant: Tenant, change: Change) -> None:
-        """Apply a change of a tenant to keys, kernel and runs."""
         self._update_suspended()
         if change.weighs:
             await self._send_weight(self.runs.kernel, tenant.id, tenant.weight)

@@ -1,6 +1,6 @@
 """The audit log: changes by operators, and refused requests.
 
-    admin     every request that changes something on an admin route, whatever its status
+    admin     every request that changes something on an admin route, of any status
     denied    every request that was answered 401 or 403
 
 Nothing that helps to guess a key is ever recorded. An attacker that guesses keys makes many similar
@@ -112,7 +112,6 @@ class Audit(WriteBehind[_Batch]):
         self._unpruned = _PRUNE_ROWS  # prune at the start
 
     def record_change(self, request: AuditedRequest) -> None:
-        """Record an operator's request."""
         row = self._row(self._now_ms(), ADMIN, request, 1)
         # Queued behind the change itself; no request waits for it.
         self._noting = self.store.write(lambda c: c.execute(_INSERT_ONCE, row).rowcount)
@@ -139,7 +138,6 @@ class Audit(WriteBehind[_Batch]):
         self.lost += lost
 
     def record_refusal(self, request: AuditedRequest) -> None:
-        """Record a refused request."""
         self._count_refusal(_source(request), request, self._now_ms(), 1)
         self.schedule_write()
 
@@ -201,7 +199,6 @@ class Audit(WriteBehind[_Batch]):
 
     # -- Reading -------------------------------------------------------------------------------
     async def page(self, query: AuditQuery, limit: int) -> list[dict[str, Any]]:
-        """Return what was noted, the newest first."""
         if self._noting is not None:
             await asyncio.wait([self._noting])
         await self.flush()
@@ -222,7 +219,6 @@ class Audit(WriteBehind[_Batch]):
 
 
 def _source(request: AuditedRequest) -> str:
-    """Return the source of a refusal: a tenant, operators, or strangers."""
     if request.key is None:
         return "strangers"
     return "operators" if request.key.tenant is None else f"tenant {request.key.tenant}"
@@ -233,7 +229,6 @@ def _alike(request: AuditedRequest) -> _Alike:
 
 
 def _many(request: AuditedRequest) -> AuditedRequest:
-    """Return the request that stands for many of one source."""
     return AuditedRequest(request.key, _OTHERS, _OTHERS, "", request.status)
 
 

@@ -109,7 +109,7 @@ class Authentication:
         self.admit(authorization, tenants=False, operators=True)
 
     def find_key(self, authorization: str | None) -> Key | None:
-        """Return the valid key of an `Authorization` header, whatever its rights, or None."""
+        """Return the valid key of an `Authorization` header with any rights, or None."""
         _, _, presented = (authorization or "").partition(" ")
         key = self._keys.get(_id_of(presented))
         matches = hmac.compare_digest(key.hash if key else _NO_KEY_HASH, hash_of(presented.strip()))
@@ -122,7 +122,6 @@ class Authentication:
 
     # -- The keys -------------------------------------------------------------------------
     def is_only_tenant(self, tenant: str) -> bool:
-        """Return whether no other tenant has a key."""
         return {key.tenant for key in self._keys.values()} <= {tenant, None}
 
     def get_key(self, tenant: str | None, key_id: str) -> Key | None:
@@ -230,7 +229,6 @@ def insert_key(connection: Connection, key: Key) -> None:
 
 
 async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
-    """Create a tenant with its key, or the admin key (None); write the key to a file."""
     text, key = new_key(tenant, Role.TENANT if tenant else Role.ADMIN, FIRST_START, None)
     _write_private(path, text + "\n")
 

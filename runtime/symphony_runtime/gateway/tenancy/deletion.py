@@ -2,7 +2,7 @@
 
     suspend -> its runs end -> its requests end -> KV files, offered prefixes -> programs, also in
     workers -> runs, secrets, keys of requests -> the rest of them in logs -> the tenant itself
-    -> whatever came in between, here and at each other gateway of the database (`members`)
+    -> all that came in between, here and at each other gateway of the database (`members`)
 
 Each step is repeatable. A failure leaves a suspended tenant, and another request continues from
 there. Once the tenant itself is deleted, nothing remains that can fail for good: the database says
@@ -145,7 +145,6 @@ class TenantDeletion:
         self._set_pending(await self.members.pending_tenants())
 
     async def run(self, services: Services) -> None:
-        """Forget what is pending; repeat what fails."""
         while True:
             await self._wake.wait()
             self._wake.clear()

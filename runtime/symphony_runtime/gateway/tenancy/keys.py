@@ -111,7 +111,6 @@ class KeyRing:
         self._connections.cut_keys(ids)
 
     async def run(self) -> None:
-        """Revoke expired keys."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             over = [key.id for key in self._keys.expired_keys()]

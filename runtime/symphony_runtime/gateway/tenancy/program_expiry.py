@@ -51,7 +51,6 @@ class ProgramExpiry:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def sweep(self) -> int:
-        """Delete the programs that have been unused for too long; return their number."""
         for program in self._runs.programs_in_use():
             self._programs.program_usage.note(program.tenant, program.id)
         await self._programs.program_usage.flush()

@@ -47,7 +47,6 @@ class Tenant:
     quotas: Mapping[str, int] = field(default_factory=dict)  # those that are set, by QUOTAS' names
 
     def view(self) -> dict[str, Any]:
-        """Return the tenant as HTTP shows it."""
         return {
             "id": self.id,
             "made_by": self.made_by,
@@ -83,7 +82,6 @@ class Tenants:
         return found
 
     def page(self, after: str, limit: int) -> list[Tenant]:
-        """Return tenants by id, those behind `after`."""
         ids = sorted(tenant for tenant in self._tenants if tenant > after)
         return [self._tenants[tenant] for tenant in ids[:limit]]
 
@@ -100,7 +98,6 @@ class Tenants:
         return await self._store.read(lambda c: _left_of(c, tenant))
 
     def weights(self) -> dict[str, float]:
-        """Return the weights that operators have set."""
         return {t.id: t.weight for t in self._tenants.values() if t.weight is not None}
 
     def quotas_of(self, tenant: str) -> Mapping[str, int]:
@@ -161,7 +158,6 @@ class Tenants:
         self._tenants = {tenant.id: tenant for tenant in tenants}
 
     def _changed(self, tenant: Tenant, change: "Change") -> Tenant:
-        """Return a tenant with a change applied."""
         since = tenant.suspended_ms
         if change.suspended is not None:
             since = (since or self._now_ms()) if change.suspended else None
@@ -257,7 +253,6 @@ def insert_tenant(connection: Connection, tenant: Tenant) -> list[str]:
 
 
 def update_tenant(connection: Connection, tenant: Tenant) -> None:
-    """Store the changeable columns of a tenant."""
     connection.execute(
         "UPDATE tenants SET suspended_ms = ?, weight = ?, quotas = ? WHERE id = ?",
         (tenant.suspended_ms, tenant.weight, json.dumps(dict(tenant.quotas)), tenant.id),

@@ -61,7 +61,7 @@ def test_what_a_run_would_wait_is_bounded() -> None:
     own, others = refused(here, "own"), refused(here, "others")
     assert (own.status, own.headers["Retry-After"]) == (429, "20")
     assert (others.status, others.headers["Retry-After"]) == (503, "16")
-    assert here.metrics.refused == {"tenant_queue": 1, "queue": 1}
+    assert here.refused == {"tenant_queue": 1, "queue": 1}
     admission(Time(), waits, queue_seconds=0).check_run("own", 0, 0)
 
 

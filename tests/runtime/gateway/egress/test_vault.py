@@ -59,7 +59,7 @@ def test_a_key_that_others_can_read_or_that_is_gone_is_refused(tmp_path: Path) -
         with pytest.raises(VaultError, match="0600"):
             Vault(store, tmp_path, lambda: 7)
         (tmp_path / "secrets.key").unlink()
-        with pytest.raises(VaultError, match="is not there"):
+        with pytest.raises(VaultError, match="is missing"):
             await Vault(store, tmp_path, lambda: 7).reveal_secrets("a", ["KEY"])
         (tmp_path / "secrets.key").touch(0o600)
         with pytest.raises(VaultError, match="no key"):

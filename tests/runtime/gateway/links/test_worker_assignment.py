@@ -180,8 +180,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
             tmp_path, worker=False, processes=processes, workers_per_tenant=True
         ) as house:
             runs = house.gateway.services.runs
-            assert runs._links is not None
-            links, own = runs._links[1], runs.worker_assignment
+            links, own = runs.workers, runs.worker_assignment
             asked: list[str] = []
             own.on_retire = lambda worker: asked.append(worker.name)
             async with Evil.started(house.config.socket) as evil:

@@ -170,7 +170,7 @@ def test_an_empty_file_is_said_to_be_one(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         for url, words in (
-            ("mysql://host/db", "begins with postgresql://"),
+            ("mysql://host/db", "must begin with postgresql://"),
             (f"postgresql:///db?host={tmp_path}&password=hush", "cannot be reached"),
             ("postgresql://me:hush%zz@host/db", "not a valid PostgreSQL URL"),
         ):

@@ -195,7 +195,7 @@ def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_co
     with full_disk(tmp_path / "disk") as disk:
         with_store(disk.folder, "", scenario)
     words = [record.getMessage() for record in caplog.records]
-    assert sum("the next ones are lost" in each for each in words) == 1
+    assert sum("further ones are lost" in each for each in words) == 1
     assert sum("the audit log cannot be written yet" in each for each in words) == 1
     assert not [each for each in words if "never retrieved" in each]
 

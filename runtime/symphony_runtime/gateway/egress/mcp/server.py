@@ -82,14 +82,12 @@ class ToolServer:
 
     @property
     def connected(self) -> bool:
-        """Whether calls reach it."""
         return self._session is not None
 
     def start(self) -> None:
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop it; calls in progress fail."""
         self._stopping.set()
         self._wake.set()
         if self._running is None:

@@ -76,7 +76,6 @@ class McpTools:
         return packed
 
     def statistics(self) -> dict[str, Any]:
-        """Return for each server whether it is connected, its starts, and its tools."""
         return {
             name: {"there": server.connected, "starts": server.starts, "tools": len(server.tools)}
             for name, server in self._servers.items()

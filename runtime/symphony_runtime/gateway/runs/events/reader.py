@@ -149,7 +149,6 @@ class StoredEventCache:
 
     @property
     def held(self) -> int:
-        """Bytes of the events in memory."""
         return self._bytes.total()
 
     def add_reader(self, tenant: str) -> None:
@@ -219,7 +218,6 @@ class StoredEventCache:
 
 
 async def read_all(cursor: Cursor) -> AsyncGenerator[Event, None]:
-    """Yield the events of a cursor up to the last, then close it."""
     try:
         while events := await cursor.next():
             for event in events:

@@ -136,7 +136,6 @@ class EventStream:
         return self._first, _pack(self._events + self._number_events(finals))
 
     def finish(self, finals: list[tuple[str, Any]]) -> None:
-        """Give readers the last events and end the stream."""
         self._events += self._number_events(finals)
         self._last += len(finals)
         self.finished = True
@@ -165,7 +164,6 @@ class EventStream:
         return future
 
     def open_reader(self, after: int) -> "LiveReader":
-        """Open a reader of the events after an id."""
         reader = LiveReader(self, after, self._sent if after >= self._last else self._credited)
         self._readers.add(reader)
         return reader
@@ -190,7 +188,6 @@ class EventStream:
         return Cursor(self._store.stored_events, self.tenant, self.events_after, after, until)
 
     async def wait_for_more(self) -> None:
-        """Wait until an event is appended or the stream finishes."""
         # One future a reader: a shared one would need a shield, which costs a pass of the loop.
         more = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
@@ -271,7 +268,6 @@ class EventStream:
             self._spill()
 
     def _resolve_flushes(self, last: int) -> None:
-        """Resolve the flushes up to an event that is in the database now."""
         for _, future in (flush for flush in self._flushes if flush[0] <= last):
             if not future.done():
                 future.set_result(None)
@@ -312,7 +308,6 @@ class EphemeralStream(EventStream):
             super().append(kind, data)
 
     def note_taken(self, size: int) -> None:
-        """Note that the client took so many bytes of messages."""
         self._taken += size
         if self._taken - self._credited >= _CREDIT_BYTES:
             self._on_credit(self._taken - self._credited)
