@@ -321,10 +321,6 @@ class Programs:
             task.add_done_callback(lambda _: self._loading.pop(program.module, None))
         return await asyncio.shield(task)
 
-    def forget_artefacts(self) -> None:
-        """Drop the machine code in memory; it is read from the disk again."""
-        self._artefacts.clear()
-
     def _forget_known(self) -> None:
         self._changes += 1
         self._known.clear()

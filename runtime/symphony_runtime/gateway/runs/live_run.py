@@ -76,7 +76,7 @@ class Run:
         self.kill_reason: str | None = None
         self.verdict: str | None = None  # why the server failed it; overrides the worker's status
         self.deadline = math.inf  # in the loop's time, set at the start
-        self.timers: list[asyncio.TimerHandle] = []
+        self.kill_timer: asyncio.TimerHandle | None = None
         self.stored: asyncio.Future[None] | None = None  # the record at its start; None: ephemeral
         loop = asyncio.get_running_loop()
         self.known: asyncio.Future[None] = loop.create_future()  # the end, maybe unstored

@@ -304,7 +304,7 @@ class Runs:
             self.admission.load.note_registration(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
-            await self._begin(run)
+            await self._store_start(run)
         except BaseException:
             self._release(run)
             self._remove_run(run)
@@ -323,7 +323,7 @@ class Runs:
         if run.kill_reason is not None:  # it was cancelled before its start
             self._send_kill(run)
 
-    async def _begin(self, run: Run) -> None:
+    async def _store_start(self, run: Run) -> None:
         """Store a run that is about to start, so that a crash does not lose it."""
         run.registered, record = True, run.record
         record.status = "running"
@@ -377,8 +377,8 @@ class Runs:
 
     def _release(self, run: Run) -> None:
         """Free what a run used of its worker."""
-        for timer in run.timers:
-            timer.cancel()
+        if run.kill_timer is not None:
+            run.kill_timer.cancel()
         for instance in run.instances:
             self._instances.pop(instance, None)
         run.worker.live -= 1
@@ -438,11 +438,11 @@ class Runs:
     def worker_message(self, worker: Worker, message: m.Message) -> None:
         """Handle a worker's message, which may concern its own instances only."""
         if isinstance(message, m.Logs):
-            self._take_logs(worker, message)
+            self._handle_logs(worker, message)
         elif isinstance(message, m.Received):
-            self._take_received(worker, message)
+            self._handle_received(worker, message)
         elif isinstance(message, m.Ended):
-            self._take_end(worker, message)
+            self._handle_end(worker, message)
         elif isinstance(message, m.Ask):
             self._worker_requests.handle_ask(worker, message)
         elif isinstance(message, m.Traced):
@@ -464,13 +464,12 @@ class Runs:
             run.messages += 1
             if run.messages == 1:
                 self.metrics.count_first_message(time.monotonic() - run.admitted)
-            # The worker enforces these limits, too; the gateway does not rely on it.
             if (reason := run.exceeded_limit(len(item[1]))) is not None:
                 self.kill(run, reason)
             else:
                 run.events.append("message", item[1])
 
-    def _take_logs(self, worker: Worker, message: m.Logs) -> None:
+    def _handle_logs(self, worker: Worker, message: m.Logs) -> None:
         for item in message.lines:
             if not (isinstance(item, list) and len(item) == 3 and isinstance(item[2], bytes)):
                 raise m.MessageError("an item of Logs is [instance, level, bytes]")
@@ -478,14 +477,14 @@ class Runs:
             if run is not None:
                 run.append_log_line(item[1], item[2])
 
-    def _take_received(self, worker: Worker, message: m.Received) -> None:
+    def _handle_received(self, worker: Worker, message: m.Received) -> None:
         run = self.run_of(worker, message.instance)
         if run is not None and message.instance == run.record.seq:
             run.inbox_bytes = max(0, run.inbox_bytes - max(0, message.taken))
             run.inbox_messages = max(0, run.inbox_messages - max(0, message.messages))
             run.receive_interval.record()
 
-    def _take_end(self, worker: Worker, message: m.Ended) -> None:
+    def _handle_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)
         self._worker_requests.forget_instance(worker, message.instance)
         if run is None:
@@ -592,7 +591,8 @@ class Runs:
 
     def _send_kill(self, run: Run) -> None:
         self._send_kill_reason(run, run.kill_reason or "")
-        self._call_later(run, _KILL_GRACE_SECONDS, lambda: self._drop_worker(run))
+        loop = asyncio.get_running_loop()
+        run.kill_timer = loop.call_later(_KILL_GRACE_SECONDS, self._drop_worker, run)
 
     def _send_kill_reason(self, run: Run, reason: str) -> None:
         run.worker.send(m.Kill(run.record.seq, reason))
@@ -621,9 +621,6 @@ class Runs:
             self._deadline_timer = loop.call_later(_DEADLINE_SECONDS, self._kill_late_runs)
 
     # -- Helpers -------------------------------------------------------------------------------
-    def _call_later(self, run: Run, seconds: float, action: Any) -> None:
-        run.timers.append(asyncio.get_running_loop().call_later(seconds, action))
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run a coroutine as a task; its failure is logged."""
         task = asyncio.create_task(work)

@@ -104,10 +104,6 @@ class Authentication:
             raise Problem(403, "read-only", "this key may only read")
         return key
 
-    def check_admin(self, authorization: str | None) -> None:
-        """Check that an `Authorization` header has an operator's key; Problem as `admit`."""
-        self.admit(authorization, tenants=False, operators=True)
-
     def find_key(self, authorization: str | None) -> Key | None:
         """Return the valid key of an `Authorization` header with any rights, or None."""
         _, _, presented = (authorization or "").partition(" ")

@@ -91,38 +91,28 @@ class EventStream:
         self._stored = False
         self._sealed = False  # `seal` took the rest for the database: nothing spills any more
         self._spilling = 0  # the first so many are being written to the database
-        self._memory = 0
+        self.memory = 0  # approximate bytes of the events in memory
         self._last = 0
-        self._sent = 0  # message bytes appended
+        self.sent = 0  # message bytes appended
         self._charged = 0  # bytes on disk that count for its tenant
         self._credited = 0
         self._credit_scheduled = False
         self._readers: set[LiveReader] = set()
         self._waiting: list[asyncio.Future[None]] = []  # readers that wait for an event
 
-    @property
-    def sent(self) -> int:
-        """Message bytes so far."""
-        return self._sent
-
-    @property
-    def memory(self) -> int:
-        """Approximate bytes of the events in memory."""
-        return self._memory
-
     def append(self, kind: str, data: Any) -> None:
         assert not self._sealed
         if kind == "message":
-            self._sent += len(data)
+            self.sent += len(data)
             self.schedule_credit()
         self._last += 1
-        event = Event(self._last, kind, data, self._sent)
+        event = Event(self._last, kind, data, self.sent)
         self._events.append(event)
         if self._crash_log is not None:
             self._crash_log.add((self._run, event.id, kind, data))
-        self._memory += event.size
+        self.memory += event.size
         self._charge(event.size)
-        if self._memory > MEMORY_BYTES_SPILL and not self._spilling:
+        if self.memory > MEMORY_BYTES_SPILL and not self._spilling:
             self._spill()
         self._wake_readers()
 
@@ -140,7 +130,7 @@ class EventStream:
         self._last += len(finals)
         self.finished = True
         self._charge(-self._charged)  # `Retention` counts the stored run from now on
-        if self._stored and self._memory > _ENDED_BYTES_KEPT:
+        if self._stored and self.memory > _ENDED_BYTES_KEPT:
             self._events.clear()  # readers that do not read would keep them in memory
         self._resolve_flushes(self._last)
         if self._crash_log is not None:
@@ -164,7 +154,7 @@ class EventStream:
         return future
 
     def open_reader(self, after: int) -> "LiveReader":
-        reader = LiveReader(self, after, self._sent if after >= self._last else self._credited)
+        reader = LiveReader(self, after, self.sent if after >= self._last else self._credited)
         self._readers.add(reader)
         return reader
 
@@ -220,7 +210,7 @@ class EventStream:
 
     def _number_events(self, events: list[tuple[str, Any]]) -> list[Event]:
         first = self._last + 1
-        return [Event(first + i, kind, data, self._sent) for i, (kind, data) in enumerate(events)]
+        return [Event(first + i, kind, data, self.sent) for i, (kind, data) in enumerate(events)]
 
     def _wake_readers(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -230,11 +220,11 @@ class EventStream:
 
     def _give_credit(self) -> None:
         self._credit_scheduled = False
-        if self.finished or self._memory > MEMORY_BYTES_MAX:
+        if self.finished or self.memory > MEMORY_BYTES_MAX:
             return
         if self._crash_log is not None and self._store.disk.must_wait(self.tenant):
             return  # the program waits for disk space
-        taken = min((reader.taken for reader in self._readers), default=self._sent)
+        taken = min((reader.taken for reader in self._readers), default=self.sent)
         if taken > self._credited:
             self._on_credit(taken - self._credited)
             self._credited = taken
@@ -261,10 +251,10 @@ class EventStream:
         count, self._spilling = self._spilling, 0
         gone = self._events[:count]
         del self._events[:count]
-        self._memory -= sum(event.size for event in gone)
+        self.memory -= sum(event.size for event in gone)
         self.schedule_credit()
         self._resolve_flushes(self._first - 1)
-        if (self._memory > MEMORY_BYTES_SPILL or self._flushes) and not self._sealed:
+        if (self.memory > MEMORY_BYTES_SPILL or self._flushes) and not self._sealed:
             self._spill()
 
     def _resolve_flushes(self, last: int) -> None:
@@ -302,7 +292,7 @@ class EphemeralStream(EventStream):
 
     def append(self, kind: str, data: Any) -> None:
         if kind == "message":
-            self._sent += len(data)
+            self.sent += len(data)
             self._listener.message(data)
         else:
             super().append(kind, data)
