@@ -96,7 +96,7 @@ class Admission:
     def check_run(
         self, tenant: str, tenant_runs: int, runs: int, tenant_most: int | None = None
     ) -> None:
-        """Check that a tenant with `tenant_runs` live runs, of `runs` in all, may start one.
+        """Check that a tenant with `tenant_runs` of `runs` live ones may start one.
 
         `tenant_most` replaces the server's limit of live runs per tenant.
 
@@ -135,7 +135,7 @@ class Admission:
         return self._refuse(what, 503, "unavailable", detail, self._away[what].seconds())
 
     def set_retry_after(self, problem: Problem) -> None:
-        """Set Retry-After of a program's or the kernel's refusal: the time until a run ends."""
+        """Set Retry-After of a refusal: the time until a run ends."""
         if problem.status in (429, 503):
             problem.headers["Retry-After"] = str(retry_after(self._ends.seconds()))
 

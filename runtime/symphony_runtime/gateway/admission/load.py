@@ -35,7 +35,7 @@ Ask = Callable[[], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWait:
-    """Seconds that a new run would wait: for its tenant's tokens alone, and with a fair share."""
+    """Expected seconds of wait: `alone` at the full rate, `shared` at a fair share."""
 
     alone: float = 0.0
     shared: float = 0.0

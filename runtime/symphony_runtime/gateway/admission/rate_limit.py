@@ -1,4 +1,4 @@
-"""Rate limits of tenants: requests per second, and the headers that report what is left.
+"""Rate limits of tenants: requests per second, and the headers for them.
 
 Each request with a tenant's key takes one token from the tenant's bucket, which holds one second's
 worth. An empty bucket answers 429 with Retry-After. On the OpenAI routes every answer reports what
@@ -94,7 +94,7 @@ def tokens_refused(limit: int, left: int, ms: int) -> Problem:
 
 
 def _headers(what: str, limit: int, left: float, rate: float) -> dict[str, str]:
-    """Return the three headers of one kind; the reset is when all of it is available again."""
+    """Return the three headers of one kind; reset is when all is available."""
     return {
         f"x-ratelimit-limit-{what}": str(limit),
         f"x-ratelimit-remaining-{what}": str(max(0, int(left))),

@@ -1,4 +1,4 @@
-"""Estimates for Retry-After: the mean interval of recent events, and the length of an outage."""
+"""Estimates for Retry-After: mean interval of events, length of an outage."""
 
 import math
 import time

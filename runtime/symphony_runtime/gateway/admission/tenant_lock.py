@@ -1,4 +1,4 @@
-"""One caller at a time of each tenant, so that a tenant's many calls do not delay the others."""
+"""One caller at a time of each tenant, so that others need not wait."""
 
 import asyncio
 import contextlib

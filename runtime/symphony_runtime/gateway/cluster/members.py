@@ -1,4 +1,4 @@
-"""The gateways of a database, and which of them have yet to forget a deleted tenant.
+"""The gateways of a database, and what each has yet to forget.
 
     record_start      a gateway starts, with the number of its start: once, before it serves
     record_alive      it still runs
@@ -25,7 +25,7 @@ _ALIVE_SECONDS = 60.0  # a gateway seen more recently cannot be dropped
 
 
 class Members:
-    """The gateways of a store, seen by the one named `name`; `boot` is the number of its start."""
+    """The gateways of a store, seen by the one named `name` at start `boot`."""
 
     def __init__(self, store: Store, name: str, boot: int, now_ms: Callable[[], int]) -> None:
         self.name = name
@@ -138,6 +138,9 @@ def gateways_remembering(connection: Connection, tenant: str) -> list[str]:
 
 
 def is_there(connection: Connection, boot: int) -> bool:
-    """Return whether the gateway of this start may still run: no later start, and not dropped."""
+    """Return whether the gateway of this start may still run.
+
+    False after a later start of it, and after an operator dropped it.
+    """
     sql = "SELECT 1 FROM members WHERE boot = ? AND dropped_ms IS NULL"
     return connection.execute(sql, (boot,)).fetchone() is not None

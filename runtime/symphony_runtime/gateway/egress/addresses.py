@@ -1,4 +1,4 @@
-"""Addresses that programs may reach: public ones, and those that the operator allows.
+"""Addresses that programs may reach: public ones, and allowed ones.
 
 A name is looked up once for a connection, its addresses are checked, and the connection goes to an
 address that was checked. So a name that resolves differently the next time (DNS rebinding) gains

@@ -31,7 +31,7 @@ class Injector:
     """Finds the secrets that a request names."""
 
     def __init__(self, reveal: Reveal, *, plain_loopback: bool = False) -> None:
-        """`reveal` decrypts a tenant's secrets; `plain_loopback` allows http to this machine."""
+        """`reveal` decrypts secrets; `plain_loopback` allows http to this machine."""
         self._reveal = reveal
         self._plain_loopback = plain_loopback
 

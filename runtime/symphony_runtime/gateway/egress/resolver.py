@@ -1,4 +1,4 @@
-"""Lookups of host names, so that one tenant's slow names do not delay other tenants.
+"""Lookups of host names: slow names of one tenant do not delay others.
 
 A system lookup blocks a thread for as long as a name server takes, which the owner of the name
 controls. The event loop's few threads are shared by all, so each lookup gets a thread of its own,

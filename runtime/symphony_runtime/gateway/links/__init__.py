@@ -1,4 +1,4 @@
-"""Links of the gateway: to the kernel, which it trusts, and to workers, which it does not.
+"""Links of the gateway: to the trusted kernel, and to untrusted workers.
 
 links               both, and their messages
 worker_assignment   one worker per tenant, if the operator wants it

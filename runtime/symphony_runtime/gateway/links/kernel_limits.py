@@ -1,4 +1,4 @@
-"""Tenants' limits for the kernel: sent before a tenant's first run or file, and on each change.
+"""Tenants' limits, sent to the kernel before first use and on changes.
 
 A kernel knows the default limits. It gets a tenant's own limits once in its life, and again when
 they change. Tenants with default limits cost no message.

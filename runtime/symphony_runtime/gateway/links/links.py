@@ -1,4 +1,4 @@
-"""The gateway's links: to the kernel, which it trusts, and to workers, which it does not.
+"""The gateway's links: to the trusted kernel, and to untrusted workers.
 
     KernelLink    connects, and reconnects after a loss; sends requests and awaits answers. A
                   request survives a lost connection, and a kernel that restores its journal
@@ -83,7 +83,7 @@ class KernelLink:
 
     @property
     def expected(self) -> bool:
-        """Whether the kernel is linked or may come back with its state: requests wait for it."""
+        """Whether requests wait: the kernel is linked or may come back."""
         return self._session is not None
 
     async def run(self) -> None:
@@ -291,7 +291,7 @@ class Worker:
         return self._link.closed
 
     def send(self, message: m.Message) -> None:
-        """Queue a message; dropped when the worker is away. A worker that does not read is cut."""
+        """Queue a message; dropped if unlinked. Cuts a worker that does not read."""
         self._link.send(m.encode(message))
         if self._link.backlog > WORKER_BACKLOG_BYTES_MAX:
             _log.error("%s does not read; its link is cut", self.name)
@@ -309,7 +309,7 @@ class Worker:
 
 
 class WorkerEvents(Protocol):
-    """Listener for workers. Instances in messages are claims: check that the worker has them."""
+    """Listener for workers. Instances in their messages are claims to check."""
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
         """Take the items of an Output."""
@@ -332,7 +332,7 @@ class WorkerLinks:
         processes: Processes | None = None,
         hanging: Container[str] = (),
     ) -> None:
-        """`processes`: the only allowed ones; None: any process. `hanging`: roles that hang now."""
+        """`processes`: the allowed ones; None: all. `hanging`: roles that hang now."""
         self._path = path
         self._secrets = secrets
         self._processes = processes

@@ -1,4 +1,4 @@
-"""The supervisor's notices of other roles: the progress of their start, and which hang."""
+"""The supervisor's notices: progress of other roles, and which hang."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Disk usage of tenants that `DiskBudget.charge` does not count, measured every few seconds."""
+"""Disk usage of tenants that `DiskBudget.charge` does not count."""
 
 from collections import Counter
 from collections.abc import Mapping

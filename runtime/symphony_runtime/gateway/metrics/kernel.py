@@ -1,4 +1,4 @@
-"""The kernel's metrics for scrapes: read at most once a second, summed over kernel restarts.
+"""The kernel's metrics for scrapes, summed over kernel restarts.
 
 A restarted kernel starts most counters at zero; one without a journal starts all. The last values
 of its predecessors are added, so that no counter falls while the gateway lives. A restarted gateway

@@ -1,4 +1,4 @@
-"""The server's processes as the operating system sees them (Linux; elsewhere None)."""
+"""The server's processes as Linux sees them; elsewhere None."""
 
 import os
 from dataclasses import dataclass

@@ -249,7 +249,7 @@ class Programs:
         return program
 
     async def delete_unused(self, tenant: str, program_id: str, before_ms: int) -> Program | None:
-        """Delete a program unless it was used after `before_ms`; None: it was used, or is gone."""
+        """Delete a program; None: it was used after `before_ms`, or is gone."""
         program = await self.find(tenant, program_id)
         if program is None:
             return None
@@ -272,7 +272,7 @@ class Programs:
             compiling.cancel()
 
     async def forget_tenant(self, tenant: str, *, rows: bool = True) -> None:
-        """Delete all programs of a tenant, with their names and files; no upload may follow.
+        """Delete a tenant's programs, names and files; no upload may follow.
 
         Without `rows` only this gateway's memory and files: a new tenant has the name already.
         OSError: files are left.

@@ -1,4 +1,4 @@
-"""When programs were last used: by a run, by a child, or by an upload of the same bytes.
+"""When programs were last used: by a run, a child, or a repeated upload.
 
 A use is noted in memory, for the cost of a dictionary lookup. One use per program and day is
 written, in batches: the database may be a day behind, and never more.

@@ -1,4 +1,4 @@
-"""CPU time of the gateway by tenant, reported to the kernel, which keeps the accounts.
+"""CPU time of the gateway by tenant, reported to the kernel's accounts.
 
     a worker's frame -> `Runs` handles it, timed, by runs  -> Spent, at intervals -> the kernel
     requests, compilers                        by tenants  ->                     -> Pace: a pause
@@ -38,7 +38,7 @@ class LiveRuns(WorkerEvents, Protocol):
 
 
 class _Timed(Generic[T]):
-    """An awaitable whose CPU time on the event loop is charged to a tenant, turn by turn."""
+    """An awaitable whose CPU time is charged to a tenant, turn by turn."""
 
     def __init__(self, cpu_reporter: "CpuReporter", tenant: str, work: Awaitable[T]) -> None:
         self._cpu_reporter, self._tenant, self._work = cpu_reporter, tenant, work
@@ -117,7 +117,7 @@ class CpuReporter:
                 self._spent[whose] += int(1e6 * each)
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for time that belongs to no run; a tenant that is alone pays nothing."""
+        """Charge a tenant for time of no run, unless the tenant is alone."""
         if self._is_contended(tenant):
             self._spent[tenant] += int(1e6 * seconds)
             self._report()

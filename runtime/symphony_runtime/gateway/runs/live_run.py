@@ -86,7 +86,7 @@ class Run:
         self.events.append("status", self.record.outcome())
 
     async def start_stored(self) -> bool:
-        """Wait until the record of the start is stored or failed; return whether it is stored."""
+        """Return whether the start is stored, once that is known."""
         if self.stored is None:
             return True
         await asyncio.wait([self.stored])

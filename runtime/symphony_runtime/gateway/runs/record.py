@@ -46,7 +46,7 @@ class RunRequest:
 
 @dataclass(slots=True)
 class Record:
-    """A run as clients and the database see it. `seq` is its instance id; records sort by it."""
+    """A run in HTTP and in the database. `seq` is its instance id and order."""
 
     seq: int
     id: str
@@ -198,7 +198,7 @@ def delete_unstarted_run(connection: Connection, seq: int) -> None:
 
 
 def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
-    """Store a run's end and its last events; return the bytes it keeps. May be repeated."""
+    """Store a run's end and last events, maybe again; return the bytes it keeps."""
     insert_events(connection, record.seq, row)
     sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
     (size,) = connection.execute(sizes, (record.seq,)).fetchone()
@@ -302,7 +302,7 @@ def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], l
 
 
 def _delete_events(connection: Connection, seq: int, most: int) -> int:
-    """Delete first events of a run; return their bytes, `most` or more if some are left."""
+    """Delete first events of a run; return their bytes: `most` if some are left."""
     sql = "SELECT first, LENGTH(body) FROM run_events WHERE run = ? ORDER BY first"
     size = 0
     for first, length in connection.execute(sql, (seq,)).fetchall():
@@ -324,7 +324,7 @@ def _delete_trace(connection: Connection, seq: int, most: int) -> int:
 
 
 def next_boot(connection: Connection, gateway: str) -> int:
-    """Count this start of a gateway; return its number (1, 2, ...), unique over all gateways."""
+    """Count this start; return its number, unique over all gateways (1, 2, ...)."""
     sql = (
         "INSERT INTO meta VALUES ('boots', 1)"
         " ON CONFLICT (key) DO UPDATE SET value = meta.value + 1 RETURNING value"

@@ -1,4 +1,4 @@
-"""Retention: how long ended runs are kept, by age, and per tenant by number and bytes.
+"""Retention of ended runs: by age, and per tenant by number and bytes.
 
     run ends -> count_run -> over a bound? -> sweep: delete the oldest, a few at a time
 
@@ -47,7 +47,10 @@ class Kept:
 
 
 class Retention:
-    """Counts ended runs and deletes those over the bounds; `run` until it is cancelled."""
+    """Counts ended runs and deletes those over the bounds.
+
+    `run` it until it is cancelled.
+    """
 
     def __init__(self, store: Store, bounds: Bounds, now_ms: Callable[[], int]) -> None:
         self._store = store

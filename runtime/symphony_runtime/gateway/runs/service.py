@@ -72,7 +72,7 @@ _REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
 class Runs:
-    """All runs. Gets events of the kernel and the workers (`KernelEvents`, `WorkerEvents`)."""
+    """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Runs:
         return record
 
     async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
-        """Return a tenant's runs, newest first: those older than run `after`, or the newest.
+        """Return a tenant's runs, newest first: those older than `after`, if given.
 
         Raises:
             Problem: 400, the tenant has no such run.

@@ -1,4 +1,4 @@
-"""Traces of runs: events of the roles, stored with the run, shown as Chrome trace events.
+"""Traces of runs, stored with the run, shown as Chrome trace events.
 
     worker: calls  ─┐
                     ├─> RunTrace, the last events of each ──> a row of run_traces ──> trace_events
@@ -116,7 +116,7 @@ def _is_call(event: Any) -> bool:
 def store_end(
     connection: Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
 ) -> int:
-    """Store a run's end and its trace, if it has one; return the bytes that the run keeps."""
+    """Store a run's end and its trace, if any; return the bytes it keeps."""
     size = finish_run(connection, ended, row)
     if packed is None:
         return size

@@ -1,4 +1,4 @@
-"""Usage of tenants: for each tenant and day (UTC), the runs that ended and what they used.
+"""Usage of tenants: runs that ended on each day (UTC) and what they used.
 
 A stored run is counted in the transaction that stores its end, so that both are there or neither.
 An ephemeral run that is not stored costs no write of its own: such runs are summed in memory and

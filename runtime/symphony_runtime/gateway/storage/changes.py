@@ -1,4 +1,4 @@
-"""Changes by other gateways of the same database, each with its own kernel and workers.
+"""Changes by other gateways of the same database.
 
     instance ids   each start of a gateway has a unique number (`record.next_boot`)
     live runs      belong to the gateway that started them: only its successor in the same data
@@ -35,7 +35,7 @@ class Reloadable(Protocol):
 
 
 def gateway_name(data_dir: Path) -> str:
-    """Return the name of the gateway of a data directory; its first start makes the name.
+    """Return the name of a data directory's gateway; the first start makes it.
 
     Raises:
         StoreError: the name cannot be written, or the file is empty or not text.
@@ -62,7 +62,7 @@ def gateway_name(data_dir: Path) -> str:
 
 
 def note_change(connection: Connection) -> None:
-    """Count a change of tenants, keys, programs or their names, in the same transaction."""
+    """Count a change of tenants, keys or programs, in the same transaction."""
     connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'changes'")
 
 

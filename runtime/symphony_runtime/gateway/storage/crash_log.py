@@ -1,4 +1,4 @@
-"""Events of live runs that the database does not have yet, in files that survive a kill -9.
+"""Events of live runs that are not stored yet, safe from a kill -9.
 
 `EventStream` keeps a run's newest events in memory and stores them in batches. What readers got
 must survive the gateway all the same, or they could not resume after it (Last-Event-ID). So each
@@ -50,7 +50,7 @@ class CrashLog:
     """Appends events to files. Belongs to the event loop that made it."""
 
     def __init__(self, folder: Path) -> None:
-        """Append to new files in a folder, behind those that exist; the first event makes one."""
+        """Append to new files, behind existing ones; the first event makes one."""
         self._folder = folder
         self._loop = asyncio.get_running_loop()
         self._number = 0

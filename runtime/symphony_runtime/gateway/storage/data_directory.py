@@ -12,7 +12,7 @@ from symphony_runtime.gateway.errors import Problem
 
 
 class DataDirectory:
-    """The data directory, and the files in it that must stay. A check takes a few microseconds."""
+    """The data directory and its files. A check takes a few microseconds."""
 
     def __init__(self, path: Path, files: Iterable[str] = ()) -> None:
         """`files`: names of files; those that exist now must stay."""

@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 0.01  # between steps, so that other operations run in between
 
 
 async def delete_in_steps(store: Store, step: Callable[[Connection], int]) -> int:
-    """Repeat an operation that deletes some rows until it deletes none; return their number."""
+    """Repeat a deletion until it deletes nothing; return the number of rows."""
     deleted = 0
     while some := await store.write(step):
         deleted += some
@@ -28,7 +28,7 @@ async def delete_in_steps(store: Store, step: Callable[[Connection], int]) -> in
 def delete_some(
     connection: Connection, *, tenant: str, table: str, key: str, large: Iterable[str] = ()
 ) -> int:
-    """Delete rows of a tenant from a table, as many as one step allows; return their number.
+    """Delete a tenant's rows from a table, up to one step; return their number.
 
     `key` identifies a row of the tenant; `large` are the columns of unbounded size.
     """

@@ -1,4 +1,4 @@
-"""The disk of the data directory: what tenants hold there, and what they may still write.
+"""The disk of the data directory: what tenants hold and may still write.
 
     available  what tenants may still write: free space above the reserve, within the server's
                budget
@@ -153,7 +153,7 @@ class DiskBudget:
             self.on_available()
 
     async def run(self, measure: Callable[[], Awaitable[Mapping[str, int]]]) -> None:
-        """Measure at intervals until cancelled. `measure` returns what `charge` does not count."""
+        """Measure until cancelled. `measure` returns what `charge` does not count."""
         loop, walk_at = asyncio.get_running_loop(), 0.0
         while True:
             if loop.time() >= walk_at:

@@ -182,7 +182,7 @@ class _Connection:
 
 
 def _conninfo(url: str) -> str:
-    """Return libpq's connection string: the URL, and how to detect a lost connection; AwayError.
+    """Return libpq's connection string, with keepalives; AwayError.
 
     The error does not say what is wrong: the library's message repeats the URL with its password.
     """

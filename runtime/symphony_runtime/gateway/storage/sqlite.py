@@ -1,4 +1,4 @@
-"""SQLite: a file in the data directory (WAL, synchronous=FULL: commits are on disk)."""
+"""SQLite: a file in the data directory; commits are on disk (WAL, FULL)."""
 
 import logging
 import shutil

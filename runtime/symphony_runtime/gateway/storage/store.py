@@ -114,7 +114,7 @@ class Store:
         owner: Owner = None,
         on_failure: Callable[[StorageError], None] = lambda _error: None,
     ) -> T:
-        """Write, and repeat the write while the storage fails; `on_failure` gets each failure.
+        """Write, and retry while the storage fails; report to `on_failure`.
 
         A failed attempt may have taken effect (a connection that broke in a commit): the operation
         must be idempotent.
@@ -148,7 +148,7 @@ class Store:
         self._reader.shutdown()
 
     async def scrub(self) -> None:
-        """Erase deleted rows from the logs; the database file has zeros in their place already.
+        """Erase deleted rows from the logs; in the database file they are zeros.
 
         Raises:
             StorageError: something may be left; call again.
@@ -166,7 +166,7 @@ class Store:
         await asyncio.to_thread(self._database.bound_log)
 
     def statistics(self) -> dict[str, int]:
-        """Return operations, commits, failed operations, and events that the crash log missed."""
+        """Return operations, commits, failures, and events missing in the crash log."""
         return {
             "writes": self._writes,
             "commits": self._commits,
@@ -184,7 +184,7 @@ class Store:
         self._writer_connection.close()
 
     def _take_batch(self) -> tuple[list[_Queued], bool]:
-        """Wait for an operation and take all that are queued; True: the end is queued, too."""
+        """Wait for an operation and take all that are queued; True: `close` is, too."""
         batch: list[_Queued] = []
         item = self._queue.get()
         while item is not None:

@@ -4,7 +4,7 @@
 
 A batch that could not be written is restored and goes with the next one. The log reports the first
 failure, and the first success after it. A gateway that is killed loses its last batch; one that
-ends while its storage fails loses what it restored.
+ends while its storage fails loses what it restored. All of it belongs to the event loop.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Batch = TypeVar("Batch")
 
 
 class WriteBehind(ABC, Generic[Batch]):
-    """Gathers and writes. `run` it until cancelled, then `close`. Belongs to the event loop."""
+    """Gathers and writes. `run` it until cancelled, then `close`."""
 
     def __init__(self, store: Store, seconds: float, words: str) -> None:
         """A batch is gathered for `seconds`; `words` name it in the log."""

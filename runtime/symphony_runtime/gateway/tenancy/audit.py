@@ -66,7 +66,7 @@ class AuditedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """Which rows to list: of a kind, of a tenant's keys; `before` is a place in the log."""
+    """Which rows to list: by kind, by tenant, before a place in the log."""
 
     kind: str = ""
     tenant: str = ""
@@ -142,7 +142,7 @@ class Audit(WriteBehind[_Batch]):
         self.schedule_write()
 
     def _count_refusal(self, source: str, request: AuditedRequest, at_ms: int, times: int) -> None:
-        """Count a refusal with similar ones; past _BATCH_KINDS with all others of the source."""
+        """Count a refusal with similar ones; past _BATCH_KINDS with all others."""
         noted = self._denied.setdefault(source, {})
         alike = _alike(request)
         if alike not in noted and len(noted) >= _BATCH_KINDS:
@@ -186,7 +186,7 @@ class Audit(WriteBehind[_Batch]):
             self._unpruned = _PRUNE_ROWS
 
     def _denial(self, source: str, at_ms: int, request: AuditedRequest, times: int) -> _Row:
-        """Return a row of its own while its source has some left in this hour, else its sum's."""
+        """Return a row for a refusal; past _HOUR_ROWS the one that sums the hour."""
         hour = at_ms // _HOUR_MS
         if hour > self._hour:
             self._hour = hour

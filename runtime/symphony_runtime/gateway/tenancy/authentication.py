@@ -155,7 +155,7 @@ def suspended() -> Problem:
 
 
 def _unauthorized(authorization: str | None, wanted: str) -> Problem:
-    """Return the answer for a missing or invalid key; no word depends on the key itself."""
+    """Return the answer for a bad key; no word depends on the key itself."""
     if _is_bearer(authorization):
         words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
     else:
@@ -169,7 +169,7 @@ def _unauthorized(authorization: str | None, wanted: str) -> Problem:
 
 
 async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication, str | None]:
-    """Load the keys; on the first start create the default tenant, its key and the admin key.
+    """Load the keys; the first start makes the default tenant and the first keys.
 
     Return the keys, and the default tenant's key if it was created now.
 

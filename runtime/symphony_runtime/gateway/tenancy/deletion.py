@@ -1,4 +1,4 @@
-"""Deletion of a tenant with all it has, at every gateway, on an operator's request.
+"""Deletion of a tenant with all it has, at every gateway.
 
     suspend -> its runs end -> its requests end -> KV files, offered prefixes -> programs, also in
     workers -> runs, secrets, keys of requests -> the rest of them in logs -> the tenant itself
@@ -213,7 +213,7 @@ async def _end_requests(services: Services, tenant: str) -> None:
 
 
 async def _wait_for_others(services: Services, tenant: str) -> None:
-    """Wait until other gateways have ended the runs of a suspended tenant: Problem 503."""
+    """Wait until other gateways have ended the tenant's runs: Problem 503."""
     sql = "SELECT 1 FROM runs WHERE tenant = ? AND status IN ('queued', 'running') LIMIT 1"
     try:
         async with asyncio.timeout(_END_SECONDS_MAX):

@@ -71,7 +71,9 @@ class KeyRing:
         return key
 
     async def rotate_key(self, tenant: str | None, key_id: str, grace_ms: int) -> tuple[str, Key]:
-        """Create a key like `key_id`, which expires after `grace_ms`; return as `create_key`.
+        """Create a key like `key_id`, which expires after `grace_ms`.
+
+        Return it as `create_key` does.
 
         Raises:
             Problem: 404; 409, both at once would be too many keys.

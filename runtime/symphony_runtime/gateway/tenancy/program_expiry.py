@@ -1,4 +1,4 @@
-"""Expiry of programs that were unused for some days, as if their tenant had deleted them.
+"""Expiry of unused programs, as if their tenant had deleted them.
 
     note the programs of live runs -> write the notes -> delete those not used for too long
 
@@ -80,7 +80,7 @@ def _set_missing_use(connection: Connection, now_ms: int) -> None:
 def _unused_programs(
     connection: Connection, before_ms: int, after: tuple[str, str]
 ) -> list[tuple[str, str]]:
-    """Return programs (tenant, id) with no live run that were last used by `before_ms`."""
+    """Return programs (tenant, id) last used by `before_ms`, with no live run."""
     rows = connection.execute(
         "SELECT p.tenant, p.id FROM programs p"
         " WHERE p.used_ms <= ? AND p.tenant != ? AND (p.tenant, p.id) > (?, ?) AND NOT EXISTS ("

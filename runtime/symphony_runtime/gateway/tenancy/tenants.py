@@ -86,7 +86,7 @@ class Tenants:
         return [self._tenants[tenant] for tenant in ids[:limit]]
 
     def suspended(self) -> set[str]:
-        """Return the ids whose keys are refused: suspended, being deleted or being forgotten."""
+        """Return the refused ids: suspended, being deleted or being forgotten."""
         suspended = {t.id for t in self._tenants.values() if t.suspended_ms is not None}
         return suspended | self.being_forgotten | set(self.leaving)
 

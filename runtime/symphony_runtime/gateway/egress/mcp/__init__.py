@@ -1,1 +1,1 @@
-"""MCP tools: `tools` of a tenant, each called through its `server`, over HTTP or `stdio`."""
+"""MCP tools: `tools` of a tenant, each on its `server`, over HTTP or `stdio`."""

@@ -1,4 +1,4 @@
-"""One MCP server: its link, which is restored when it ends, its list of tools, and its calls.
+"""One MCP server: its link, its list of tools, and its calls.
 
     starting ── tools are listed ──> connected ── it ends, or cannot list ──> away ─┐
         ^                                                                           │

@@ -1,4 +1,4 @@
-"""The stdio transport of MCP: a server as a child process, one JSON message per line.
+"""The stdio transport of MCP: a child process, one JSON message per line.
 
 The library's own transport keeps a line of any length in memory. Here a message has a bound, the
 process is killed with all its children, and its end is reported at once.
@@ -27,7 +27,7 @@ Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[Sess
 async def stdio_transport(
     options: ToolServerOptions, on_end: Callable[[str], None]
 ) -> AsyncIterator[Streams]:
-    """Start a server; `on_end` gets the reason when it sends nothing more. The exit stops it.
+    """Start a server; `on_end` gets the reason for its end. The exit stops it.
 
     Raises:
         OSError: it cannot be started.

@@ -105,7 +105,7 @@ Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResou
 
 
 def content_of(result: CallToolResult) -> str:
-    """Return a result's blocks, one per line; a block that is not text as its name in brackets.
+    """Return a result's blocks, one per line; other than text, in brackets.
 
     A result with only structured content becomes its JSON.
     """

@@ -1,10 +1,10 @@
-"""Events of runs, read in small parts: an idle reader holds a place, and no events.
+"""Events of runs, read in small parts: an idle reader holds no events.
 
     Event              one event for readers; a large message comes in several parts
     Cursor             a place in a run's events; it returns the next PART_BYTES
     StoredEventCache   rows of stored events: one copy for all readers of a tenant, bounded
 
-Parts of one tenant are made one after the other. Of large parts, each tenant makes at most one in
+All of it belongs to the event loop. Parts of one tenant are made one after the other. Of large parts, each tenant makes at most one in
 a pass of the event loop: a thousand readers of one tenant cost the others as much as one.
 """
 
@@ -99,7 +99,7 @@ class Cursor:
         stored_events.add_reader(tenant)
 
     async def next(self) -> list[Event]:
-        """Return the next events, about PART_BYTES of them, or one part of one; [] if none is."""
+        """Return the next events, about PART_BYTES, or one part of one; [] if none."""
         given = self._cut(await self._fetch(self._after))
         if sum(event.size for event in given) >= PART_BYTES:
             await self._stored_events.wait_turn(self._tenant)
@@ -138,7 +138,7 @@ class Reads(Protocol):
 
 
 class StoredEventCache:
-    """Copies of stored events while a tenant's readers are open. Belongs to the event loop."""
+    """Copies of stored events while a tenant has open readers."""
 
     def __init__(self, store: Reads) -> None:
         self._store = store
@@ -168,7 +168,7 @@ class StoredEventCache:
             await asyncio.sleep(0)
 
     async def events_after(self, tenant: str, run: int, after: int) -> list[Event]:
-        """Return stored events after an id, at least PART_BYTES if there are; [] if there are none.
+        """Return stored events after an id: PART_BYTES or all there are.
 
         The list is shared: do not change it.
         """

@@ -66,7 +66,7 @@ class Reader(Protocol):
 
 
 class EventStream:
-    """Events of one live run. `on_credit` gets the number of message bytes newly taken."""
+    """Events of one live run. `on_credit` gets the message bytes newly taken."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class EventStream:
         self._wake_readers()
 
     def seal(self, finals: list[tuple[str, Any]]) -> tuple[int, bytes]:
-        """Return the row that completes the database: (first id, body); `finals` come last in it.
+        """Return the row (first id, body) that completes the database, with `finals`.
 
         Readers get the finals from `finish`, once the row is stored. Append nothing in between.
         """
@@ -138,7 +138,7 @@ class EventStream:
         self._wake_readers()
 
     def mark_stored(self) -> None:
-        """Note that the end and all events are stored: a restart ignores the crash log's copies."""
+        """Note that all is stored: a restart ignores the crash log's copies."""
         self._stored = True
         if self._crash_log is not None:
             self._crash_log.add((self._run, ENDED, "", None))
@@ -192,7 +192,7 @@ class EventStream:
         self.schedule_credit()
 
     def schedule_credit(self) -> None:
-        """Give credit in the next turn of the loop: once, however many messages a turn brings."""
+        """Give credit in the next turn of the loop, once for all messages."""
         if not self._credit_scheduled:
             self._credit_scheduled = True
             asyncio.get_running_loop().call_soon(self._give_credit)
@@ -278,7 +278,7 @@ class Listener(Protocol):
 
 
 class EphemeralStream(EventStream):
-    """Events of a run that is not stored: messages go to the client; other readers see none.
+    """Events of a run that is not stored: only its client gets the messages.
 
     Such a run costs no database write unless it fails: then its record, log and end are stored.
     """
@@ -311,7 +311,7 @@ class EphemeralStream(EventStream):
         """Do nothing: only the client gives credit."""
 
     def _spill(self) -> None:
-        """Do nothing: only a status and a log are in memory, and the log has a bound of its own."""
+        """Do nothing: memory holds only a status and a bounded log."""
 
 
 class LiveReader:
@@ -367,7 +367,7 @@ def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
 
 
 def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
-    """Store the events of one row (first id, body); replaces a row with the same first id."""
+    """Store a row of events (first id, body), or replace it."""
     connection.execute(
         "INSERT INTO run_events VALUES (?, ?, ?)"
         " ON CONFLICT (run, first) DO UPDATE SET body = excluded.body",
@@ -376,7 +376,10 @@ def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> N
 
 
 def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[int, bytes]:
-    """Return a row of events for a run that is not live. `total`: message bytes before them."""
+    """Return a row of events of a run that is not live.
+
+    `total`: the message bytes before them.
+    """
     kind, data = events[0]
     total += len(data) if kind == "message" else 0
     return first, _pack([Event(first + i, k, d, total) for i, (k, d) in enumerate(events)])
