@@ -39,7 +39,7 @@ class ProgramUsage(WriteBehind[_Batch]):
         self._noted.pop((tenant, program), None)
         self._unwritten.pop((tenant, program), None)
 
-    # -- Batches ----------------------------------------------------------------------------------
+    # -- Batches -------------------------------------------------------------------------------
     def take_batch(self) -> _Batch | None:
         batch, self._unwritten = self._unwritten, {}
         return batch or None

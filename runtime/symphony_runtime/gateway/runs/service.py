@@ -111,7 +111,7 @@ class Runs:
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
-    # -- Requests of clients ----------------------------------------------------------------------
+    # -- Requests of clients -------------------------------------------------------------------
     async def start(
         self,
         program: Program,

@@ -140,7 +140,7 @@ class WorkerRequests:
                 raise LimitError(Errno.EDQUOT, "channels", f"channels: at most {most}")
             run.channels.add(name)
 
-    # -- Egress ----------------------------------------------------------------------------------
+    # -- Egress --------------------------------------------------------------------------------
     def _start_egress(self, worker: Worker, message: m.Ask) -> None:
         instance, data = message.args.get("instance"), message.args.get("request", b"")
         run = self._runs.run_of(worker, instance)

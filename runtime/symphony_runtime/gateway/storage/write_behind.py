@@ -31,7 +31,7 @@ class WriteBehind(ABC, Generic[Batch]):
         self._wake = asyncio.Event()
         self._failing = False  # the last write failed, and the log says so
 
-    # -- Of the subclass ----------------------------------------------------------------
+    # -- Of the subclass -----------------------------------------------------------------------
     @abstractmethod
     def take_batch(self) -> Batch | None:
         """Return what was gathered and start anew; None: there is nothing to write."""
@@ -44,7 +44,7 @@ class WriteBehind(ABC, Generic[Batch]):
     def restore_batch(self, batch: Batch) -> None:
         """Put back a batch that could not be written, as far as its bound allows."""
 
-    # -- Writing ----------------------------------------------------------------------------------
+    # -- Writing -------------------------------------------------------------------------------
     def schedule_write(self) -> None:
         """Have `run` write what was gathered, a moment later."""
         self._wake.set()

@@ -207,7 +207,7 @@ class Administration:
         except SyscallError as error:
             _log.error("the kernel refuses the weight %s of %s: %s", weight, tenant, error)
 
-    # -- Audit -------------------------------------------------------------------------------
+    # -- Audit ---------------------------------------------------------------------------------
     def record_request(
         self, request: web.Request, action: str, status: int, *, admin: bool
     ) -> None:

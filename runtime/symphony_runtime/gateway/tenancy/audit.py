@@ -150,7 +150,7 @@ class Audit(WriteBehind[_Batch]):
             alike = _alike(request)
         noted.setdefault(alike, [at_ms, request, 0])[2] += times
 
-    # -- Batches ----------------------------------------------------------------------------------
+    # -- Batches -------------------------------------------------------------------------------
     def take_batch(self) -> _Batch | None:
         denied, self._denied = self._denied, {}
         kept, self._kept = self._kept, []

@@ -77,7 +77,7 @@ class Authentication:
         self._clock = clock
         self.suspended = set(suspended)
 
-    # -- Checks ------------------------------------------------------------------------------
+    # -- Checks --------------------------------------------------------------------------------
     def admit(
         self,
         authorization: str | None,
@@ -116,7 +116,7 @@ class Authentication:
     def _expired(self, key: Key) -> bool:
         return key.expires_ms is not None and key.expires_ms <= 1000 * self._clock()
 
-    # -- The keys -------------------------------------------------------------------------
+    # -- The keys ------------------------------------------------------------------------------
     def is_only_tenant(self, tenant: str) -> bool:
         return {key.tenant for key in self._keys.values()} <= {tenant, None}
 

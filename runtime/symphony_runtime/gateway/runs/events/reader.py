@@ -4,7 +4,7 @@
     Cursor             a place in a run's events; it returns the next PART_BYTES
     StoredEventCache   rows of stored events: one copy for all readers of a tenant, bounded
 
-All of it belongs to the event loop. Parts of one tenant are made one after the other. Of large parts, each tenant makes at most one in
+Parts of one tenant are made one after the other. Of large parts, each tenant makes at most one in
 a pass of the event loop: a thousand readers of one tenant cost the others as much as one.
 """
 
@@ -138,7 +138,10 @@ class Reads(Protocol):
 
 
 class StoredEventCache:
-    """Copies of stored events while a tenant has open readers."""
+    """Copies of stored events while a tenant has open readers.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, store: Reads) -> None:
         self._store = store
