@@ -34,11 +34,7 @@ class RateLimiters:
         self._buckets: dict[str, TokenBucket] = {}
 
     def take_request(self, tenant: str) -> None:
-        """Count a request.
-
-        Raises:
-            Problem: 429, the tenant's bucket is empty.
-        """
+        """Count a request; Problem 429, the tenant's bucket is empty."""
         bucket, now = self._bucket(tenant), self._now()
         if bucket.take(1.0, now):
             return

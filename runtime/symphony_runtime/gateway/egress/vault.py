@@ -100,11 +100,7 @@ class Vault:
         return [_view(row) for row in await self._store.read(lambda c: _rows(c, tenant))]
 
     async def delete_secret(self, tenant: str, name: str) -> None:
-        """Delete a secret.
-
-        Raises:
-            Problem: 404.
-        """
+        """Delete a secret; Problem 404."""
         sql = "DELETE FROM secrets WHERE tenant = ? AND name = ?"
         if not await self._store.write(lambda c: int(c.execute(sql, (tenant, name)).rowcount)):
             raise not_found("secret")

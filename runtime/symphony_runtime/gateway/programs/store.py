@@ -179,11 +179,7 @@ class Programs:
         return await self.get(tenant, program_id), known is None
 
     async def get(self, tenant: str, reference: str) -> Program:
-        """Return a program by its id or a name.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a program by its id or a name; Problem 404."""
         program = await self.find(tenant, reference)
         if program is None:
             raise not_found("program")
@@ -514,11 +510,7 @@ async def digest_of(wasm: bytes) -> str:
 
 
 def check_name(name: str) -> None:
-    """Check a program's name.
-
-    Raises:
-        Problem: 400.
-    """
+    """Check a program's name; Problem 400."""
     if not _NAME.match(name) or len(name) > NAME_BYTES_MAX:
         raise bad_request(
             "bad-name",

@@ -157,11 +157,7 @@ class Run:
 
 
 def check_stored(run: Run) -> None:
-    """Check that the run's end is not one that could not be stored.
-
-    Raises:
-        Problem: 409.
-    """
+    """Check that the run's end is not one that could not be stored; Problem 409."""
     if run.unstored is not None:
         raise Problem(409, "run-ended", run.unstored.detail, retry_after=1)
 

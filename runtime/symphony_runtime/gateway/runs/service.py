@@ -152,11 +152,7 @@ class Runs:
         raise self.admission.unavailable("worker", detail) from problem
 
     async def find(self, tenant: str, run_id: str) -> Run | Record:
-        """Return a live run, or the record of one that has ended.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a live run, or the record of one that has ended; Problem 404."""
         run = self._live.get(run_id)
         if run is not None and run.record.tenant == tenant:
             return run

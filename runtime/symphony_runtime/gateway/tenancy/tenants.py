@@ -71,11 +71,7 @@ class Tenants:
 
     # -- Reading -------------------------------------------------------------------------------
     def get(self, tenant: str) -> Tenant:
-        """Return a tenant.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a tenant; Problem 404."""
         found = self._tenants.get(tenant)
         if found is None:
             raise not_found("tenant")
@@ -130,11 +126,7 @@ class Tenants:
         return made
 
     async def change(self, tenant: str, change: "Change") -> Tenant:
-        """Change a tenant.
-
-        Raises:
-            Problem: 404.
-        """
+        """Change a tenant; Problem 404."""
         async with self.changing:
             changed = self._changed(self.get(tenant), change)
             await self._store.write(lambda c: update_tenant(c, changed))
@@ -195,11 +187,7 @@ class Change:
 
 
 def parse_change(body: Mapping[str, Any]) -> Change:
-    """Return the change that a JSON object asks for.
-
-    Raises:
-        Problem: 400.
-    """
+    """Return the change that a JSON object asks for; Problem 400."""
     suspended = body.get("suspended")
     if suspended is not None and not isinstance(suspended, bool):
         raise bad_request("bad-request", "`suspended` must be true or false")
