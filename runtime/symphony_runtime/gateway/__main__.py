@@ -68,7 +68,7 @@ class _Supervisor(asyncio.Protocol):
         for line in lines:
             notice = json.loads(line)
             if not self._processes.read_notice(notice):
-                self._progress.take(notice)
+                self._progress.handle_notice(notice)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Exit at once; the next start fails the runs that were live."""

@@ -21,9 +21,8 @@ from symphony_kernel.protocol.role_processes import Processes
 
 from symphony_runtime.compiler.compiler import Compiler
 from symphony_runtime.config.limits import Bound, Limits
-from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
@@ -55,7 +54,7 @@ from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.changes import ChangeFeed, gateway_name
-from symphony_runtime.gateway.storage.crash_log import clear_tail, read_tail
+from symphony_runtime.gateway.storage.crash_log import clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
@@ -107,9 +106,9 @@ async def serve(
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         figures = RunMetrics()
-        channels = Channels(limits=limits, reached=figures.hit)
+        channels = Channels(limits=limits, reached=figures.count_limit)
         retention = Retention(store, _bounds(config), now_ms)
-        await retention.load()
+        await retention.load_counts()
         vault = _open_vault(store, config)
         egress = await _open_outside(config, vault, stack)
         load = ServerLoad(lambda: kernel.ask("waiting"))
@@ -119,7 +118,7 @@ async def serve(
             Admission(_admitted(config), load, MemoryGuard()), administration, limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked = lambda: administration.tell_weights(kernel)
+        kernel.on_linked = lambda: administration.send_weights(kernel)
         administration.attach(runs)
         cpu = compiler.account = CpuReporter(runs, kernel, store)
         progress = progress or StartupProgress()
@@ -127,7 +126,7 @@ async def serve(
         runs.attach(kernel, workers)
         if store.shared:
             holders = deletion, administration, programs
-            _beside(stack, ChangeFeed(store, deletion.members.beat, *holders).run())
+            _beside(stack, ChangeFeed(store, deletion.members.record_alive, *holders).run())
         _beside(stack, runs.worker_assignment.run())
         idempotency = Idempotency(store, now_ms, boot)
         _beside(stack, idempotency.run())
@@ -137,7 +136,7 @@ async def serve(
         _beside(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
-            RateLimiters(limits, figures.hit), idempotency, vault, retention, deletion, cpu,
+            RateLimiters(limits, figures.count_limit), idempotency, vault, retention, deletion, cpu,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip
@@ -155,9 +154,9 @@ async def serve(
 
 async def _fail_left(store: Store, config: GatewayConfig) -> str:
     """Fail the runs that were live when an earlier gateway of our name died; return the name."""
-    name, left = _gateway_name(config), read_tail(config.data_dir)
+    name, left = _gateway_name(config), read_crash_log(config.data_dir)
     failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
-    clear_tail(config.data_dir)
+    clear_crash_log(config.data_dir)
     if failed:
         _log.warning("%d runs were live when the last gateway died", failed)
     return name
@@ -173,7 +172,7 @@ def _watch_disk(
 ) -> None:
     """Count what tenants hold on disk, and give back what deletions have freed."""
     disk = with_.store.disk
-    disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.hit
+    disk.ended_run_bytes, disk.on_limit = with_.retention.kept_bytes, figures.count_limit
     kernel = with_.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
@@ -187,7 +186,7 @@ async def _tidy(store: Store) -> None:
     while True:
         await asyncio.sleep(_TIDY_SECONDS)
         try:
-            await store.tidy()
+            await store.shrink()
         except store.errors as error:
             _log.warning("the database's file does not become smaller: %s", error)
 
@@ -209,7 +208,7 @@ async def _enter(
     """Count this start of a gateway; return its number, and what there is to forget at once."""
     boot = await store.write(lambda connection: next_boot(connection, name))
     deletion = TenantDeletion(Members(store, name, boot, now_ms), administration)
-    await deletion.members.enter()
+    await deletion.members.record_start()
     await deletion.reload()
     return boot, deletion
 
@@ -217,7 +216,7 @@ async def _enter(
 async def _open_outside(
     config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
 ) -> Egress:
-    injector = Injector(vault.reveal, plain_loopback=config.secrets_plain_loopback)
+    injector = Injector(vault.reveal_secrets, plain_loopback=config.secrets_plain_loopback)
     egress = Egress(config, injector)
     stack.push_async_callback(egress.stop)
     await egress.start()
@@ -257,9 +256,11 @@ async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         with_.bodies.release(request)
     name = request.match_info.route.name or "none"
-    with_.runs.figures.answered(name, response.status)
+    with_.runs.metrics.count_response(name, response.status)
     if response.status in (401, 403) or name in _OPERATORS_CHANGES:
-        with_.administration.note(request, name, response.status, admin=name in _OPERATORS_CHANGES)
+        with_.administration.record_request(
+            request, name, response.status, admin=name in _OPERATORS_CHANGES
+        )
     return response
 
 
@@ -289,14 +290,17 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     if key.tenant is not None:
         request[ASKING] = key.tenant
         if not route.frees:
-            with_.rates.request(key.tenant)
+            with_.rates.take_request(key.tenant)
     counted = None if route.frees else key.tenant
-    with with_.connections.of(counted), with_.administration.active_requests.visit(key.tenant):
+    with (
+        with_.connections.of(counted),
+        with_.administration.active_requests.count_request(key.tenant),
+    ):
         if counted is None:
             return await handler(request)
         await with_.fair_start.turn(counted)
-        await with_.cpu_reporter.turn(counted)
-        return await with_.cpu_reporter.timed(counted, handler(request))
+        await with_.cpu_reporter.wait_pause(counted)
+        return await with_.cpu_reporter.charge_awaitable(counted, handler(request))
 
 
 async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:

@@ -63,7 +63,7 @@ def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:
         for name, guess in guesses.items():
             header = f"Bearer {guess}"
             began = time.perf_counter_ns()
-            keys.find(header)
+            keys.find_key(header)
             taken[name].append(time.perf_counter_ns() - began)
     medians = {name: statistics.median(times) for name, times in taken.items()}
     assert max(medians.values()) < 3 * min(medians.values()), medians

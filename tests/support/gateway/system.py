@@ -106,7 +106,7 @@ class House:
         await asyncio.sleep(0.01)  # the kernel hears of the ends
         await self.stop_kernel()
         assert not self._unheard, self._unheard
-        assert not undocumented(self.gateway.services.runs.figures.responses)
+        assert not undocumented(self.gateway.services.runs.metrics.responses)
 
     async def start_kernel(self) -> None:
         assets = self._assets

@@ -1,19 +1,21 @@
-"""Whether a new run may begin.
+"""Whether a new run may start.
 
-    shutting down        503   Retry-After: what is left of the drain
-    tenant's live runs   429   about when one of them ends, at the pace of late
-    server's live runs   503   likewise of all
-    memory is short      503   likewise: what ends gives memory back
-    it would wait        429 for the tenant's own, 503 for what others do: when that will be less
+    shutting down        503   Retry-After: the rest of the drain
+    tenant's live runs   429   about when one of them ends, from recent ends
+    server's live runs   503   the same, of all runs
+    memory is short      503   the same: a run's end frees memory
+    it would wait        429 for the tenant's own requests, 503 for those of others: when the wait
+                         is below the limit
 
-Nothing here waits: what is known was learned from what went before.
+Nothing here waits: decisions use what earlier events showed.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from symphony_kernel.platform.memory import available_bytes
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
     MEMORY_FREE_BYTES_MIN,
@@ -23,34 +25,49 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.admission.load import ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
-from symphony_runtime.gateway.admission.pace import Absence, Pace, retry_after
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, Outage, retry_after
 from symphony_runtime.gateway.errors import Problem, unavailable
 
 REASONS = ("draining", "tenant_runs", "runs", "memory", "tenant_queue", "queue", "kernel", "worker")
-_RESTART_SECONDS = 2.0  # from the end of a drain to a server that is there again, if one follows
+_RESTART_SECONDS = 2.0  # from the end of a drain to the next server, if one follows
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionBounds:
-    """What is admitted."""
+    """The limits of admission."""
 
     runs: int = RUNS_LIVE_MAX
     tenant_runs: int = TENANT_RUNS_LIVE_MAX
-    queue_seconds: float = QUEUE_SECONDS_MAX  # that a new run may wait; 0: any time
-    memory_free_bytes: int = MEMORY_FREE_BYTES_MIN  # 0: whatever is left
+    queue_seconds: float = QUEUE_SECONDS_MAX  # that a new run may wait; 0: no limit
+    memory_free_bytes: int = MEMORY_FREE_BYTES_MIN  # 0: no limit
     drain_seconds: float = DRAIN_SECONDS_MAX
 
 
-@dataclass(slots=True)
-class AdmissionFigures:
-    """What was refused since the start, by REASONS."""
+_MEMORY_SECONDS = 0.5  # between two readings of free memory
 
-    refused: Counter[str] = field(default_factory=Counter)
+
+class MemoryGuard:
+    """Free memory of the machine or cgroup, read at most twice a second."""
+
+    def __init__(
+        self,
+        read: Callable[[], int | None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` returns the free bytes; None: the system does not say."""
+        self._read = read or available_bytes
+        self._now = now
+        self._read_at = float("-inf")
+        self._left: int | None = None
+
+    def left(self) -> int | None:
+        if self._now() - self._read_at >= _MEMORY_SECONDS:
+            self._read_at, self._left = self._now(), self._read()
+        return self._left
 
 
 class Admission:
-    """Decides. `check` before a run, `ended` after it."""
+    """Decides: `check_run` before each run, `count_end` after it."""
 
     def __init__(
         self,
@@ -63,27 +80,25 @@ class Admission:
         self.load = load
         self.memory = memory
         self._now = now
-        self._ends = Pace(now)
-        self._tenants: dict[str, Pace] = {}  # ends of runs, of tenants that have live ones
-        self._away = {what: Absence(now) for what in ("kernel", "worker")}
-        self._drained: float | None = None  # when the drain ends
-        self.figures = AdmissionFigures()
+        self._ends = EventInterval(now)
+        self._tenants: dict[str, EventInterval] = {}  # ends of runs, for tenants with live runs
+        self._away = {what: Outage(now) for what in ("kernel", "worker")}
+        self._drained: float | None = None  # time of the drain's end
+        self.refused: Counter[str] = Counter()  # refusals since the start, by REASONS
 
     @property
     def draining(self) -> bool:
-        """Whether no run may begin any more."""
         return self._drained is not None
 
     def drain(self) -> None:
-        """No run begins any more."""
         self._drained = self._now() + self._bounds.drain_seconds
 
-    def check(
+    def check_run(
         self, tenant: str, tenant_runs: int, runs: int, tenant_most: int | None = None
     ) -> None:
-        """Let a run of a tenant begin that has so many live ones, of so many in all.
+        """Check that a tenant with `tenant_runs` of `runs` live ones may start one.
 
-        `tenant_most`: that this tenant may have, instead of what is everybody's bound.
+        `tenant_most` replaces the server's limit of live runs per tenant.
 
         Raises:
             Problem: 429, 503, with Retry-After.
@@ -94,8 +109,8 @@ class Admission:
         most = self._bounds.tenant_runs if tenant_most is None else tenant_most
         if tenant_runs >= most:
             detail = f"the tenant has {most} live runs, its limit"
-            pace = self._tenants.get(tenant, self._ends)
-            problem = self._refuse("tenant_runs", 429, "too-many-runs", detail, pace.seconds())
+            ends = self._tenants.get(tenant, self._ends)
+            problem = self._refuse("tenant_runs", 429, "too-many-runs", detail, ends.seconds())
             problem.fields["limit"] = most
             raise problem
         if runs >= self._bounds.runs:
@@ -104,30 +119,29 @@ class Admission:
         self._check_memory()
         self._check_queue(tenant)
 
-    def ended(self, tenant: str, left: int) -> None:
-        """A run has ended; `left`: live ones of its tenant."""
-        self._ends.happened()
+    def count_end(self, tenant: str, left: int) -> None:
+        """Count the end of a run; its tenant has `left` live runs."""
+        self._ends.record()
         if not left:
             self._tenants.pop(tenant, None)
             return
-        pace = self._tenants.get(tenant)
-        if pace is None:
-            pace = self._tenants[tenant] = Pace(self._now)
-        pace.happened()
+        ends = self._tenants.get(tenant)
+        if ends is None:
+            ends = self._tenants[tenant] = EventInterval(self._now)
+        ends.record()
 
-    def away(self, what: str, detail: str) -> Problem:
-        """Return what to answer while the `kernel`, or every `worker`, is away."""
+    def unavailable(self, what: str, detail: str) -> Problem:
+        """Return the answer while the `kernel`, or every `worker`, is away."""
         return self._refuse(what, 503, "unavailable", detail, self._away[what].seconds())
 
-    def estimate(self, problem: Problem) -> None:
-        """Give a refusal of a program's, or of the kernel's, its Retry-After: when a run ends."""
+    def set_retry_after(self, problem: Problem) -> None:
+        """Set Retry-After of a refusal: the time until a run ends."""
         if problem.status in (429, 503):
             problem.headers["Retry-After"] = str(retry_after(self._ends.seconds()))
 
-    def there(self) -> None:
-        """Kernel and workers are there."""
+    def note_available(self) -> None:
         for absence in self._away.values():
-            absence.over()
+            absence.end()
 
     def _check_memory(self) -> None:
         least = self._bounds.memory_free_bytes
@@ -140,10 +154,10 @@ class Admission:
         most = self._bounds.queue_seconds
         if not most:
             return
-        self.load.look()
-        wait = self.load.wait(tenant)
+        self.load.refresh()
+        wait = self.load.expected_wait(tenant)
         if wait.alone > most:
-            detail = f"the tenant's own runs wait for about {wait.alone:.0f} s of the model's time"
+            detail = f"the tenant's own requests fill about {wait.alone:.0f} s of the model's time"
             raise self._refuse("tenant_queue", 429, "queue-full", detail, wait.alone - most)
         if wait.shared > most:
             detail = f"a new run would wait for about {wait.shared:.0f} s"
@@ -151,7 +165,7 @@ class Admission:
 
     def _refuse(self, reason: str, status: int, kind: str, detail: str, seconds: float) -> Problem:
         assert reason in REASONS
-        self.figures.refused[reason] += 1
+        self.refused[reason] += 1
         if status == 503:
             return unavailable(detail, retry_after(seconds))
         return Problem(status, kind, detail, retry_after=retry_after(seconds))

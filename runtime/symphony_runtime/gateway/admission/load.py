@@ -1,13 +1,13 @@
 """How long a new run of a tenant would wait for the model.
 
-The kernel is asked what waits, at most twice a second and only while runs are started. It serves
-tenants in fair shares, so what waits before a tenant's new run is above all that tenant's own:
+The kernel is asked for the waiting tokens, at most twice a second and only while runs are started.
+It serves tenants in fair shares, so a tenant's new run waits above all for the tenant's own tokens:
 
-    alone    the tenant's waiting tokens at the rate at which the model computes
-    shared   the same at the tenant's share of it, beside those that wait, too; at most everybody's
+    alone    the tenant's waiting tokens at the model's rate
+    shared   the same at the tenant's share of the rate, at most the waiting tokens of all tenants
 
-So who floods the server waits for itself, and a tenant with nothing waiting is never refused for
-what others do. The rate is the best of late: where it is wrong more is admitted, not less.
+So a tenant that floods the server waits for itself, and a tenant with nothing waiting is never
+refused for the load of others. The rate is the best recent one: an error admits more, not less.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_runtime.gateway.links.links import KernelAwayError
 
 _log = logging.getLogger(__name__)
-_LOOK_SECONDS = 0.5  # between two questions
-_OLD_SECONDS = 3.0  # after which an answer says nothing any more
-_STARTS = 16  # that are looked at
-_STARTS_SECONDS = 10.0  # and no longer ago
-_MEASURED_SECONDS = 0.02  # of steps, for a rate
-_RATE_KEPT = 0.95  # of the best rate, from one measurement to the next
+_LOOK_SECONDS = 0.5  # between two requests to the kernel
+_OLD_SECONDS = 3.0  # after which an answer is ignored
+_STARTS = 16  # recent starts that count
+_STARTS_SECONDS = 10.0  # older starts do not count
+_MEASURED_SECONDS = 0.02  # of steps at least, to measure a rate
+_RATE_KEPT = 0.95  # of the best rate, at each measurement
 Ask = Callable[[], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWait:
-    """Seconds that a new run would wait: for its tenant's own, and with the others' share."""
+    """Expected seconds of wait: `alone` at the full rate, `shared` at a fair share."""
 
     alone: float = 0.0
     shared: float = 0.0
 
 
 class ServerLoad:
-    """What is known of the kernel's load."""
+    """The kernel's load as last seen."""
 
     def __init__(self, ask: Ask, now: Callable[[], float] = time.monotonic) -> None:
-        """`ask` asks the kernel what waits: the answer of `Scheduler.waiting`."""
+        """`ask` returns the kernel's waiting tokens: `Scheduler.waiting`."""
         self._ask = ask
         self._now = now
         self._asked = self._answered = float("-inf")
@@ -55,18 +55,17 @@ class ServerLoad:
         self._rate = 0.0  # tokens a second
         self._starts: deque[tuple[float, float]] = deque(maxlen=_STARTS)
 
-    def look(self) -> None:
-        """Ask the kernel, unless that was done just now: the answer is for those who come next."""
+    def refresh(self) -> None:
+        """Ask the kernel, unless that was done just now; the answer is for later calls."""
         if self._asking is None and self._now() - self._asked >= _LOOK_SECONDS:
             self._asked = self._now()
-            self._asking = asyncio.create_task(self._look())
+            self._asking = asyncio.create_task(self._refresh())
 
-    def registered(self, seconds: float) -> None:
-        """The kernel took so long to take a run in."""
+    def note_registration(self, seconds: float) -> None:
+        """Note that the kernel took `seconds` to register a run."""
         self._starts.append((self._now(), seconds))
 
-    def wait(self, tenant: str) -> ExpectedWait:
-        """Return what a new run of a tenant would wait, in seconds."""
+    def expected_wait(self, tenant: str) -> ExpectedWait:
         start = self._start_seconds()
         if self._now() - self._answered > _OLD_SECONDS or not self._rate:
             return ExpectedWait(start, start)
@@ -78,7 +77,6 @@ class ServerLoad:
         return ExpectedWait(start + own / self._rate, start + shared / self._rate)
 
     async def stop(self) -> None:
-        """Ask nothing any more."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
@@ -87,11 +85,11 @@ class ServerLoad:
         recent = [s for at, s in self._starts if self._now() - at < _STARTS_SECONDS]
         return statistics.median(recent) if recent else 0.0
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             self._take(await self._ask())
         except (KernelAwayError, SyscallError) as error:
-            _log.debug("what waits is not known: %s", error)
+            _log.debug("the load of the kernel is unknown: %s", error)
         finally:
             self._asking = None
 

@@ -1,8 +1,8 @@
-"""How fast a tenant may ask: requests a second, and what its clients are told of it.
+"""Rate limits of tenants: requests per second, and the headers for them.
 
-Each request of a tenant's key takes one from the tenant's bucket, which holds a second's worth. An
-empty one answers 429 with Retry-After. On the OpenAI routes every answer tells what is left, in
-OpenAI's headers.
+Each request with a tenant's key takes one token from the tenant's bucket, which holds one second's
+worth. An empty bucket answers 429 with Retry-After. On the OpenAI routes every answer reports what
+is left in OpenAI's headers.
 """
 
 import math
@@ -13,16 +13,16 @@ from aiohttp import web
 from symphony_kernel.protocol.token_bucket import TokenBucket
 
 from symphony_runtime.config.limits import Limits
-from symphony_runtime.gateway.admission.pace import retry_after
+from symphony_runtime.gateway.admission.retry_estimates import retry_after
 from symphony_runtime.gateway.errors import Problem
 
-ASKING = web.RequestKey("asking", str)  # the tenant whose request it is
+ASKING = web.RequestKey("asking", str)  # the tenant of a request
 TOKENS = web.RequestKey("tokens", tuple[int, int, int])  # see `RateLimiters.headers`
-_TENANTS_MAX = 4_096  # buckets; of those that are full again some are forgotten then
+_TENANTS_MAX = 4_096  # buckets; past it those that are full again are dropped
 
 
 class RateLimiters:
-    """The buckets of all tenants. `reached` hears of each refusal: a tenant, a limit's name."""
+    """The buckets of all tenants. `reached` gets (tenant, limit) of each refusal."""
 
     def __init__(
         self,
@@ -33,12 +33,8 @@ class RateLimiters:
         self._limits, self._reached, self._now = limits, reached, now
         self._buckets: dict[str, TokenBucket] = {}
 
-    def request(self, tenant: str) -> None:
-        """Count a request.
-
-        Raises:
-            Problem: 429, it is one too many.
-        """
+    def take_request(self, tenant: str) -> None:
+        """Count a request; Problem 429, the tenant's bucket is empty."""
         bucket, now = self._bucket(tenant), self._now()
         if bucket.take(1.0, now):
             return
@@ -55,8 +51,7 @@ class RateLimiters:
     def headers(self, tenant: str, tokens: tuple[int, int, int] | None = None) -> dict[str, str]:
         """Return OpenAI's headers of what is left.
 
-        `tokens`: those a minute that a tenant may have computed, those left, the ms until there are
-        some; None where none are counted.
+        `tokens`: (limit per minute, those left, ms until some are left); None: no limit.
         """
         bucket, now = self._bucket(tenant), self._now()
         level = bucket.level(now)
@@ -85,18 +80,17 @@ class RateLimiters:
 
 
 def tokens_refused(limit: int, left: int, ms: int) -> Problem:
-    """Return the answer to who has had all its tokens of this minute."""
     return Problem(
         429,
         "too-many-tokens",
-        f"the tenant may have {limit} tokens a minute computed, and {left} are left",
+        f"the tenant may compute {limit} tokens a minute; {left} are left",
         retry_after=retry_after(ms / 1000),
         limit=limit,
     )
 
 
 def _headers(what: str, limit: int, left: float, rate: float) -> dict[str, str]:
-    """Return the three headers of one kind; the reset is when all of it is there again."""
+    """Return the three headers of one kind; reset is when all is available."""
     return {
         f"x-ratelimit-limit-{what}": str(limit),
         f"x-ratelimit-remaining-{what}": str(max(0, int(left))),
@@ -105,7 +99,7 @@ def _headers(what: str, limit: int, left: float, rate: float) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time as OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    """Return a time in OpenAI's format: 20ms, 1.5s, 6m0s."""
     if seconds < 1.0:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, rest = divmod(seconds, 60.0)

@@ -1,4 +1,4 @@
-"""One at a time of each tenant: so that what one asks for without end does not stand before all."""
+"""One caller at a time of each tenant, so that others need not wait."""
 
 import asyncio
 import contextlib
@@ -7,32 +7,30 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _Line:
-    """A tenant's: the lock that its callers take in turn, and how many of them there are."""
+class _TenantLock:
+    """A tenant's lock, fair in the order of its callers, and their number."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     callers: int = 0
 
 
 class TenantLocks:
-    """Lines of callers by tenants; those of one tenant go one behind the other, in order."""
+    """Locks by tenant; callers of one tenant get the lock in their order."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._locks: dict[str, _TenantLock] = {}
 
     def __len__(self) -> int:
-        """Tenants that have callers."""
-        return len(self._lines)
+        return len(self._locks)
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a turn of this tenant's, and have it for the length of the block."""
-        line = self._lines.setdefault(tenant, _Line())
-        line.callers += 1
+        entry = self._locks.setdefault(tenant, _TenantLock())
+        entry.callers += 1
         try:
-            async with line.lock:
+            async with entry.lock:
                 yield
         finally:
-            line.callers -= 1
-            if not line.callers:
-                del self._lines[tenant]
+            entry.callers -= 1
+            if not entry.callers:
+                del self._locks[tenant]

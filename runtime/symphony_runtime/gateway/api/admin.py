@@ -20,7 +20,7 @@ from symphony_runtime.gateway.http.context import (
     read_json,
     services,
 )
-from symphony_runtime.gateway.runs.usage import COLUMNS, Chosen, usage_page
+from symphony_runtime.gateway.runs.usage import COLUMNS, UsageQuery, usage_page
 from symphony_runtime.gateway.tenancy import audit, deletion
 from symphony_runtime.gateway.tenancy.administration import WORDS
 from symphony_runtime.gateway.tenancy.authentication import Key
@@ -53,7 +53,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
     with_ = services(request)
     change = parse_change(body)
     tenant = await with_.administration.tenants.create(tenant_id, change)
-    await with_.administration.took_effect(tenant, change)
+    await with_.administration.apply_change(tenant, change)
     response = await answer(_view(request, tenant), status=201)
     response.headers["Location"] = f"/v1/admin/tenants/{tenant.id}"
     return response
@@ -71,7 +71,7 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
     with_ = services(request)
     change = parse_change(body)
     tenant = await with_.administration.tenants.change(request.match_info["tenant"], change)
-    await with_.administration.took_effect(tenant, change)
+    await with_.administration.apply_change(tenant, change)
     return await answer(_view(request, tenant))
 
 
@@ -92,7 +92,7 @@ def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
     with_ = services(request)
     return {
         **tenant.view(),
-        "keys": len(with_.keys.of(tenant.id)),
+        "keys": len(with_.keys.keys_of(tenant.id)),
         "live_runs": len(with_.runs.live(tenant.id)),
     }
 
@@ -100,7 +100,7 @@ def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
 # --- Keys ----------------------------------------------------------------------------------------
 async def list_keys(request: web.Request) -> web.StreamResponse:
     """List a tenant's keys, or the operators'."""
-    keys = services(request).keys.of(_owner(request))
+    keys = services(request).keys.keys_of(_owner(request))
     return await answer({"data": [key.view() for key in keys], "next": None})
 
 
@@ -109,7 +109,7 @@ async def create_key(request: web.Request) -> web.StreamResponse:
     owner = _owner(request)
     body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
     wanted = parse_key(body, operators=owner is None, now_ms=now_ms())
-    text, key = await services(request).administration.ring.create(owner, *wanted)
+    text, key = await services(request).administration.ring.create_key(owner, *wanted)
     request[WORDS] = f"{key.id}: {key.role} {key.name}"
     return await _shown_once(text, key)
 
@@ -117,7 +117,7 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 async def revoke_key(request: web.Request) -> web.StreamResponse:
     """Take a key away, at once."""
     ring = services(request).administration.ring
-    await ring.revoke(_owner(request), request.match_info["key"])
+    await ring.revoke_key(_owner(request), request.match_info["key"])
     return web.Response(status=204)
 
 
@@ -125,7 +125,7 @@ async def rotate_key(request: web.Request) -> web.StreamResponse:
     """Make a key in another's place, which stays for a time of grace."""
     grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, KEY_GRACE_MS_MAX)
     ring = services(request).administration.ring
-    text, key = await ring.rotate(_owner(request), request.match_info["key"], grace_ms)
+    text, key = await ring.rotate_key(_owner(request), request.match_info["key"], grace_ms)
     request[WORDS] = f"{key.id}: {key.role} {key.name}"
     return await _shown_once(text, key)
 
@@ -150,7 +150,7 @@ async def list_gateways(request: web.Request) -> web.StreamResponse:
 
 async def drop_gateway(request: web.Request) -> web.StreamResponse:
     """Wait no more for a gateway that is gone for good."""
-    await services(request).deletion.members.drop(request.match_info["gateway"])
+    await services(request).deletion.members.drop_gateway(request.match_info["gateway"])
     return web.Response(status=204)
 
 
@@ -177,14 +177,14 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     if kind not in ("", audit.ADMIN, audit.DENIED):
         raise bad_request("bad-request", "`kind` must be admin or denied")
     before = _place(request.query["after"]) if request.query.get("after") else audit.LATEST
-    wanted = audit.Wanted(kind, request.query.get("tenant", ""), before)
+    wanted = audit.AuditQuery(kind, request.query.get("tenant", ""), before)
     rows = await services(request).administration.audit.page(wanted, limit + 1)
     shown = rows[:limit]
     following = f"{shown[-1]['at_ms']}.{shown[-1]['id']}" if len(rows) > limit else None
     return await answer({"data": shown, "next": following})
 
 
-def _chosen(request: web.Request) -> Chosen:
+def _chosen(request: web.Request) -> UsageQuery:
     query = request.query
     first, last = query.get("from", ""), query.get("to", _LAST_DAY)
     for name, day in (("from", first), ("to", last)):
@@ -193,7 +193,7 @@ def _chosen(request: web.Request) -> Chosen:
     day, _, tenant = query.get("after", "").partition(".")
     if day and not _DAY.fullmatch(day):
         raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
-    return Chosen(query.get("tenant", ""), first, last, (day, tenant))
+    return UsageQuery(query.get("tenant", ""), first, last, (day, tenant))
 
 
 def _place(after: str) -> tuple[int, str]:
@@ -203,7 +203,7 @@ def _place(after: str) -> tuple[int, str]:
     return int(at), note
 
 
-async def _send_csv(request: web.Request, chosen: Chosen) -> web.StreamResponse:
+async def _send_csv(request: web.Request, chosen: UsageQuery) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
             "Content-Type": f"{CSV}; charset=utf-8",
@@ -217,13 +217,13 @@ async def _send_csv(request: web.Request, chosen: Chosen) -> web.StreamResponse:
     return response
 
 
-async def _csv(request: web.Request, chosen: Chosen) -> AsyncIterator[bytes]:
+async def _csv(request: web.Request, chosen: UsageQuery) -> AsyncIterator[bytes]:
     store = services(request).store
     yield _lines([dict(zip(COLUMNS, COLUMNS, strict=True))])
-    while rows := await store.read(partial(usage_page, chosen=chosen, limit=_CSV_ROWS)):
+    while rows := await store.read(partial(usage_page, query=chosen, limit=_CSV_ROWS)):
         yield _lines(rows)
         last = rows[-1]
-        chosen = Chosen(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
+        chosen = UsageQuery(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:

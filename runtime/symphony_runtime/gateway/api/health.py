@@ -36,7 +36,7 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     }
     kernel_ready = runs.kernel.ready and "kernel" not in silent
     roles: list[dict[str, Any]] = [
-        {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
+        {"role": "gateway", "pid": os.getpid(), "ready": not runs.admission.draining},
         {"role": "kernel", "pid": runs.kernel.pid or None, "ready": kernel_ready},
     ]
     for name in runs.workers.expected:
@@ -52,12 +52,12 @@ async def readyz(request: web.Request) -> web.StreamResponse:
         if role["role"] in silent:
             role["hangs"] = True
     fault = with_.data_directory.fault()
-    ready = not runs.draining and kernel_ready and bool(workers) and fault is None
+    ready = not runs.admission.draining and kernel_ready and bool(workers) and fault is None
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     if fault is not None:
         missing.append(f"data directory: {fault}")
-    words = with_.store.disk.words()
+    words = with_.store.disk.problem()
     document = {"roles": roles, "missing": missing, "degraded": [words] if words else []}
     return await answer(document, status=200 if ready else 503)
 
@@ -102,12 +102,12 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         model=str(with_.runs.kernel.about.get("model", {}).get("name", "")),
         kernel=await with_.kernel_figures.latest(),
         kernel_restarts=with_.kernel_figures.restarts,
-        runs=with_.runs.figures,
+        runs=with_.runs.metrics,
         live=with_.runs.live_by_tenant(),
         roles=_roles(with_) if tenant is None else {},
         store=with_.store.statistics(),
-        egress=with_.runs.egress.figures,
-        refused=with_.runs.admission.figures.refused,
+        egress=with_.runs.egress.metrics,
+        refused=with_.runs.admission.refused,
         slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
         hanging=with_.progress.silent,
@@ -116,7 +116,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         audit_lost=with_.administration.audit.lost,
         disk_of=with_.store.disk.held,
     )
-    whole = tenant is not None and with_.keys.is_only(tenant)
+    whole = tenant is not None and with_.keys.is_only_tenant(tenant)
     text = render(scrape, tenant=tenant, whole=whole)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

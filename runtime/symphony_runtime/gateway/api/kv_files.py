@@ -166,10 +166,10 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
     """
     kernel, admission = services(request).runs.kernel, services(request).runs.admission
     try:
-        await services(request).runs.kernel_limits.tell(tenant_of(request))
+        await services(request).runs.kernel_limits.send_limits(tenant_of(request))
         return await kernel.ask(what, tenant=tenant_of(request), **args)
     except KernelAwayError as error:
-        raise admission.away("kernel", str(error)) from error
+        raise admission.unavailable("kernel", str(error)) from error
     except SyscallError as error:
         if error.errno is Errno.ENOENT:
             raise not_found("KV file") from error
@@ -177,7 +177,7 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
             raise bad_request("kv", str(error), errno=error.errno.name) from error
         status, kind = _REFUSALS[error.errno]
         problem = Problem(status, kind, error.detail or str(error), errno=error.errno.name)
-        admission.estimate(problem)
+        admission.set_retry_after(problem)
         raise problem from error
 
 

@@ -88,7 +88,7 @@ class _Families(Collector):
 def _tenants(scrape: Scrape) -> Iterator[Metric]:
     names = {*scrape.kernel.get("tenants", {}), *scrape.live}
     for name in sorted(names):
-        scrape.runs.of(name)  # a label of its own, if there is one left
+        scrape.runs.of_tenant(name)  # a label of its own, if there is one left
     labelled = [name for name in scrape.runs.tenants() if name != OTHERS]
     parts = [_Part.of(scrape, [name], {"tenant": name}) for name in labelled]
     if OTHERS in scrape.runs.tenants():

@@ -30,7 +30,7 @@ from symphony_runtime.gateway.http.idempotency import REPLAYED, read_once
 from symphony_runtime.gateway.http.idempotent_runs import start_once
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
-from symphony_runtime.gateway.programs.store import Program, Room, count_refusals, digest_of
+from symphony_runtime.gateway.programs.store import Program, ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here, parse_request
 from symphony_runtime.gateway.runs.service import Runs
@@ -45,15 +45,15 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
     """Keep a program."""
     with_, tenant, name = services(request), tenant_of(request), request.query.get("name")
     limits = with_.runs.limits.of(tenant)
-    with count_refusals(with_.runs.figures, tenant):
+    with count_refusals(with_.runs.metrics, tenant):
         wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
         once, new = read_once(request, tenant, wasm), False
 
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            room = Room(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await with_.programs.upload(tenant, name, wasm, bounds, room)
+            quota = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
+            _, new = await with_.programs.upload(tenant, name, wasm, bounds, quota)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
@@ -236,7 +236,7 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
 async def _result(
     request: web.Request, run: Run | Record, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
-    record, events = services(request).runs.result(run)
+    record, events = services(request).runs.record_and_cursor(run)
     return await send_pieces(request, result_pieces(record.view(), events), headers or {})
 
 
@@ -249,7 +249,7 @@ async def statistics(request: web.Request) -> web.StreamResponse:
             await with_.runs.kernel.ask("check_integrity")
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
-        raise with_.runs.admission.away("kernel", str(error)) from error
+        raise with_.runs.admission.unavailable("kernel", str(error)) from error
     counted = (with_.administration.active_requests, with_.runs, with_.store, with_.channels, with_.bodies,
                with_.connections, with_.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
@@ -260,4 +260,4 @@ async def _ask_kernel(request: web.Request, what: str) -> Any:
     try:
         return await services(request).runs.kernel.ask(what, tenant=tenant_of(request))
     except KernelAwayError as error:
-        raise services(request).runs.admission.away("kernel", str(error)) from error
+        raise services(request).runs.admission.unavailable("kernel", str(error)) from error

@@ -48,7 +48,7 @@ async def stream_events(
             **(headers or {}),
         }
     )
-    with _following(services(request).runs.open(run, after)) as reader:
+    with _following(services(request).runs.open_reader(run, after)) as reader:
         await response.prepare(request)
         patience = _HEARTBEAT_SECONDS if follow else 0
         while (batch := await reader.next(patience)) is not None and (batch or follow):
@@ -89,7 +89,7 @@ async def websocket(request: web.Request) -> web.StreamResponse:
     if not socket.can_prepare(request):
         raise Problem(426, "upgrade-required", "this route speaks WebSocket only",
                       headers={"Upgrade": "websocket"})  # fmt: skip
-    with _following(runs.open(run, _resume_point(request))) as reader:
+    with _following(runs.open_reader(run, _resume_point(request))) as reader:
         await socket.prepare(request)
         sending = asyncio.create_task(
             _send_events(socket, WebSocketFrames(request), reader, encode)

@@ -8,7 +8,7 @@ from symphony_runtime.gateway.http.context import answer, read_json, services, t
 
 async def list_secrets(request: web.Request) -> web.StreamResponse:
     """List a tenant's secrets: names, hosts and times."""
-    return await answer({"data": await services(request).vault.listing(tenant_of(request)),
+    return await answer({"data": await services(request).vault.list_secrets(tenant_of(request)),
                          "next": None})  # fmt: skip
 
 
@@ -16,11 +16,11 @@ async def put_secret(request: web.Request) -> web.StreamResponse:
     """Keep a secret, in place of what has the name."""
     wanted = await read_json(request, "a secret", SMALL_BODY_BYTES_MAX)
     name, vault = request.match_info["name"], services(request).vault
-    view, new = await vault.put(tenant_of(request), name, wanted)
+    view, new = await vault.put_secret(tenant_of(request), name, wanted)
     return await answer(view, status=201 if new else 200)
 
 
 async def delete_secret(request: web.Request) -> web.StreamResponse:
     """Forget a secret."""
-    await services(request).vault.delete(tenant_of(request), request.match_info["name"])
+    await services(request).vault.delete_secret(tenant_of(request), request.match_info["name"])
     return web.Response(status=204)

@@ -1,1 +1,1 @@
-"""Several gateways on one database: which are there, and the runs of one that died."""
+"""Several gateways on one database: the members, and the runs of one that died."""

@@ -1,15 +1,15 @@
-"""The gateways of a database, and which of them have yet to forget a tenant that is gone.
+"""The gateways of a database, and what each has yet to forget.
 
-    enter      a gateway is there, with the number of its start: once, before it serves
-    beat       it is there still
-    depart     a tenant goes, and each gateway has to forget it: in the transaction that deletes it
-    pending    the tenants that this gateway has to forget
-    forgotten  it has forgotten one
-    drop       an operator says that a gateway will not come back: nobody waits for it any more,
-               and the runs that it had have failed
+    record_start      a gateway starts, with the number of its start: once, before it serves
+    record_alive      it still runs
+    note_departure    in the transaction that deletes a tenant: each gateway has to forget it
+    pending_tenants   the tenants that this gateway has to forget
+    record_forgotten  it has forgotten one
+    drop_gateway      an operator declares that a gateway is gone for good: no other waits for it
+                      any more, and its live runs fail
 
-A tenant's name can be given again once all gateways have forgotten whoever had it before. One that
-was dropped and comes back all the same counts again, and forgets before it lets anybody in.
+A tenant's name can be used again once all gateways have forgotten its last owner. A gateway that
+was dropped and returns is a member again, and forgets the tenants before it admits a client.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
 DROPPED = "its gateway is gone"
-_ALIVE_SECONDS = 60.0  # one that was seen so lately is no gateway that has gone for good
+_ALIVE_SECONDS = 60.0  # a gateway seen more recently cannot be dropped
 
 
 class Members:
-    """The gateways of a store, as the one called `name` sees them; its start's number is `boot`."""
+    """The gateways of a store, seen by the one named `name` at start `boot`."""
 
     def __init__(self, store: Store, name: str, boot: int, now_ms: Callable[[], int]) -> None:
         self.name = name
@@ -33,52 +33,48 @@ class Members:
         self._boot = boot
         self._now_ms = now_ms
 
-    async def enter(self) -> None:
-        """Say that this gateway has started."""
+    async def record_start(self) -> None:
         alone, now = not self._store.shared, self._now_ms()
         await self._store.write(lambda c: _enter(c, self.name, self._boot, now, alone=alone))
 
-    async def beat(self) -> None:
-        """Say that this gateway is there; one that was dropped counts again."""
+    async def record_alive(self) -> None:
+        """Record that this gateway runs; a dropped one is a member again."""
         sql = "UPDATE members SET seen_ms = ?, dropped_ms = NULL WHERE gateway = ?"
         values = self._now_ms(), self.name
         await self._store.write(lambda c: c.execute(sql, values).rowcount)
 
-    async def pending(self) -> set[str]:
-        """Return the tenants that this gateway has to forget."""
+    async def pending_tenants(self) -> set[str]:
         sql = "SELECT tenant FROM forgetting WHERE gateway = ?"
         rows = await self._store.read(lambda c: c.execute(sql, (self.name,)).fetchall())
         return {row["tenant"] for row in rows}
 
-    async def forgotten(self, tenant: str) -> None:
-        """This gateway has nothing of a tenant any more."""
+    async def record_forgotten(self, tenant: str) -> None:
         sql = "DELETE FROM forgetting WHERE tenant = ? AND gateway = ?"
         await self._store.write(lambda c: c.execute(sql, (tenant, self.name)).rowcount)
 
     async def listing(self) -> list[dict[str, Any]]:
-        """Return what is shown of all gateways, by their names."""
         shown = await self._store.read(_listing)
         return [{**gateway, "here": gateway["id"] == self.name} for gateway in shown]
 
-    async def drop(self, gateway: str) -> None:
-        """Wait no more for a gateway that is gone for good.
+    async def drop_gateway(self, gateway: str) -> None:
+        """Remove a gateway that is gone for good.
 
         Raises:
-            Problem: 404; 409, it is this one, or was there a moment ago.
+            Problem: 404; 409, it is this one, or was seen a moment ago.
         """
         now = self._now_ms()
         seen = now if gateway == self.name else await self._store.read(lambda c: _seen(c, gateway))
         if seen is None:
             raise not_found("gateway")
         if now - seen < 1000 * _ALIVE_SECONDS:
-            detail = f"the gateway was there {max(0, now - seen) // 1000} s ago: stop it first"
+            detail = f"the gateway was seen {max(0, now - seen) // 1000} s ago: stop it first"
             raise Problem(409, "alive", detail)
         await self._store.write(lambda c: _drop(c, gateway, seen, now))
 
 
 # --- The database --------------------------------------------------------------------------------
 def _enter(connection: Connection, name: str, boot: int, now_ms: int, *, alone: bool) -> None:
-    if alone:  # a file is one gateway's, whose data directory may have had another name before
+    if alone:  # a SQLite file has one gateway, whose name may have changed
         connection.execute("DELETE FROM members WHERE gateway != ?", (name,))
         sql = "DELETE FROM forgetting WHERE gateway != ? RETURNING tenant, since_ms"
         for row in connection.execute(sql, (name,)).fetchall():
@@ -118,8 +114,8 @@ def _listing(connection: Connection) -> list[dict[str, Any]]:
     ]
 
 
-def depart(connection: Connection, tenant: str, now_ms: int) -> None:
-    """Note that every gateway has to forget a tenant: those that were dropped, too."""
+def note_departure(connection: Connection, tenant: str, now_ms: int) -> None:
+    """Record that every gateway, dropped ones included, has to forget a tenant."""
     for row in connection.execute("SELECT gateway FROM members").fetchall():
         _remember(connection, tenant, row["gateway"], now_ms)
 
@@ -132,8 +128,8 @@ def _remember(connection: Connection, tenant: str, gateway: str, since_ms: int) 
     connection.execute(sql, (tenant, gateway, since_ms))
 
 
-def remembering(connection: Connection, tenant: str) -> list[str]:
-    """Return the gateways that have yet to forget who was called so."""
+def gateways_remembering(connection: Connection, tenant: str) -> list[str]:
+    """Return the gateways that have yet to forget the last tenant of this name."""
     sql = (
         "SELECT f.gateway FROM forgetting f JOIN members m ON m.gateway = f.gateway"
         " WHERE f.tenant = ? AND m.dropped_ms IS NULL ORDER BY f.gateway"
@@ -142,6 +138,9 @@ def remembering(connection: Connection, tenant: str) -> list[str]:
 
 
 def is_there(connection: Connection, boot: int) -> bool:
-    """Whether the gateway of this start may be at what it began: it has not started anew since."""
+    """Return whether the gateway of this start may still run.
+
+    False after a later start of it, and after an operator dropped it.
+    """
     sql = "SELECT 1 FROM members WHERE boot = ? AND dropped_ms IS NULL"
     return connection.execute(sql, (boot,)).fetchone() is not None

@@ -34,7 +34,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.config.transport import is_loopback
-from symphony_runtime.gateway.admission.pace import Pace, retry_after
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.connections.slow_readers import bound_buffers
 from symphony_runtime.gateway.errors import Problem, bad_request
 
@@ -64,7 +64,7 @@ class Connections:
         self._silent: OrderedDict[_Connection, None] = OrderedDict()  # the longest first
         self._closed = 0
         self._tenants: Counter[str] = Counter()  # requests of each that are being answered
-        self._ends = Pace()  # of such requests
+        self._ends = EventInterval()  # of such requests
         self._refused = 0
         self._bounded_addresses = bounded_addresses
         self._strangers: Counter[str] = Counter()  # connections without a key, by address
@@ -102,7 +102,7 @@ class Connections:
         try:
             yield
         finally:
-            self._ends.happened()
+            self._ends.record()
             self._tenants[tenant] -= 1
             if not self._tenants[tenant]:
                 del self._tenants[tenant]

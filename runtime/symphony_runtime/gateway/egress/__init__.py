@@ -1,10 +1,10 @@
-"""Calls of programs to the outside: tools of MCP servers, and HTTP requests.
+"""Egress: HTTP requests and calls of MCP tools by programs.
 
     worker ── Ask "tool", "http", "tools" ──> calls ──> mcp/ ───> an MCP server
                                                 └─────> http ───> a server on the network
 
-    addresses, resolver   which addresses may be reached; names of hosts
+    addresses, resolver   which addresses may be reached; lookups of host names
     vault, injection      a tenant's secrets, and headers that carry them
 
-The gateway alone has a network. It makes each call once: a failure is reported, never retried.
+Only the gateway has a network. It makes each call once: a failure is reported, never retried.
 """

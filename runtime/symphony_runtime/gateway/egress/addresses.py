@@ -1,9 +1,9 @@
-"""Which addresses programs may reach: public ones, and those that the operator has named.
+"""Addresses that programs may reach: public ones, and allowed ones.
 
-What a name means is looked up once for a connection, what comes is checked, and the connection is
-made to an address that was checked. So a name that means something else the next time (DNS
-rebinding) wins nothing. The socket's address is checked once more where it is made, since the
-library asks no resolver about URLs that hold an address.
+A name is looked up once for a connection, its addresses are checked, and the connection goes to an
+address that was checked. So a name that resolves differently the next time (DNS rebinding) gains
+nothing. The address is checked once more where the socket is made, since aiohttp asks no resolver
+about URLs with an address.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from symphony_runtime.config.egress import Network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# What Python's versions do not agree on, or call global: a cloud's own services (they tell a
+# Networks that Python's versions disagree on, or call global: services of a cloud (which reveal a
 # machine's secrets), protocol assignments, relays, translation prefixes, documentation.
 _SPECIAL = tuple(
     ipaddress.ip_network(text)
@@ -36,7 +36,7 @@ class RefusedError(OSError):
 
 
 def may_reach(address: str, networks: Sequence[Network]) -> bool:
-    """Whether programs may reach an address; `networks` are those beside the public ones."""
+    """Return whether programs may reach an address: public, or in one of `networks`."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -63,7 +63,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that packets to such an address end at, if it is of that kind."""
+    """Return the IPv4 address that an address embeds (NAT64, Teredo, 6to4), or None."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     if address.teredo is not None:
@@ -72,7 +72,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 class CheckedResolver(AbstractResolver):
-    """Gives of what another resolver finds the addresses that may be reached."""
+    """Returns those addresses of another resolver that may be reached."""
 
     def __init__(self, resolver: AbstractResolver, networks: Sequence[Network]) -> None:
         self._resolver = resolver
@@ -81,7 +81,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return a name's addresses; RefusedError, if it has none that may be reached."""
+        """Return a name's allowed addresses; RefusedError if there are none."""
         found = await self._resolver.resolve(host, port, family)
         allowed = [each for each in found if may_reach(each["host"], self._networks)]
         if not allowed:
@@ -89,7 +89,7 @@ class CheckedResolver(AbstractResolver):
         return allowed
 
     async def close(self) -> None:
-        """Nothing is open: the other resolver is its owner's."""
+        """Do nothing: the other resolver belongs to its owner."""
 
 
 class CheckedSockets:
@@ -99,7 +99,7 @@ class CheckedSockets:
         self._networks = networks
 
     def __call__(self, info: tuple[Any, ...]) -> socket.socket:
-        """Return a socket for what getaddrinfo tells; RefusedError."""
+        """Return a socket for a result of getaddrinfo; RefusedError."""
         family, kind, protocol, _, address = info
         if not may_reach(address[0], self._networks):
             raise RefusedError(Errno.EACCES, f"{address[0]} is not public")

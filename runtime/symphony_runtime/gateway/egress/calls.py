@@ -1,6 +1,6 @@
-"""Calls to the outside, from a worker's question to its answer.
+"""Egress calls, from a worker's Ask to its answer.
 
-Each is made by a task of its own, which ends when the program cancels its ticket or has ended.
+Each is a task of its own, which is cancelled with the program's ticket or at the program's end.
 """
 
 import asyncio
@@ -22,24 +22,22 @@ if TYPE_CHECKING:
 
 
 class Egress:
-    """What programs reach. Nothing, unless the configuration says more."""
+    """What programs may reach: nothing, unless the configuration allows it."""
 
     def __init__(self, config: GatewayConfig, injector: Injector | None = None) -> None:
         self._config = config
         self._tools: McpTools | None = None
-        self._web = HttpEgress(config.http, injector=injector)
-        self._under_way: Counter[str] = Counter()  # calls of each tenant
-        self.figures = EgressMetrics()
+        self._http = HttpEgress(config.http, injector=injector)
+        self._under_way: Counter[str] = Counter()  # calls by tenant
+        self.metrics = EgressMetrics()
 
     async def start(self) -> None:
-        """Start the tool servers."""
         if self._config.tools:
-            self._tools = await asyncio.to_thread(_make_tools, self._config, self.figures)
+            self._tools = await asyncio.to_thread(_make_tools, self._config, self.metrics)
             self._tools.start()
 
     async def stop(self) -> None:
-        """End the tool servers and all connections."""
-        await self._web.stop()
+        await self._http.stop()
         if self._tools is not None:
             await self._tools.stop()
 
@@ -47,27 +45,26 @@ class Egress:
         """Make a call of a tenant's program; return its result.
 
         Raises:
-            SyscallError: what the program gets instead; EAGAIN, the tenant has too many under way.
+            SyscallError: the program's errno; EAGAIN, the tenant has too many calls in progress.
         """
-        with self.figures.counted(what), self._counted(tenant):
+        with self.metrics.counted(what), self._counted(tenant):
             if what == "tools":
                 return b"\x90" if self._tools is None else await self._tools.list(tenant)
             if isinstance(request, HttpRequest):
-                return await self._web.call(tenant, request)
+                return await self._http.call(tenant, request)
             assert isinstance(request, ToolRequest)
             if self._tools is None:
                 raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
             return await self._tools.call(tenant, request)
 
     def statistics(self) -> dict[str, Any]:
-        """Return the number of calls under way, and what is known of tool servers."""
         tools = {} if self._tools is None else self._tools.statistics()
         return {"calls": sum(self._under_way.values()), "tool_servers": tools}
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Any:
         if self._under_way[tenant] >= TENANT_OUTSIDE_CALLS_MAX:
-            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls under way"
+            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls in progress, its limit"
             raise SyscallError(Errno.EAGAIN, detail)
         self._under_way[tenant] += 1
         try:
@@ -79,21 +76,20 @@ class Egress:
 
 
 def parse(what: str, data: bytes) -> Any:
-    """Return the request that a worker passes on; SyscallError as `abi.egress_requests`."""
+    """Return the request in a worker's Ask; SyscallError as `abi.egress_requests`."""
     if what == "http":
         return parse_http(data)
     return parse_tool(data) if what == "tool" else None
 
 
 def name_of(what: str, request: Any) -> str:
-    """Return what a trace calls it."""
     if isinstance(request, HttpRequest):
         return f"{request.method} {request.url.origin()}"
     return request.name if isinstance(request, ToolRequest) else what
 
 
-def _make_tools(config: GatewayConfig, figures: EgressMetrics) -> "McpTools":
-    # The library takes a second to load: only where an operator has attached a server.
+def _make_tools(config: GatewayConfig, metrics: EgressMetrics) -> "McpTools":
+    # The library takes a second to load: import it only if there is a tool server.
     from symphony_runtime.gateway.egress.mcp.tools import McpTools
 
-    return McpTools(config.tools, figures)
+    return McpTools(config.tools, metrics)

@@ -1,29 +1,34 @@
 """HTTP requests of programs, through their tenant's allow list.
 
-    request -> a rule that names its URL and method -> an address that the rule lets it reach
-            -> the answer; a redirect is a request again, from the beginning
+    request -> a rule that covers its URL and method -> an address that the rule allows -> the
+            answer; a redirect is a new request, from the beginning
 
-Each tenant has connections of its own under each rule: what one rule lets it reach, or another
-tenant has open, never serves a request under this one.
+Each tenant has its own connections under each rule: a connection of another rule or tenant never
+serves a request.
 """
 
 import asyncio
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import aiohttp
 import msgpack
 from aiohttp.abc import AbstractResolver
+from aiohttp.client_proto import ResponseHandler
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     HTTP_BODY_BYTES_MAX,
     HTTP_HEADER_BYTES_MAX,
     HTTP_HEADER_LINE_BYTES_MAX,
     HTTP_HEADER_LINES_MAX,
+    HTTP_INFORMATIONAL_MAX,
     HTTP_MS_DEFAULT,
     HTTP_REDIRECTS_MAX,
+    TENANT_HTTP_BYTES_MAX,
 )
 from yarl import URL
 
@@ -31,26 +36,90 @@ from symphony_runtime.abi.egress_requests import HttpRequest, parse_url
 from symphony_runtime.config.egress import HttpRule
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.egress.addresses import CheckedResolver, CheckedSockets, RefusedError
-from symphony_runtime.gateway.egress.body_memory import BodyMemory, Held
-from symphony_runtime.gateway.egress.connections import BoundedConnector
 from symphony_runtime.gateway.egress.injection import Injected, Injector, without_secrets
 from symphony_runtime.gateway.egress.resolver import ResolverThreads
 from symphony_runtime.gateway.egress.vault import Secret
 
 _AGENT = "symphony"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_CREDENTIALS = frozenset({"authorization", "cookie"})  # for one origin only
+_CREDENTIALS = frozenset({"authorization", "cookie"})  # sent to one origin only
 _ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"})
-_SAFE = frozenset({"GET", "HEAD"})  # methods that have no effects
-_IN_THREAD_BYTES = 16 << 10  # of an answer that is looked through
-# Less than most servers keep an idle connection: a request on one that they close then would fail.
+_SAFE = frozenset({"GET", "HEAD"})  # methods without effects
+_IN_THREAD_BYTES = 16 << 10  # of an answer: larger ones are masked in a thread
+# Less than most servers keep an idle connection: a request on one that they close would fail.
 _KEPT_SECONDS = 4.0
 
 Turn = AbstractAsyncContextManager[None]
 
 
+class BodyMemory:
+    """Bytes of bodies that each tenant's calls hold, with a bound per tenant."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    def open_account(self, tenant: str) -> "HeldBytes":
+        return HeldBytes(self._held, tenant)
+
+
+class HeldBytes:
+    """The bytes that one call holds, until its `with` ends."""
+
+    def __init__(self, all_held: Counter[str], tenant: str) -> None:
+        self._all_held = all_held
+        self._tenant = tenant
+        self._own = 0
+
+    def add(self, size: int) -> None:
+        """Hold more. EAGAIN, and release all, if the tenant's calls hold too much already."""
+        if self._all_held[self._tenant] + size > TENANT_HTTP_BYTES_MAX:
+            self._release()  # at once: other calls need not fail as well
+            detail = f"bodies of the tenant's calls hold {TENANT_HTTP_BYTES_MAX} bytes"
+            raise SyscallError(Errno.EAGAIN, detail)
+        self._all_held[self._tenant] += size
+        self._own += size
+
+    def __enter__(self) -> "HeldBytes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._all_held[self._tenant] -= self._own
+        self._own = 0
+        if not self._all_held[self._tenant]:
+            del self._all_held[self._tenant]
+
+
+class BoundedConnector(aiohttp.TCPConnector):
+    """Makes connections that bound the answers of status 1xx before the final one.
+
+    aiohttp skips any number of them, which may be without end.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        make = functools.partial(_Answers, loop=self._loop)
+        self._factory = cast("functools.partial[ResponseHandler]", make)
+
+
+class _Answers(ResponseHandler):
+    _informational = 0
+
+    async def read(self) -> Any:
+        message, payload = await super().read()
+        if message.code >= 200:
+            self._informational = 0
+            return message, payload
+        self._informational += 1
+        if self._informational > HTTP_INFORMATIONAL_MAX:
+            raise aiohttp.ClientPayloadError("too many answers of status 1xx")
+        return message, payload
+
+
 class HttpEgress:
-    """Makes requests under the operator's rules; none, where there are no rules."""
+    """Makes requests under the operator's rules; without rules, none."""
 
     def __init__(
         self,
@@ -58,19 +127,18 @@ class HttpEgress:
         resolver: Callable[[str], AbstractResolver] | None = None,
         injector: Injector | None = None,
     ) -> None:
-        """`resolver`: gives what looks up the names of a tenant; by default as the system does.
+        """`resolver`: returns a tenant's resolver; by default the system's.
 
-        `injector`: puts secrets into headers; without one nobody has any.
+        `injector`: fills secrets into headers; by default there are none.
         """
         self._rules = rules
         self._injector = injector or Injector(_no_secrets)
-        self._resolver = resolver or ResolverThreads().of
+        self._resolver = resolver or ResolverThreads().resolver_for
         self._bodies = BodyMemory()
-        self._tenant_locks = TenantLocks()  # to have answers looked through for secrets
+        self._tenant_locks = TenantLocks()  # for masking secrets in answers
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
 
     async def stop(self) -> None:
-        """Close all connections."""
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
@@ -81,31 +149,31 @@ class HttpEgress:
         Raises:
             SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no such
                 secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold
-                too much; ETIMEDOUT; EIO, the network, the other side, or its certificate.
+                too much; ETIMEDOUT; EIO, the network, the server, or its certificate.
         """
-        injected = await self._injector.open(tenant, request)
+        injected = await self._injector.inject(tenant, request)
         most_ms = request.timeout_ms or HTTP_MS_DEFAULT
         try:
             async with asyncio.timeout(most_ms / 1000):
-                with self._bodies.of(tenant) as held:
+                with self._bodies.open_account(tenant) as held:
                     held.add(len(request.body))
                     return await self._follow(tenant, request, held, injected)
         except SyscallError as error:
             if not injected:
                 raise
-            raise SyscallError(error.errno, injected.words(error.detail)) from None
+            raise SyscallError(error.errno, injected.mask_error(error.detail)) from None
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             refused = _refused(error)
             if refused is not None:
-                words = injected.words(str(refused.strerror))
+                words = injected.mask_error(str(refused.strerror))
                 raise SyscallError(Errno.EACCES, words) from (None if injected else error)
-            words = injected.words(str(error)) or type(error).__name__
+            words = injected.mask_error(str(error)) or type(error).__name__
             raise SyscallError(Errno.EIO, words) from (None if injected else error)
 
     async def _follow(
-        self, tenant: str, request: HttpRequest, held: Held, injected: Injected
+        self, tenant: str, request: HttpRequest, held: HeldBytes, injected: Injected
     ) -> bytes:
         for _ in range(HTTP_REDIRECTS_MAX + 1):
             session = self._session(self._rule(tenant, request), tenant)
@@ -121,7 +189,7 @@ class HttpEgress:
                 if response.status not in _REDIRECTS or target is None:
                     turn = self._tenant_locks.of(tenant)
                     return await _read(response, held, injected, turn)
-                response.close()  # whatever body it has, nobody reads it
+                response.close()  # without reading its body
             injected.redirected = bool(injected)
             request = _redirected(request, response.status, target)
         raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
@@ -154,7 +222,7 @@ class HttpEgress:
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=None),  # a call has a time of its own
+            timeout=aiohttp.ClientTimeout(total=None),  # `call` has a timeout of its own
             auto_decompress=False,
             trust_env=False,
             middlewares=(_once,),
@@ -167,7 +235,7 @@ class HttpEgress:
 async def _once(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Make a request that may have effects once: the library would repeat a PUT and a DELETE."""
+    """Make a request with effects once: aiohttp would repeat a PUT and a DELETE."""
     try:
         return await handler(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
@@ -181,14 +249,14 @@ async def _no_secrets(_tenant: str, _names: Iterable[str]) -> dict[str, Secret]:
 
 
 async def _read(
-    response: aiohttp.ClientResponse, held: Held, injected: Injected, turn: Turn
+    response: aiohttp.ClientResponse, held: HeldBytes, injected: Injected, turn: Turn
 ) -> bytes:
     injected.check_answer(response.headers.get("Content-Encoding", ""))
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()
         before = headers.get(key)
-        # As one list, but for cookies, which may hold commas.
+        # Joined to one list, except cookies, which may contain commas.
         joint = "\n" if key == "set-cookie" else ", "
         headers[key] = value if before is None else f"{before}{joint}{value}"
     if sum(len(k) + len(v) for k, v in headers.items()) > HTTP_HEADER_BYTES_MAX:
@@ -201,7 +269,7 @@ async def _read(
             response.close()
             raise SyscallError(Errno.EFBIG, f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
     shown = bytes(body)
-    if injected and len(shown) > _IN_THREAD_BYTES:  # once for each way to write each secret
+    if injected and len(shown) > _IN_THREAD_BYTES:  # one search for each encoding of each secret
         async with turn:
             headers, shown = await asyncio.to_thread(_masked, injected, headers, shown)
     elif injected:
@@ -219,7 +287,7 @@ def _masked(
 
 
 def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:
-    """Return the request that a redirect asks for: as browsers do it."""
+    """Return the request of a redirect, as browsers make it."""
     try:
         url = parse_url(urljoin(str(request.url), target))
     except (SyscallError, ValueError) as error:
@@ -240,7 +308,7 @@ def _origin(url: URL) -> tuple[str, str | None, int | None]:
 
 
 def _refused(error: BaseException | None) -> RefusedError | None:
-    """Return the refusal that an error of the library comes from, if it comes from one."""
+    """Return the RefusedError in an error's chain of causes, or None."""
     while error is not None:
         if isinstance(error, RefusedError):
             return error

@@ -1,4 +1,4 @@
-"""What calls to the outside come to, for `/metrics`."""
+"""Counters of egress calls for `/metrics`."""
 
 import contextlib
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-KINDS = ("http", "tool", "tools")  # what workers ask
+KINDS = ("http", "tool", "tools")  # of a worker's Ask
 
 
 @dataclass(slots=True)
@@ -16,11 +16,11 @@ class EgressMetrics:
 
     made: Counter[str] = field(default_factory=Counter)
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kind, and errno's name
-    tool_errors: int = 0  # tools' answers whose `ok` is false
+    tool_errors: int = 0  # tool answers whose `ok` is false
 
     @contextlib.contextmanager
     def counted(self, kind: str) -> Iterator[None]:
-        """Count a call, and the errno that it ends with; one that is cancelled did not fail."""
+        """Count a call, and the errno of its failure; a cancelled call has not failed."""
         self.made[kind] += 1
         try:
             yield
@@ -28,5 +28,5 @@ class EgressMetrics:
             self.failed[kind, error.errno.name] += 1
             raise
         except Exception:
-            self.failed[kind, Errno.EIO.name] += 1  # what the program gets for a fault of ours
+            self.failed[kind, Errno.EIO.name] += 1  # the program's errno for a bug of ours
             raise

@@ -1,9 +1,9 @@
-"""Looking up names of hosts, so that no tenant's slow names stop the others'.
+"""Lookups of host names: slow names of one tenant do not delay others.
 
-The system's own lookup blocks a thread for as long as a name server takes, which whoever owns the
-name decides. The event loop's threads for that are few and everybody's: each lookup has one of its
-own here, of which there are a few for a tenant and a bounded number for all. A place is taken until
-the thread is done, also where nobody waits for it any more.
+A system lookup blocks a thread for as long as a name server takes, which the owner of the name
+controls. The event loop's few threads are shared by all, so each lookup gets a thread of its own,
+with a bound per tenant and over all. A slot is taken until the thread is done, even after its
+caller is gone.
 """
 
 import asyncio
@@ -16,47 +16,46 @@ from typing import Any
 from aiohttp.abc import AbstractResolver, ResolveResult
 from symphony_kernel.protocol.limits import LOOKUPS_MAX, TENANT_LOOKUPS_MAX
 
-# (host, port, family) -> what `socket.getaddrinfo` tells; blocks.
+# (host, port, family) -> the result of `socket.getaddrinfo`; blocks.
 Lookup = Callable[[str, int, int], Sequence[tuple[Any, ...]]]
 
 
 def system_lookup(host: str, port: int, family: int) -> Sequence[tuple[Any, ...]]:
-    """Return what the system finds; OSError, UnicodeError for what can be no name."""
+    """Return the system's addresses; OSError, or UnicodeError for an invalid name."""
     flags = socket.AI_ADDRCONFIG
     return socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, flags=flags)
 
 
 class ResolverThreads:
-    """The places for lookups, of all tenants. Belongs to one event loop."""
+    """The lookup slots of all tenants. Belongs to one event loop."""
 
     def __init__(self, lookup: Lookup = system_lookup) -> None:
         self._lookup = lookup
         self._of_all = asyncio.Semaphore(LOOKUPS_MAX)
         self._of_tenant: dict[str, asyncio.Semaphore] = {}
 
-    def of(self, tenant: str) -> AbstractResolver:
-        """Return what looks up a tenant's names."""
-        places = self._of_tenant.setdefault(tenant, asyncio.Semaphore(TENANT_LOOKUPS_MAX))
-        return _Resolver(self, places)
+    def resolver_for(self, tenant: str) -> AbstractResolver:
+        slots = self._of_tenant.setdefault(tenant, asyncio.Semaphore(TENANT_LOOKUPS_MAX))
+        return _Resolver(self, slots)
 
-    async def find(
-        self, places: asyncio.Semaphore, host: str, port: int, family: int
+    async def look_up(
+        self, slots: asyncio.Semaphore, host: str, port: int, family: int
     ) -> Sequence[tuple[Any, ...]]:
-        """Look a name up on a thread, as soon as there are places; as `Lookup`."""
-        await places.acquire()
+        """Look a name up on a thread, as soon as there are slots; returns as `Lookup`."""
+        await slots.acquire()
         try:
             await self._of_all.acquire()
         except BaseException:
-            places.release()
+            slots.release()
             raise
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[tuple[Any, ...]]] = loop.create_future()
 
         def done(answer: Sequence[tuple[Any, ...]], error: Exception | None) -> None:
             self._of_all.release()
-            places.release()
+            slots.release()
             if found.done():
-                return  # nobody waits any more
+                return  # the caller is gone
             if error is not None:
                 found.set_exception(error)
             else:
@@ -72,23 +71,23 @@ class ResolverThreads:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(done, answer, failed)
 
-        # No pool of the library's: a process waits for those threads before it ends.
+        # Not a ThreadPoolExecutor: a process joins its threads before it exits.
         try:
             threading.Thread(target=work, name="lookup", daemon=True).start()
         except RuntimeError as error:
-            done((), OSError(f"no thread to look it up: {error}"))
+            done((), OSError(f"no thread for the lookup: {error}"))
         return await found
 
 
 class _Resolver(AbstractResolver):
-    def __init__(self, lookups: ResolverThreads, places: asyncio.Semaphore) -> None:
+    def __init__(self, lookups: ResolverThreads, slots: asyncio.Semaphore) -> None:
         self._lookups = lookups
-        self._places = places
+        self._slots = slots
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._lookups.find(self._places, host, port, family)
+        found = await self._lookups.look_up(self._slots, host, port, family)
         return [
             ResolveResult(
                 hostname=host,
@@ -103,10 +102,10 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def _host(address: tuple[Any, ...]) -> str:
-    """Return an address as text; one of a link names its interface."""
+    """Return an address as text; a link-local one includes its interface."""
     scope = address[3] if len(address) > 3 else 0
     return f"{address[0]}%{scope}" if scope else str(address[0])

@@ -1,7 +1,7 @@
 """Tenants' secrets, which programs name and never see.
 
 A value is encrypted (AES-256-GCM, bound to its tenant and name) with a key in a file of the data
-directory that only the server's user can read: whoever gets the database has no secret. Values are
+directory that only the server's user can read: the database alone reveals no secret. Values are
 never shown again, not even to their owner.
 """
 
@@ -38,19 +38,19 @@ _NONCE_BYTES = 12
 
 
 class VaultError(Exception):
-    """The key of the secrets cannot be used; the words are for the operator."""
+    """The key of the secrets cannot be used; the message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret, opened. Its value is in no text that is made of it."""
+    """A decrypted secret. `repr` does not show its value."""
 
     name: str
     value: str = field(repr=False)
     hosts: tuple[str, ...]
 
     def may_go_to(self, url: URL) -> bool:
-        """Whether it may be sent to a URL's host and port."""
+        """Return whether it may be sent to a URL's host and port."""
         host, port = url.raw_host or "", url.port
         default = url.is_default_port()
         for pattern in self.hosts:
@@ -66,18 +66,18 @@ class Vault:
     """The secrets of all tenants."""
 
     def __init__(self, store: Store, data_dir: Path, now_ms: Callable[[], int]) -> None:
-        """Read the key, if there is one; the first secret makes it.
+        """Read the key, if it exists; the first secret creates it.
 
         Raises:
-            VaultError: others can read it, or it is none.
+            VaultError: others can read it, or it is no valid key.
         """
         self._store = store
         self._path = data_dir / "secrets.key"
         self._now_ms = now_ms
         self._cipher = _read_key(self._path)
 
-    async def put(self, tenant: str, name: str, wanted: Any) -> tuple[dict[str, Any], bool]:
-        """Keep a secret, {value, hosts}; return what is shown of it, and whether it is new.
+    async def put_secret(self, tenant: str, name: str, wanted: Any) -> tuple[dict[str, Any], bool]:
+        """Store a secret {value, hosts}; return its view, and whether it is new.
 
         Raises:
             Problem: 400; 429, the tenant has too many; 507, the disk is full.
@@ -96,25 +96,20 @@ class Vault:
         found = await self._store.read(lambda c: _rows(c, tenant, [name]))
         return _view(found[0]), new
 
-    async def listing(self, tenant: str) -> list[dict[str, Any]]:
-        """Return what is shown of a tenant's secrets, by name: everything but their values."""
+    async def list_secrets(self, tenant: str) -> list[dict[str, Any]]:
         return [_view(row) for row in await self._store.read(lambda c: _rows(c, tenant))]
 
-    async def delete(self, tenant: str, name: str) -> None:
-        """Forget a secret.
-
-        Raises:
-            Problem: 404.
-        """
+    async def delete_secret(self, tenant: str, name: str) -> None:
+        """Delete a secret; Problem 404."""
         sql = "DELETE FROM secrets WHERE tenant = ? AND name = ?"
         if not await self._store.write(lambda c: int(c.execute(sql, (tenant, name)).rowcount)):
             raise not_found("secret")
 
-    async def reveal(self, tenant: str, names: Iterable[str]) -> dict[str, Secret]:
-        """Return those of some secrets that there are.
+    async def reveal_secrets(self, tenant: str, names: Iterable[str]) -> dict[str, Secret]:
+        """Decrypt those of the named secrets that exist.
 
         Raises:
-            VaultError: the key does not open them.
+            VaultError: the key does not decrypt them.
         """
         wanted = list(names)
         rows = await self._store.read(lambda c: _rows(c, tenant, wanted))
@@ -122,13 +117,13 @@ class Vault:
 
     def _open(self, tenant: str, row: Row) -> Secret:
         if self._cipher is None:
-            raise VaultError(f"{self._path} is not there: it opens the secrets")
+            raise VaultError(f"{self._path} is missing: it holds the key of the secrets")
         sealed, name = bytes(row["value"]), row["name"]
         nonce, text = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
             value = self._cipher.decrypt(nonce, text, _bound_to(tenant, name))
         except InvalidTag:
-            raise VaultError(f"{self._path} does not open this secret") from None
+            raise VaultError(f"the key in {self._path} does not decrypt this secret") from None
         return Secret(name, value.decode(), tuple(json.loads(row["hosts"])))
 
 
@@ -149,20 +144,20 @@ def _checked(name: str, wanted: Any) -> tuple[str, list[str]]:
             "bad-secret", "`value` must be printable ASCII, with no space at its ends"
         )
     if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
-        # A short one could not be found again in an answer without hiding what is none.
+        # Masking a short value in answers would also mask unrelated text.
         detail = f"`value` must have {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} characters"
         raise bad_request("bad-secret", detail)
     if not isinstance(hosts, list) or not 0 < len(hosts) <= SECRET_HOSTS_MAX:
         raise bad_request("bad-secret", f"`hosts` must be a list of 1 to {SECRET_HOSTS_MAX}")
     for host in hosts:
         if not isinstance(host, str) or not _HOST.fullmatch(host) or len(host) > 260:
-            detail = "`hosts` are names as in URLs, in small letters: host, *.domain, host:port"
+            detail = "`hosts` are names as in URLs, in lower case: host, *.domain, host:port"
             raise bad_request("bad-secret", detail)
     return value, hosts
 
 
 def _parted(pattern: str) -> tuple[str, int | None]:
-    """Return a pattern's host, as URLs have it, and its port."""
+    """Return a pattern's host, in the form of URLs, and its port."""
     head, _, port = pattern.rpartition(":")
     if head and port.isdigit() and not (pattern.startswith("[") and pattern.endswith("]")):
         return head.strip("[]"), int(port)
@@ -195,7 +190,7 @@ def _read_key(path: Path) -> AESGCM | None:
 
 
 def _make_key(path: Path) -> AESGCM:
-    """Keep a new key, as a whole or not at all: half of one would keep the server from starting."""
+    """Create the key file atomically: half a key would prevent the server's start."""
     key = secrets.token_bytes(_KEY_BYTES)
     write_durably(path, key.hex().encode() + b"\n")
     return AESGCM(key)
@@ -227,6 +222,5 @@ def _put(
 
 
 def _rows(connection: Connection, tenant: str, names: list[str] | None = None) -> list[Row]:
-    """Return a tenant's secrets, or some of them."""
     rows = connection.execute("SELECT * FROM secrets WHERE tenant = ? ORDER BY name", (tenant,))
     return [row for row in rows if names is None or row["name"] in names]

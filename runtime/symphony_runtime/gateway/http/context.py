@@ -17,8 +17,8 @@ from symphony_kernel.protocol.limits import (
     TENANT_BODY_BYTES_MAX,
 )
 
-from symphony_runtime.gateway.admission.pace import Pace, retry_after
 from symphony_runtime.gateway.admission.rate_limit import ASKING, RateLimiters
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.connections.slow_clients import SlowClients
@@ -54,7 +54,7 @@ class Bodies:
         self._tenants: Counter[str] = Counter()
         self._requests: dict[int, tuple[str, int]] = {}  # by the identity of those under way
         self._held = 0  # bytes of all
-        self._releases = Pace()
+        self._releases = EventInterval()
 
     def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
         """Count more bytes of a request's body.
@@ -80,7 +80,7 @@ class Bodies:
         """The request's body is not in memory any more."""
         tenant, held = self._requests.pop(id(request), ("", 0))
         if held:
-            self._releases.happened()
+            self._releases.record()
             self._held -= held
             self._tenants[tenant] -= held
             if not self._tenants[tenant]:
@@ -184,7 +184,7 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
         yield chunk
         if holder and received > _CHUNK_BYTES:  # an operator has no account
             cpu_reporter.charge(holder, _BYTE_SECONDS * len(chunk))
-            await cpu_reporter.turn(holder)
+            await cpu_reporter.wait_pause(holder)
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:

@@ -29,7 +29,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_IDEMPOTENCY_KEYS_MAX,
 )
 
-from symphony_runtime.gateway.admission.pace import retry_after
+from symphony_runtime.gateway.admission.retry_estimates import retry_after
 from symphony_runtime.gateway.cluster.members import is_there
 from symphony_runtime.gateway.errors import Problem, bad_request
 from symphony_runtime.gateway.storage.database import Connection, StorageError
@@ -170,7 +170,7 @@ class Idempotency:
         try:
             await self._store.write(note, once.tenant)
         except StorageError:  # what it is for is there, and the claim with its id
-            task = asyncio.create_task(self._store.insist(note, once.tenant))
+            task = asyncio.create_task(self._store.write_until_stored(note, once.tenant))
             self._noting.add(task)
             task.add_done_callback(self._noting.discard)
         return claim.outcome, False

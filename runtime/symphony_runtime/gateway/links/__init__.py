@@ -1,7 +1,7 @@
-"""Links of the gateway: to the kernel, which it trusts, and to workers, which it does not.
+"""Links of the gateway: to the trusted kernel, and to untrusted workers.
 
-links               both, and what comes over them
-worker_assignment   a worker for each tenant, where the operator wants it
-kernel_limits       tenants' limits, as the kernel is told
-startup             how far each role's start has come
+links               both, and their messages
+worker_assignment   one worker per tenant, if the operator wants it
+kernel_limits       tenants' limits, sent to the kernel
+startup             progress of each role's start
 """

@@ -1,8 +1,7 @@
-"""What the kernel is told of tenants' limits: before a tenant's first run or file, and when they
-change.
+"""Tenants' limits, sent to the kernel before first use and on changes.
 
-A kernel knows everybody's defaults; of a tenant with others it hears once in its life, and again
-when they have changed. Nothing is asked for tenants that are like everybody.
+A kernel knows the default limits. It gets a tenant's own limits once in its life, and again when
+they change. Tenants with default limits cost no message.
 """
 
 from symphony_runtime.config.limits import Limits, TenantLimits
@@ -10,36 +9,36 @@ from symphony_runtime.gateway.links.links import KernelLink
 
 
 class KernelLimits:
-    """Keeps the kernel informed."""
+    """Sends limits to the kernel that it does not know yet."""
 
     def __init__(self, limits: Limits, kernel: KernelLink) -> None:
         self._limits, self._kernel = limits, kernel
-        self._usual = TenantLimits().of_kernel()
-        self._life = 0  # of the kernel that was told
-        self._told: dict[str, TenantLimits] = {}
+        self._defaults = TenantLimits().of_kernel()
+        self._life = 0  # of the kernel that got the limits
+        self._sent: dict[str, TenantLimits] = {}
 
-    async def tell(self, tenant: str) -> None:
-        """Let the kernel know what a tenant may have, if it does not.
+    async def send_limits(self, tenant: str) -> None:
+        """Send the kernel a tenant's limits, if it does not know them.
 
         Raises:
             KernelAwayError, SyscallError: as the link does.
         """
         limits = self._limits.of(tenant)
         if self._life != self._kernel.life:
-            self._told.clear()
+            self._sent.clear()
             self._life = self._kernel.life
-        told = self._told.get(tenant)
-        if told is limits:
+        sent = self._sent.get(tenant)
+        if sent is limits:
             return
         values = limits.of_kernel()
-        if told is not None or values != self._usual:
+        if sent is not None or values != self._defaults:
             await self._kernel.ask("limit_tenant", tenant=tenant, limits=values)
-        self._told[tenant] = limits
+        self._sent[tenant] = limits
 
-    async def tokens(self, tenant: str) -> tuple[int, int, int] | None:
-        """Return a tenant's tokens a minute, those left, and the ms until there are some.
+    async def tokens_left(self, tenant: str) -> tuple[int, int, int] | None:
+        """Return a tenant's tokens per minute, those left, and the ms until some are left.
 
-        None: they are not counted.
+        None: the tenant has no limit.
 
         Raises:
             KernelAwayError, SyscallError: as the link does.
@@ -47,6 +46,6 @@ class KernelLimits:
         limit = self._limits.of(tenant).most("tokens_per_minute")
         if limit is None:
             return None
-        await self.tell(tenant)
+        await self.send_limits(tenant)
         found = await self._kernel.ask("tokens_left", tenant=tenant)
         return None if found is None else (limit, int(found[0]), int(found[1]))

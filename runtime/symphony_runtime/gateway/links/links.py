@@ -1,10 +1,10 @@
-"""The gateway's links: to the kernel, which it believes, and to workers, which it does not.
+"""The gateway's links: to the trusted kernel, and to untrusted workers.
 
-    KernelLink    connects, and again when the kernel was away; asks and awaits. What was asked is
-                  not lost with a connection, nor with a kernel that comes back as it was
-    WorkerLinks   listens; knows each worker by its name and secret; checks every frame
+    KernelLink    connects, and reconnects after a loss; sends requests and awaits answers. A
+                  request survives a lost connection, and a kernel that restores its journal
+    WorkerLinks   listens; checks each worker's name and secret, and every frame
 
-What happens on a link is told to one listener each (`KernelEvents`, `WorkerEvents`), in order.
+Each link reports its events to one listener (`KernelEvents`, `WorkerEvents`), in order.
 """
 
 import asyncio
@@ -32,26 +32,26 @@ from symphony_runtime.sandboxing.contain import LAYERS
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
-_SEQ_BITS = 60  # of the number that the first request has
-_WORDS_MAX = 80  # of what a worker says of itself
-_MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
+_SEQ_BITS = 60  # of the first request's number
+_WORDS_MAX = 80  # characters of a worker's words about itself
+_MODULE_BYTES = 32 << 10  # approximate cost of a program in a worker besides machine code
 
 
 class KernelAwayError(Exception):
-    """The kernel is not there, or went away before it answered."""
+    """The kernel is away, or went away before it answered."""
 
 
 class KernelEvents(Protocol):
-    """Who hears from the kernel."""
+    """Listener for events of the kernel."""
 
     def exceeded(self, instance: int, reason: str) -> None:
-        """An instance has used up a limit that the kernel counts."""
+        """Take that an instance has reached a limit which the kernel counts."""
 
     def traced(self, instance: int, events: list[Any]) -> None:
-        """The kernel tells of a traced run's preds (see `messages.Traced`)."""
+        """Take a traced run's preds (`messages.Traced`)."""
 
     def kernel_lost(self) -> None:
-        """The kernel has forgotten us, and every instance that it had."""
+        """Take that the kernel has lost all its instances."""
 
 
 class KernelLink:
@@ -60,35 +60,33 @@ class KernelLink:
     def __init__(
         self, path: Path, secret: bytes, events: KernelEvents, wait_seconds: float
     ) -> None:
-        """`wait_seconds`: for an answer of a kernel that is away."""
+        """`wait_seconds`: how long to wait for an answer of a kernel that is away."""
         self._path = path
         self._events = events
         self._wait_seconds = wait_seconds
         self._dialer = Dialer("gateway", "gateway", secret, self._take, self)
         self._session: SessionLink | None = None
-        # Begun anywhere: what the kernel still owes the gateway before us is no answer to us.
+        # A random start: late answers to an earlier gateway match no request of ours.
         self._seq = secrets.randbits(_SEQ_BITS)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.pid = 0  # of the kernel; 0 while it is away
-        self.linked = asyncio.Event()  # it has been there
-        self.life = 0  # counts kernels that knew nothing of the one before
+        self.linked = asyncio.Event()  # it has been linked once
+        self.life = 0  # counts kernels that started without the state of the one before
         self.about: dict[str, Any] = {}
-        self.on_linked: Callable[[], None] = lambda: None  # it is there, perhaps as another process
-        # A tenant is to rest for so many seconds, in what is no instance's.
+        self.on_linked: Callable[[], None] = lambda: None  # linked, maybe to a new process
+        # Gets (tenant, seconds): a pause for work of the tenant that belongs to no instance.
         self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     @property
     def ready(self) -> bool:
-        """Whether the kernel has welcomed us and is still there."""
         return self.pid != 0
 
     @property
     def expected(self) -> bool:
-        """Whether it is there, or may come back as it was: what is asked meanwhile waits."""
+        """Whether requests wait: the kernel is linked or may come back."""
         return self._session is not None
 
     async def run(self) -> None:
-        """Connect, serve the link until it ends, and again."""
         pause, longest = _CONNECT_SECONDS
         while True:
             try:
@@ -107,7 +105,7 @@ class KernelLink:
 
     # -- SessionEvents -------------------------------------------------------------------------
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
-        """A kernel that knows nothing of us yet."""
+        """Note a kernel that knows nothing of this gateway yet."""
         self._session, self.about, self.pid = session, welcome.about, welcome.pid
         self.life += 1
         self.linked.set()
@@ -115,23 +113,22 @@ class KernelLink:
         self.on_linked()
 
     def session_resumed(self, welcome: m.Welcome) -> None:
-        """It is back as it was, perhaps as another process."""
+        """Note a kernel that is back with its state, maybe as a new process."""
         self.pid = welcome.pid
         _log.warning("the kernel is back, process %d", welcome.pid)
         self.on_linked()
 
     def session_cut(self) -> None:
-        """It is away."""
         self.pid = 0
 
     def session_ended(self) -> None:
-        """It has forgotten us: nothing that was asked will be answered."""
+        """Fail all requests: the kernel has lost its state."""
         self.pid, self._session = 0, None
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(KernelAwayError("the kernel went away"))
-        _log.warning("the kernel has forgotten what it had")
+        _log.warning("the kernel has lost its state")
         self._events.kernel_lost()
 
     # -- Requests ------------------------------------------------------------------------------
@@ -155,13 +152,13 @@ class KernelLink:
                 self._wait_seconds,
             )
         except KernelAwayError:
-            if self._session is not None:  # it will hear of the instance yet, and then of its end
+            if self._session is not None:  # it will get the Register yet, and then this End
                 self._seq += 1
                 self._session.send(m.encode(m.End(self._seq, instance)))
             raise
 
     async def end(self, instance: int) -> dict[str, int]:
-        """Give back what an instance held; return its use of the kernel, however long it is away.
+        """End an instance; return its kernel usage. Waits for a kernel that is away.
 
         Raises:
             KernelAwayError: no kernel; SyscallError: it does not know the instance.
@@ -177,11 +174,10 @@ class KernelLink:
         """
         return await self._request(lambda seq: m.Ask(seq, what, args), self._wait_seconds)
 
-    def tell_spent(self, spent: Mapping[int | str, int]) -> None:
-        """Tell what instances have cost, and tenants beside them (by name), in microseconds.
+    def report_cpu(self, spent: Mapping[int | str, int]) -> None:
+        """Report CPU microseconds, by instance and by tenant name.
 
-        Nobody is told while there is no kernel. Its answer is at most that a tenant is to rest
-        (`on_pace`).
+        Dropped while there is no kernel, which may answer with a pause for a tenant (`on_pace`).
         """
         if self._session is not None and spent:
             self._session.send(m.encode(m.Spent([list(each) for each in spent.items()])))
@@ -222,29 +218,26 @@ class KernelLink:
             answer.set_result(message.value)
 
 
-class Modules:
-    """The programs that a worker holds, within a bound on what nobody uses of them."""
+class LoadedModules:
+    """The programs that a worker has loaded; unused ones are evicted past a bound."""
 
     def __init__(self, bytes_max: int = WORKER_PROGRAMS_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._sizes: dict[str, int] = {}  # the one used last comes last
+        self._sizes: dict[str, int] = {}  # in order of last use
         self._bytes = 0
 
-    def use(self, module: str) -> bool:
-        """Note that a run wants a program; return whether it is there."""
+    def note_use(self, module: str) -> bool:
         size = self._sizes.pop(module, None)
         if size is not None:
             self._sizes[module] = size
         return size is not None
 
     def add(self, module: str, artefact_bytes: int) -> None:
-        """Note that the worker gets a program."""
         size = artefact_bytes + _MODULE_BYTES
         self._sizes[module] = size
         self._bytes += size
 
-    def forget(self, prefix: str, in_use: set[str]) -> list[str]:
-        """Forget the programs that begin so and that nobody uses; return them."""
+    def forget_prefix(self, prefix: str, in_use: set[str]) -> list[str]:
         gone = [each for each in self._sizes if each.startswith(prefix) and each not in in_use]
         for module in gone:
             self._bytes -= self._sizes.pop(module)
@@ -252,11 +245,10 @@ class Modules:
 
     @property
     def too_many(self) -> bool:
-        """Whether those that nobody uses should go."""
         return self._bytes > self._bytes_max
 
     def evict(self, in_use: set[str]) -> list[str]:
-        """Forget programs until what is left is within the bound; return them, the oldest first."""
+        """Remove unused programs until the bound holds; return them, oldest first."""
         gone = []
         for module in [module for module in self._sizes if module not in in_use]:
             if not self.too_many:
@@ -267,9 +259,9 @@ class Modules:
 
 
 class Worker:
-    """A worker that has proved itself. `modules` are those it holds, `live` the runs it has.
+    """A worker that has authenticated itself. `live` is the number of its runs.
 
-    `containment` is what keeps it inside itself, layer by layer, in its own words.
+    `containment` names the layers of its sandbox, in the worker's own words.
     """
 
     def __init__(self, name: str, pid: int, link: Link, about: Mapping[str, Any]) -> None:
@@ -282,58 +274,55 @@ class Worker:
             for layer in LAYERS
             if isinstance(words := known.get(layer), str)
         }
-        self.modules = Modules()
+        self.modules = LoadedModules()
         self.live = 0
-        self.tenant: str | None = None  # whose alone it is, where workers are divided
-        self.used = 0.0  # by the clock of `OwnWorkers`
+        self.tenant: str | None = None  # its only tenant, with workers per tenant
+        self.used = 0.0  # time of last use, by the clock of `WorkerAssignment`
         self.retiring = False  # its process is about to end
-        self.process: Started | None = None  # as the system and the supervisor say
+        self.process: Started | None = None  # according to the system and the supervisor
         self._link = link
 
-    def is_again(self, before: "Worker") -> None:
-        """It is the process that another one's link was of: whose it is, it stays."""
+    def inherit_assignment(self, before: "Worker") -> None:
+        """Inherit the assignment of an earlier link of the same process."""
         self.tenant, self.retiring = before.tenant, before.retiring
 
     @property
     def away(self) -> bool:
-        """Whether its link has ended."""
         return self._link.closed
 
     def send(self, message: m.Message) -> None:
-        """Queue a message; dropped when the worker is away. One that reads nothing is cut off."""
+        """Queue a message; dropped if unlinked. Cuts a worker that does not read."""
         self._link.send(m.encode(message))
         if self._link.backlog > WORKER_BACKLOG_BYTES_MAX:
             _log.error("%s does not read; its link is cut", self.name)
             self.drop()
 
     def answer(self, seq: int, value: Any) -> None:
-        """Answer an `Ask`."""
         self.send(m.Answer(seq, 0, value))
 
     def refuse(self, seq: int, errno: Errno, detail: str) -> None:
-        """Answer an `Ask` with an errno."""
         self.send(m.Answer(seq, -errno, detail))
 
     def drop(self) -> None:
-        """End the link now, read or unread: this worker is not believed any longer."""
+        """Cut the link at once, with unread frames: this worker is not trusted any longer."""
         self._link.abort()
 
 
 class WorkerEvents(Protocol):
-    """Who hears from workers. Instances in messages are claims: check whose they are."""
+    """Listener for workers. Instances in their messages are claims to check."""
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
-        """What an Output carries."""
+        """Take the items of an Output."""
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """`message` is Logs, Received, Traced, Ended, Ask or Unask."""
+        """Take Logs, Received, Traced, Ended, Ask or Unask."""
 
     def worker_lost(self, worker: Worker) -> None:
-        """Its link has ended, and with it everything that it ran."""
+        """Take that a worker's link has ended, and with it all that it ran."""
 
 
 class WorkerLinks:
-    """Listens for workers and knows those that are there."""
+    """Listens for workers and holds the linked ones."""
 
     def __init__(
         self,
@@ -343,22 +332,21 @@ class WorkerLinks:
         processes: Processes | None = None,
         hanging: Container[str] = (),
     ) -> None:
-        """`processes`: from which alone each may come; None: from any. `hanging`: roles, now."""
+        """`processes`: the allowed ones; None: all. `hanging`: roles that hang now."""
         self._path = path
         self._secrets = secrets
         self._processes = processes
         self._hanging = hanging
-        self._gone: dict[str, Worker] = {}  # the last one of each name, once its link has ended
+        self._gone: dict[str, Worker] = {}  # by name, the last worker whose link has ended
         self._events = events
         self._server: asyncio.AbstractServer | None = None
         self.workers: dict[str, Worker] = {}
 
     async def open(self) -> None:
-        """Begin to listen."""
         self._server = await serve_unix(self._path, self._meet, WORKER_FRAME_BYTES_MAX)
 
     async def close(self) -> None:
-        """Stop listening and end all links; nothing more is told of them."""
+        """Stop listening and cut all links, without reporting it."""
         if self._server is not None:
             self._server.close()
         workers, self.workers = self.workers, {}
@@ -367,16 +355,15 @@ class WorkerLinks:
         self._path.unlink(missing_ok=True)
 
     def by_load(self) -> list[Worker]:
-        """Return the workers that are there, the one with the fewest runs first.
+        """Return the linked workers, the one with the fewest runs first.
 
-        Those that hang are left out while another one is there.
+        Workers that hang are left out while another one is linked.
         """
         answering = [worker for name, worker in self.workers.items() if name not in self._hanging]
         return sorted(answering or self.workers.values(), key=lambda worker: worker.live)
 
     @property
     def expected(self) -> list[str]:
-        """Names of all workers that may come."""
         return list(self._secrets)
 
     def _meet(self, link: SocketLink) -> None:
@@ -387,7 +374,7 @@ class WorkerLinks:
         def on_frame(frame: list[Any]) -> None:
             nonlocal worker
             try:
-                if worker is not None and m.is_output(frame):  # nearly all are
+                if worker is not None and m.is_output(frame):  # nearly all frames are
                     self._events.worker_output(worker, frame[1])
                     return
                 message = m.decode(frame)
@@ -412,9 +399,9 @@ class WorkerLinks:
             raise m.MessageError("the first frame of a worker must be its Hello")
         secret = self._secrets.get(message.name, b"")
         if not hmac.compare_digest(secret, message.secret) or not secret:
-            raise m.MessageError(f"{message.name!r} has not the secret of that worker")
+            raise m.MessageError(f"{message.name!r} does not have the secret of that worker")
         if message.version != m.PROTOCOL_VERSION:
-            raise m.MessageError(f"{message.name} speaks version {message.version}")
+            raise m.MessageError(f"{message.name} has protocol version {message.version}")
         process = None
         if self._processes is not None:
             process = self._processes.process_at(message.name, link)
@@ -429,9 +416,9 @@ class WorkerLinks:
         worker.process = process
         gone = self._gone.pop(message.name, None)
         if process is not None and gone is not None and gone.process == process:
-            worker.is_again(gone)
+            worker.inherit_assignment(gone)
         worker.send(m.Welcome(os.getpid(), {}))
-        _log.info("%s is here, process %d", worker.name, worker.pid)
+        _log.info("%s is linked, process %d", worker.name, worker.pid)
         return worker
 
     def _forget(self, worker: Worker) -> None:

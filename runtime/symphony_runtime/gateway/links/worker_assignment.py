@@ -1,14 +1,14 @@
-"""A worker for each tenant, where the operator wants it (`workers_per_tenant`).
+"""One worker per tenant, if the operator wants it (`workers_per_tenant`).
 
-The number of workers stays what it is. One that serves nobody becomes a tenant's with its first
-run, and serves nobody else for as long as its process lives; when it has had no run for a while, or
-another tenant needs one and none is free, the one that was idle longest is told to retire: its
-process ends, the supervisor starts another, and that one serves nobody yet. So no process ever
-runs two tenants' programs, one after the other either.
+The number of workers stays the same. A free worker belongs to a tenant from its first run until
+the end of its process. When it has had no run for a while, or another tenant needs a worker and
+none is free, the worker that has been idle longest must retire: its process ends, and the
+supervisor starts a new one, which is free. So no process ever runs programs of two tenants, not
+even one after the other.
 
-A worker that was taken over need not do what it is told. The supervisor kills one that is there
-some seconds after it was to retire; and one that closes its link and comes back is the same process
-by what the system says, so it stays its tenant's, and retired (`links`).
+A compromised worker may ignore this. The supervisor kills one that still runs some seconds after
+its retirement. One that closes its link and connects again is the same process according to the
+system, so it keeps its tenant and stays retired (`links`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 5.0
 
 
 class WorkerAssignment:
-    """Who may have which worker; `own` is whether they are divided at all."""
+    """Assigns workers to tenants; `own`: each tenant has a worker of its own."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class WorkerAssignment:
         self._idle_seconds = idle_seconds
         self._now = now
         self.retired = 0
-        # Who sees to it that the process of one ends, whether it wants to or not.
+        # Makes sure that the process of a retired worker ends.
         self.on_retire: Callable[[Worker], None] = lambda _: None
 
-    def choose(self, tenant: str) -> list[Worker]:
-        """Return the workers that may take a tenant's run, best first; [] is not now."""
+    def choose_workers(self, tenant: str) -> list[Worker]:
+        """Return the workers that may take a tenant's run, best first; []: none now."""
         workers = [worker for worker in self._links.by_load() if not worker.retiring]
         if not self._own:
             return workers
@@ -57,13 +57,11 @@ class WorkerAssignment:
         return chosen
 
     async def run(self) -> None:
-        """Let workers retire that have had nothing to do for a while, until it is cancelled."""
         while self._own:
             await asyncio.sleep(_LOOK_SECONDS)
-            self.look()
+            self.retire_idle()
 
-    def look(self) -> None:
-        """Let those retire that have been idle for too long."""
+    def retire_idle(self) -> None:
         now = self._now()
         idle = self._idle(list(self._links.workers.values()))
         for worker in self._links.workers.values():

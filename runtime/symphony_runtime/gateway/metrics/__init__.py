@@ -1,1 +1,1 @@
-"""Figures for `/metrics`: of runs and requests, the kernel, the disk, the server's processes."""
+"""Metrics for `/metrics`: runs, requests, kernel, disk and processes."""

@@ -1,4 +1,4 @@
-"""What the gateway counts of runs, by tenant, and of requests; since its start, so it only grows.
+"""Counters of runs, by tenant, and of requests, since the gateway's start.
 
 admitted -> started -> first message -> ended
 """
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from symphony_kernel.protocol.histogram import FIRST_TOKEN_SECONDS, RUN_SECONDS, Histogram
 from symphony_kernel.protocol.limit_table import RUN_LIMITS, WORKER_TENANT_LIMITS, limit_of
 
-# A killed run's reason in words begins with the first, or holds it; the second names it in a label.
-# What a worker says is not believed: whatever it is, it becomes one of these.
+# (prefix of a killed run's reason, label). A worker's reason is not trusted: the label is always
+# one of these, or "other".
 _KINDS = (
     ("it was cancelled", "cancel"),
     ("cpu time limit", "cpu_ms"),
@@ -28,13 +28,13 @@ _KINDS = (
 )
 KILL_KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
 _WORKERS_LIMITS = (*(limit.name for limit in RUN_LIMITS), *WORKER_TENANT_LIMITS)
-_HITS_MAX = 1 << 48  # of one run: more is no count
-_TENANTS_MAX = 500  # with a count of their own; whoever comes later is counted among the others
-OTHERS = "(others)"  # no tenant is called so: names have no parentheses
+_HITS_MAX = 1 << 48  # of one run: a larger number is ignored
+_TENANTS_MAX = 500  # with counters of their own; later tenants share OTHERS
+OTHERS = "(others)"  # no tenant has this name: names have no parentheses
 
 
 class EndedRun(Protocol):
-    """What is counted of a run that has ended."""
+    """A run that has ended."""
 
     tenant: str
     status: str
@@ -44,16 +44,15 @@ class EndedRun(Protocol):
 
 @dataclass(slots=True)
 class TenantMetrics:
-    """What one tenant's runs have come to."""
+    """Counters of one tenant."""
 
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # by their final status
     killed: Counter[str] = field(default_factory=Counter)  # by KILL_KINDS
-    limits: Counter[str] = field(default_factory=Counter)  # that were reached, by their names
+    limits: Counter[str] = field(default_factory=Counter)  # reached limits, by name
     usage: Counter[str] = field(default_factory=Counter)  # of ended runs, by USAGE_KEYS
 
     def add(self, other: "TenantMetrics") -> None:
-        """Count what another has come to, too."""
         self.started += other.started
         self.ended.update(other.ended)
         self.killed.update(other.killed)
@@ -62,7 +61,7 @@ class TenantMetrics:
 
 
 class RunMetrics:
-    """Counters of all tenants, and times that belong to no tenant. Times are in seconds."""
+    """Counters of all tenants, and histograms over all of them. Times are in seconds."""
 
     def __init__(self) -> None:
         self.start_seconds = Histogram(FIRST_TOKEN_SECONDS)  # from admission to the worker
@@ -71,8 +70,8 @@ class RunMetrics:
         self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
         self._tenants: dict[str, TenantMetrics] = {}
 
-    def of(self, tenant: str) -> TenantMetrics:
-        """Return a tenant's figures, or those that it shares with others."""
+    def of_tenant(self, tenant: str) -> TenantMetrics:
+        """Return a tenant's counters, or the shared ones of OTHERS."""
         found = self._tenants.get(tenant)
         if found is None:
             name = tenant if len(self._tenants) < _TENANTS_MAX else OTHERS
@@ -80,55 +79,48 @@ class RunMetrics:
         return found
 
     def tenants(self) -> dict[str, TenantMetrics]:
-        """Return all tenants' figures, by their names."""
         return self._tenants
 
     def total(self) -> TenantMetrics:
-        """Return the sum over all tenants."""
         total = TenantMetrics()
         for each in self._tenants.values():
             total.add(each)
         return total
 
-    def started(self, tenant: str, seconds: float) -> None:
-        """A run has gone to its worker, so long after it was admitted."""
-        self.of(tenant).started += 1
+    def count_start(self, tenant: str, seconds: float) -> None:
+        self.of_tenant(tenant).started += 1
         self.start_seconds.add(seconds)
 
-    def first_message(self, seconds: float) -> None:
-        """A run has sent its first message, so long after it was admitted."""
+    def count_first_message(self, seconds: float) -> None:
         self.first_message_seconds.add(seconds)
 
-    def ended(self, record: EndedRun, seconds: float) -> None:
-        """A run has ended, and its readers have been told, so long after it was admitted."""
-        figures = self.of(record.tenant)
-        figures.ended[record.status] += 1
+    def count_end(self, record: EndedRun, seconds: float) -> None:
+        """Count a run that has ended and is stored, `seconds` after its admission."""
+        metrics = self.of_tenant(record.tenant)
+        metrics.ended[record.status] += 1
         if record.status == "killed":
-            figures.killed[kind_of(record.reason)] += 1
+            metrics.killed[kind_of(record.reason)] += 1
         limit = limit_of(record.status, record.reason)
         if limit is not None:
-            figures.limits[limit] += 1
-        figures.usage.update(record.usage or {})
+            metrics.limits[limit] += 1
+        metrics.usage.update(record.usage or {})
         self.run_seconds.add(seconds)
 
-    def hit(self, tenant: str, limit: str) -> None:
-        """A limit of a tenant was reached."""
-        self.of(tenant).limits[limit] += 1
+    def count_limit(self, tenant: str, limit: str) -> None:
+        self.of_tenant(tenant).limits[limit] += 1
 
-    def worker_hits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
-        """A worker tells how often a run's calls were refused for limits: as far as it can be."""
-        limits = self.of(tenant).limits
+    def count_worker_limits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
+        """Count the calls that a worker refused for limits; ignores invalid numbers."""
+        limits = self.of_tenant(tenant).limits
         for name in _WORKERS_LIMITS:
             count = hits.get(name, 0)
             if type(count) is int and 0 < count < _HITS_MAX:
                 limits[name] += count
 
-    def answered(self, route: str, status: int) -> None:
-        """A request of a route of the table has been answered."""
+    def count_response(self, route: str, status: int) -> None:
         self.responses[route, status] += 1
 
     def statistics(self) -> dict[str, Any]:
-        """Return the sums, as the gateway's statistics have them."""
         total = self.total()
         return {
             "runs_started": total.started,
@@ -139,7 +131,6 @@ class RunMetrics:
 
 
 def kind_of(reason: str) -> str:
-    """Return the label of a killed run's reason."""
     for words, kind in _KINDS:
         if reason.startswith(words):
             return kind

@@ -1,4 +1,4 @@
-"""What tenants hold on disk that is not charged byte by byte: measured every few seconds."""
+"""Disk usage of tenants that `DiskBudget.charge` does not count."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
 
-_KEY_BYTES = 256  # that a request's key takes, with its indexes
+_KEY_BYTES = 256  # of a request's key with its indexes
 
 
 async def measure(store: Store, kernel: KernelMetrics) -> Mapping[str, int]:
-    """Return bytes by tenant: secrets, keys of requests, and KV files on disk."""
+    """Return bytes by tenant: secrets, keys of requests, and durable KV files."""
     held = Counter(await store.read(_rows))
-    for tenant, figures in (await kernel.latest()).get("tenants", {}).items():
-        held[tenant] += figures.get("durable_bytes", 0)
+    for tenant, metrics in (await kernel.latest()).get("tenants", {}).items():
+        held[tenant] += metrics.get("durable_bytes", 0)
     return held
 
 

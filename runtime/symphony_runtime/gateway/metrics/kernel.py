@@ -1,9 +1,8 @@
-"""The kernel's figures for scrapes: asked for at most once a second, and growing over restarts.
+"""The kernel's metrics for scrapes, summed over kernel restarts.
 
-A kernel that starts again counts most things from zero; one that has forgotten everything, all.
-What its predecessors had counted when they were last asked is added, so that a counter never falls
-while the gateway lives; when the gateway itself starts again it counts from what the kernel says,
-as Prometheus expects of any process.
+A restarted kernel starts most counters at zero; one without a journal starts all. The last values
+of its predecessors are added, so that no counter falls while the gateway lives. A restarted gateway
+counts from the kernel's values, as Prometheus expects of any process.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ COUNTERS = (
     "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
     "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits", "stalls",
 )  # fmt: skip
-# What a kernel that comes back from its journal goes on counting; the others begin again.
+# Counters that a kernel restores from its journal; the others start at zero.
 REMEMBERED = (
     "calls", "failed", "dropped", "prefix_cache_query_tokens", "prefix_cache_hit_tokens",
     "prefix_cache_evicted_pages",
@@ -35,27 +34,26 @@ USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
 
 
 class Kernel(Protocol):
-    """The part of `KernelLink` that is used here."""
+    """The used part of `KernelLink`."""
 
     @property
     def pid(self) -> int:
-        """Of the kernel; 0 while it is away."""
+        """The kernel's process; 0 while it is away."""
 
     @property
     def life(self) -> int:
-        """Which one it is of those that knew nothing of the one before."""
+        """Number of the kernel; a kernel that restores its state keeps the number."""
 
-    async def ask(self, what: str, **args: Any) -> Any:
-        """Return the kernel's answer."""
+    async def ask(self, what: str, **args: Any) -> Any: ...
 
 
 class KernelMetrics:
-    """Asks, remembers, and adds up what earlier kernels had counted."""
+    """Reads the kernel's metrics and adds those of earlier kernels."""
 
     def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:
         self._kernel = kernel
         self._now = now
-        self._pid = self._life = 0  # of the kernel whose figures are `_last`
+        self._pid = self._life = 0  # of the kernel that `_last` is from
         self._last: dict[str, Any] = {}
         self._asked = float("-inf")
         self._before: dict[str, Any] = {}  # the sum of earlier kernels
@@ -63,11 +61,11 @@ class KernelMetrics:
         self.restarts = 0
 
     async def latest(self) -> dict[str, Any]:
-        """Return the figures: `metrics` of the kernel with its counters summed over restarts.
+        """Return the kernel's `metrics` with its counters summed over restarts.
 
-        Without a kernel only counters, `histograms` and `tenants` are there; {} before the first
-        answer of any kernel. Not older than AGE_SECONDS_MAX while there is one that answers; one
-        that does not is waited for no longer than that.
+        Without a kernel it holds only counters, `histograms` and `tenants`; {} before the first
+        answer. At most AGE_SECONDS_MAX old while a kernel answers. It waits no longer than that for
+        one that does not.
         """
         if self._asking is None and self._is_old():
             self._asking = asyncio.create_task(self._ask())
@@ -83,7 +81,7 @@ class KernelMetrics:
     async def _ask(self) -> None:
         try:
             if not self._kernel.pid:
-                return  # whoever asks shall not wait until it is back
+                return  # do not wait until it is back
             found = await self._kernel.ask("metrics")
         except (KernelAwayError, SyscallError):
             return
@@ -91,7 +89,7 @@ class KernelMetrics:
             self._asking = None
         pid, life = self._kernel.pid, self._kernel.life
         if self._pid not in (0, pid):
-            gone = self._last if life != self._life else _forgotten(self._last)
+            gone = self._last if life != self._life else _not_restored(self._last)
             self._before = _counted(self._before, gone)
             self.restarts += 1
         self._pid, self._life, self._last, self._asked = pid, life, found, self._now()
@@ -101,28 +99,26 @@ class KernelMetrics:
             return {}
         counted = _counted(self._before, self._last)
         if self._kernel.pid != self._pid:
-            return counted  # what it holds now is nothing, or not known yet
+            return counted  # its gauges are unknown now
         tenants = {
             name: {**held, **counted["tenants"][name]}
             for name, held in self._last["tenants"].items()
         }
-        # Tenants of a kernel that has gone hold nothing in this one.
+        # A tenant known only to earlier kernels holds nothing in this one.
         return {**self._last, **counted, "tenants": {**counted["tenants"], **tenants}}
 
 
-def _forgotten(last: dict[str, Any]) -> dict[str, Any]:
-    """Return what a kernel had counted that the one which took its place does not know."""
+def _not_restored(last: dict[str, Any]) -> dict[str, Any]:
+    """Return the counters that the next kernel does not restore from the journal."""
     tenants = {name: {k: held[k] for k in _hits(held)} for name, held in last["tenants"].items()}
     return {**{key: last[key] for key in last if key not in REMEMBERED}, "tenants": tenants}
 
 
 def _hits(held: dict[str, Any]) -> list[str]:
-    """Return the keys of a tenant's figures that count limits which were reached."""
     return [key for key in held if key.startswith(HIT)]
 
 
 def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Return only what grows, summed."""
     named = {**before.get("tenants", {}), **last.get("tenants", {})}
     return {
         **_sum(COUNTERS, before, last),

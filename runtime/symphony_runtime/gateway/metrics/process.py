@@ -1,4 +1,4 @@
-"""The server's processes as the operating system sees them (Linux; elsewhere nothing is told)."""
+"""The server's processes as Linux sees them; elsewhere None."""
 
 import os
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMetrics:
-    """One process: processor time since its start, resident memory, open descriptors."""
+    """One process: CPU time since its start, resident memory, open descriptors."""
 
     cpu_seconds: float
     resident_bytes: int
-    descriptors: int | None  # None: it does not let itself be looked at
+    descriptors: int | None  # None: not readable
 
 
 def read_role(pid: int) -> ProcessMetrics | None:
-    """Return what the system says of a process, or None if it says nothing."""
+    """Return a process's metrics, or None if the system has none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name, in parentheses, may hold anything; what follows it is counted from the state on.
+    # The name, in parentheses, may contain anything; fields[0] after it is the state.
     fields = text.rpartition(")")[2].split()
     user, system, resident = int(fields[11]), int(fields[12]), int(fields[21])
     return ProcessMetrics((user + system) / _TICKS, resident * _PAGE_BYTES, _descriptors(pid))

@@ -97,7 +97,7 @@ class OpenAI:
         """
         kernel = self.runs.kernel
         if not kernel.expected:
-            raise self.runs.admission.away("kernel", "the kernel is not ready")
+            raise self.runs.admission.unavailable("kernel", "the kernel is not ready")
         if self._model is None or self._model[0] is not kernel.about:
             about = kernel.about
             # A tokenizer may have many megabytes.
@@ -197,7 +197,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
             response = await send_whole(request, whole, headers)
         served = True
     except OpenAIError as error:
-        with_.runs.admission.estimate(error)
+        with_.runs.admission.set_retry_after(error)
         raise
     finally:
         if client is not None:

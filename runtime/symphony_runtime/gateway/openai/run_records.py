@@ -8,7 +8,7 @@ from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
 from symphony_runtime.gateway.openai.requests.limits import named
-from symphony_runtime.gateway.runs.events.unsaved import UnsavedEvents
+from symphony_runtime.gateway.runs.events.stream import EphemeralStream
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
@@ -20,10 +20,10 @@ _MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no
 
 async def shipped_records(run: Run, inbox: Inbox) -> Batches:
     """Yield what the shipped program tells; the last record is a Usage or a Failure."""
-    records, unsaved_events = Records(), run.journal
-    assert isinstance(unsaved_events, UnsavedEvents)
+    records, unsaved_events = Records(), run.events
+    assert isinstance(unsaved_events, EphemeralStream)
     while data := await inbox.next():
-        unsaved_events.take(len(data))
+        unsaved_events.note_taken(len(data))
         batch = records.feed(data)
         if batch:
             yield batch
@@ -34,7 +34,7 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
 
 async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
     """Yield the same of a run that is kept, from its beginning, whether it has ended or not."""
-    records, reader = Records(), runs.open(run, 0)
+    records, reader = Records(), runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
             if not events and (unstored := _unstored(run)):
@@ -54,7 +54,7 @@ async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
 async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
     """Yield what any other program says, as one choice: its messages' text, then its usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    reader = runs.open(run, 0)
+    reader = runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
             if not events and (unstored := _unstored(run)):

@@ -16,12 +16,12 @@ async def check_tokens(request: web.Request, tenant: str) -> None:
     """
     runs = services(request).runs
     try:
-        tokens = await runs.kernel_limits.tokens(tenant)
+        tokens = await runs.kernel_limits.tokens_left(tenant)
     except (KernelAwayError, SyscallError) as error:
-        raise runs.admission.away("kernel", str(error)) from error
+        raise runs.admission.unavailable("kernel", str(error)) from error
     if tokens is None:
         return
     request[TOKENS] = tokens
     if tokens[2] > 0:
-        runs.figures.hit(tenant, "tokens_per_minute")
+        runs.metrics.count_limit(tenant, "tokens_per_minute")
         raise tokens_refused(*tokens)

@@ -1,9 +1,9 @@
-"""The files of programs, below a gateway's data directory. Everything here blocks.
+"""The files of programs, below a gateway's data directory. Every call blocks.
 
     programs/<tenant>/<hash>.wasm               the bytes as uploaded
-    programs/<tenant>/<hash>.<compiler>.cwasm   what the compiler with that identity made of them
+    programs/<tenant>/<hash>.<compiler>.cwasm   the machine code of the compiler with that identity
 
-A file is there as a whole or not at all, and after a crash, too.
+A file is complete or absent, also after a crash.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ from symphony_runtime.engine.settings import cache_identity
 
 
 class ProgramFiles:
-    """The files below a folder, of all tenants; a program is told by its bytes' hash in hex."""
+    """The files of all tenants; a program is identified by its bytes' hash in hex."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def write(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
-        """Keep a program's bytes, and the machine code that this compiler made of them."""
+        """Write a program's bytes and this compiler's machine code."""
         for stale in self._folder(tenant).glob(f"{digest}.*.cwasm"):
             stale.unlink(missing_ok=True)
         write_durably(self._wasm(tenant, digest), wasm)
         write_durably(self._artefact(tenant, digest), artefact)
 
     def restore(self, tenant: str, digest: str, wasm: bytes) -> None:
-        """Write a program's bytes again where they are damaged or gone."""
+        """Write a program's bytes again if they are damaged or missing."""
         path = self._wasm(tenant, digest)
         if not path.is_file() or path.read_bytes() != wasm:
             self._folder(tenant)
@@ -41,7 +41,7 @@ class ProgramFiles:
         return self._wasm(tenant, digest).read_bytes()
 
     def artefact(self, tenant: str, digest: str, wanted: bytes) -> bytes | None:
-        """Return the machine code whose SHA-256 is the wanted one; None: there is no such."""
+        """Return the machine code if its SHA-256 is `wanted`, else None."""
         try:
             artefact = self._artefact(tenant, digest).read_bytes()
         except FileNotFoundError:
@@ -49,7 +49,6 @@ class ProgramFiles:
         return artefact if hashlib.sha256(artefact).digest() == wanted else None
 
     def remove(self, tenant: str, digest: str) -> None:
-        """Remove a program's files."""
         for path in (self._root / tenant).glob(f"{digest}.*"):
             path.unlink(missing_ok=True)
 
@@ -59,23 +58,20 @@ class ProgramFiles:
             shutil.rmtree(self._root / tenant)
 
     def size(self, tenant: str, digest: str = "*") -> int:
-        """Return the bytes of a program's files, or of all files of a tenant."""
         paths = (self._root / tenant).glob(f"{digest}.*wasm")
         return sum(path.stat().st_size for path in paths)
 
     def tenants(self) -> list[str]:
-        """Return the tenants that have files."""
         if not self._root.is_dir():
             return []
         return sorted(path.name for path in self._root.iterdir() if path.is_dir())
 
     def digests(self, tenant: str) -> set[str]:
-        """Return the programs of a tenant that have files."""
         paths = (self._root / tenant).glob("*.*wasm")
         return {path.name.partition(".")[0] for path in paths}
 
     def _folder(self, tenant: str) -> Path:
-        """Return a tenant's folder, which is there then, for the server alone."""
+        """Return a tenant's folder; creates it, private to the server."""
         folder = self._root / tenant
         for private in (self._root, folder):
             private.mkdir(exist_ok=True, mode=0o700)
@@ -89,7 +85,7 @@ class ProgramFiles:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename into place, flush the folder: all of it or nothing. OSError."""
+    """Write a file atomically: write, sync, rename, sync the folder. OSError."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -98,7 +94,7 @@ def write_durably(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except OSError:
-        Path(temporary).unlink(missing_ok=True)  # on a full disk every byte counts
+        Path(temporary).unlink(missing_ok=True)  # free the space at once: the disk may be full
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

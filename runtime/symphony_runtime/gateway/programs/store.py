@@ -1,9 +1,9 @@
 """Programs: uploaded modules, their names, and the machine code made of them.
 
-Their files lie on disk (`files`), each tenant's apart: that another tenant has uploaded the
-same bytes must not show, not even in how long an upload takes. An artefact is loaded only if its
-SHA-256 is the one in the database, so that none is ever run which this server did not make; a
-missing, stale or altered one is compiled again from the bytes.
+Files are on disk (`files`), separate for each tenant: another tenant's upload of the same bytes
+must not show, not even in the time of an upload. An artefact is loaded only if its SHA-256 is the
+one in the database, so that the server runs only machine code that it made. A missing, stale or
+altered artefact is compiled again from the bytes.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
-OWNER = "~server"  # of the programs that ship with the server: no tenant is called so
+OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
-_KNOWN_MAX = 4_096  # programs whose rows are kept in memory
+_KNOWN_MAX = 4_096  # programs in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
 _DEFAULT_ENTRIES = ("_start", "lip_main")
-# A tenant's tables: what tells rows apart, and the columns of any size.
+# A tenant's tables: the key of a row, and the columns of unbounded size.
 _TABLES = {
     "program_names": ("name",),
     "programs": ("id", "imports", "exports", "entries"),
@@ -77,11 +77,10 @@ class Program:
 
     @property
     def module(self) -> str:
-        """What workers call it."""
+        """The program's name in workers."""
         return f"{self.tenant}/{self.id}"
 
     def view(self) -> dict[str, Any]:
-        """Return what its owner is shown."""
         return {
             "id": self.id,
             "name": self.name,
@@ -93,7 +92,7 @@ class Program:
         }
 
     def entry(self, wanted: str | None) -> str:
-        """Return the export to run.
+        """Return the export to run: `wanted`, or the default entry.
 
         Raises:
             Problem: 400, there is no such entry.
@@ -110,10 +109,10 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How much of programs a tenant may keep."""
+class ProgramQuota:
+    """How many programs a tenant may keep."""
 
-    programs: int  # and names of them
+    programs: int  # and also the most names
     bytes: int  # of their modules
 
 
@@ -129,12 +128,10 @@ class Programs:
         self._loading: dict[str, asyncio.Task[bytes]] = {}
         self._known: dict[tuple[str, str], Program] = {}  # by id and by name
         self._changes = 0
-        self._changing = asyncio.Lock()  # files and rows change together
-        self._tenant_locks = (
-            TenantLocks()
-        )  # to be compiled: a program may take as long as it is let
-        self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # of each tenant
-        self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
+        self._change_lock = asyncio.Lock()  # files and rows change together
+        self._tenant_locks = TenantLocks()  # for compilations
+        self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # by tenant
+        self._forgotten: Counter[str] = Counter()  # number of `forget_tenant` by tenant
         for tenant in self._files.tenants():
             store.disk.charge(tenant, self._files.size(tenant))
 
@@ -144,13 +141,13 @@ class Programs:
         name: str | None,
         wasm: bytes,
         bounds: CompileBounds = USUAL,
-        room: Room | None = None,
+        quota: ProgramQuota | None = None,
     ) -> tuple[Program, bool]:
-        """Check, compile and keep a program; True if its bytes were not known.
+        """Check, compile and store a program; True if its bytes are new.
 
         Raises:
-            Problem: 400 with every problem of the program, 413 too large; 429, there is no `room`;
-                429, 507: none on the disk.
+            Problem: 400 with every problem of the program, 413 too large; 429, over the `quota`;
+                429, 507: no disk space.
         """
         if name is not None:
             check_name(name)
@@ -160,48 +157,43 @@ class Programs:
         program_id = f"sha256:{digest}"
         known = await self.find(tenant, program_id)
         new = 0 if known is not None else len(wasm)
-        await self._check_room(tenant, name, new, room)
+        await self._check_quota(tenant, name, new, quota)
         self._store.disk.check(tenant, new or ROW_BYTES)
         compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
-        async with self._changing:
+        async with self._change_lock:
             if self._forgotten[tenant] != forgotten:
-                raise not_found("tenant")  # meanwhile
+                raise not_found("tenant")  # deleted meanwhile
             if compiled is not None:
-                await self._check_room(tenant, name, new, room)
+                await self._check_quota(tenant, name, new, quota)
                 await self._write_files(tenant, digest, wasm, compiled.artefact)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
-            there = compiled is not None or await self._use_again(tenant, program_id)
-            if there and compiled is None:
+            exists = compiled is not None or await self._touch(tenant, program_id)
+            if exists and compiled is None:
                 restore = partial(self._files.restore, tenant, digest, wasm)
                 await self._change_files(tenant, digest, restore)
-            if there and name is not None:
-                await self._point(tenant, name, program_id)
-        if not there:  # it was deleted meanwhile
-            return await self.upload(tenant, name, wasm, bounds, room)
+            if exists and name is not None:
+                await self._set_name(tenant, name, program_id)
+        if not exists:  # it was deleted meanwhile
+            return await self.upload(tenant, name, wasm, bounds, quota)
         return await self.get(tenant, program_id), known is None
 
     async def get(self, tenant: str, reference: str) -> Program:
-        """Return a program by its id or a name.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a program by its id or a name; Problem 404."""
         program = await self.find(tenant, reference)
         if program is None:
             raise not_found("program")
         return program
 
     async def find(self, tenant: str, reference: str) -> Program | None:
-        """Return a program by its id or a name, or None."""
         known = self._known.get((tenant, reference))
         if known is not None:
             return known
         if not reference.isascii():
-            return None  # ids and names are, and the database takes no half characters
+            return None  # ids and names are ASCII; the database refuses lone surrogates
         changes = self._changes
         program = await self._read(tenant, reference)
-        # What was read while something changed may be what it was before.
+        # A row read during a change may be stale.
         if program is not None and changes == self._changes:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -225,7 +217,7 @@ class Programs:
         return await self._store.read(select)
 
     async def page(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
-        """Return a page of a tenant's programs, newest first, and where the next one begins."""
+        """Return a page of a tenant's programs, newest first, and the next page's cursor."""
         before = _cursor(after)
 
         def select(connection: Connection) -> list[Row]:
@@ -241,49 +233,48 @@ class Programs:
         return programs, f"{last.created_ms}.{last.id}" if last else None
 
     async def delete(self, tenant: str, reference: str) -> Program:
-        """Forget a program and all its names, and return it; runs of it go on.
+        """Delete a program with all its names, and return it; its live runs continue.
 
         Raises:
             Problem: 404.
         """
         program = await self.get(tenant, reference)
-        async with self._changing:
+        async with self._change_lock:
             await self._store.write(lambda c: _delete_program(c, program))
-            await self._gone(program)
+            await self._forget_deleted(program)
         return program
 
     async def delete_unused(self, tenant: str, program_id: str, before_ms: int) -> Program | None:
-        """Do the same unless it was used after a moment; None: it was, or is gone."""
+        """Delete a program; None: it was used after `before_ms`, or is gone."""
         program = await self.find(tenant, program_id)
         if program is None:
             return None
         await self.program_usage.flush()
-        async with self._changing:
+        async with self._change_lock:
             if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
                 return None
-            await self._gone(program)
+            await self._forget_deleted(program)
         return program
 
-    async def _gone(self, program: Program) -> None:
-        """A program is in the database no more."""
+    async def _forget_deleted(self, program: Program) -> None:
         self._forget_known()
         self.program_usage.forget(program.tenant, program.id)
         self._artefacts.pop(program.module, None)
         await self._remove_files(program.tenant, _digest(program.id))
 
-    def abandon(self, tenant: str) -> None:
-        """End what a tenant has compiled: whoever waits for it is told that it has gone."""
+    def cancel_compilations(self, tenant: str) -> None:
+        """Cancel a tenant's compilations: their uploads fail with 404."""
         for compiling in self._compiling.get(tenant, ()):
             compiling.cancel()
 
     async def forget_tenant(self, tenant: str, *, rows: bool = True) -> None:
-        """Forget all programs of a tenant, with their names and files; no upload comes after it.
+        """Delete a tenant's programs, names and files; no upload may follow.
 
-        Without `rows` only what this gateway has of them: another tenant is called so by now.
+        Without `rows` only this gateway's memory and files: a new tenant has the name already.
         OSError: files are left.
         """
-        self.abandon(tenant)
-        async with self._changing:
+        self.cancel_compilations(tenant)
+        async with self._change_lock:
             self._forgotten[tenant] += 1
             if rows:
                 for table, (key, *large) in _TABLES.items():
@@ -298,10 +289,10 @@ class Programs:
             self._store.disk.charge(tenant, -size)
 
     async def remove_strays(self) -> int:
-        """Remove the files of programs that another gateway has deleted; return of how many."""
+        """Remove files of programs that another gateway deleted; return how many programs."""
         removed = 0
         for tenant in await asyncio.to_thread(self._files.tenants):
-            async with self._changing:  # no file comes before its row
+            async with self._change_lock:  # no file precedes its row
                 kept = await self._store.read(partial(_digests, tenant=tenant))
                 for digest in await asyncio.to_thread(self._files.digests, tenant) - kept:
                     await self._remove_files(tenant, digest)
@@ -309,11 +300,11 @@ class Programs:
         return removed
 
     async def artefact(self, program: Program) -> bytes:
-        """Return the machine code of a program, compiled again if there is none that fits.
+        """Return the machine code of a program, compiled again if none matches.
 
         Raises:
-            Problem: 404, its bytes have gone (it was deleted); 400, this compiler refuses what an
-                earlier one took; 500, they are damaged.
+            Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
+                earlier one accepted; 500, the bytes are damaged.
         """
         held = self._artefacts.get(program.module)
         if held is not None:
@@ -325,10 +316,6 @@ class Programs:
             self._loading[program.module] = task
             task.add_done_callback(lambda _: self._loading.pop(program.module, None))
         return await asyncio.shield(task)
-
-    def forget_artefacts(self) -> None:
-        """Hold no machine code in memory; it is read from the disk again."""
-        self._artefacts.clear()
 
     def _forget_known(self) -> None:
         self._changes += 1
@@ -351,7 +338,7 @@ class Programs:
         digest = _digest(program.id)
         wasm = await self._wasm(program)
         compiled = await self._compile(program.tenant, wasm, TAKEN_BEFORE)
-        async with self._changing:
+        async with self._change_lock:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program")
             await self._write_files(program.tenant, digest, wasm, compiled.artefact)
@@ -359,10 +346,10 @@ class Programs:
         return compiled.artefact
 
     async def _write_files(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
-        """Write a program's files, which its tenant holds from now on.
+        """Write a program's files and charge them to its tenant.
 
         Raises:
-            Problem: 429, 507: there is no room for them. OSError.
+            Problem: 429, 507: no disk space. OSError.
         """
         self._store.disk.check(tenant, len(wasm) + len(artefact))
         write = partial(self._files.write, tenant, digest, wasm, artefact)
@@ -372,7 +359,7 @@ class Programs:
         await self._change_files(tenant, digest, partial(self._files.remove, tenant, digest))
 
     async def _change_files(self, tenant: str, digest: str, change: Callable[[], None]) -> None:
-        """Change a program's files; its tenant holds what there is of them afterwards. OSError."""
+        """Change a program's files and charge the difference to its tenant. OSError."""
         before = await asyncio.to_thread(self._files.size, tenant, digest)
         try:
             await asyncio.to_thread(change)
@@ -381,23 +368,23 @@ class Programs:
             self._store.disk.charge(tenant, after - before)
 
     async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
-        """Compile in the tenant's turn.
+        """Compile while holding the tenant's lock.
 
         Raises:
             Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
         """
 
-        async def compile_in_turn() -> Compiled:
+        async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):
                 return await self._compiler.compile(wasm, bounds, tenant)
 
-        work = asyncio.ensure_future(compile_in_turn())
+        work = asyncio.ensure_future(compile_locked())
         under_way = self._compiling.setdefault(tenant, set())
         under_way.add(work)
         try:
             await asyncio.wait([work])
         finally:
-            work.cancel()  # if whoever asked has gone
+            work.cancel()  # if the caller was cancelled
             under_way.discard(work)
             if not under_way and self._compiling.get(tenant) is under_way:
                 del self._compiling[tenant]
@@ -405,7 +392,7 @@ class Programs:
             raise not_found("tenant")
         try:
             compiled = work.result()
-        except ProgramError as error:  # in `_compile_again`: an older compiler has taken it
+        except ProgramError as error:  # in `_compile_again`: an older compiler accepted it
             raise _refusal(error) from error
         _check_artefact(compiled)
         return compiled
@@ -416,7 +403,7 @@ class Programs:
             self._artefacts.popitem(last=False)
 
     async def _wasm(self, program: Program) -> bytes:
-        """Return a program's bytes, which another gateway may have taken; Problem 404, 500."""
+        """Return a program's bytes, maybe uploaded at another gateway; Problem 404, 500."""
         key, wasm = (program.tenant, program.id), None
         try:
             wasm = await asyncio.to_thread(self._files.wasm, program.tenant, _digest(program.id))
@@ -436,26 +423,28 @@ class Programs:
         )
 
     async def reload(self) -> None:
-        """Look everything up again: another gateway has changed something."""
+        """Forget what is in memory: another gateway changed something."""
         self._forget_known()
 
     # -- The database --------------------------------------------------------------------------
-    async def _check_room(self, tenant: str, name: str | None, new: int, room: Room | None) -> None:
-        """Check that a tenant may keep a module of `new` bytes more (0: none), and a name.
+    async def _check_quota(
+        self, tenant: str, name: str | None, new: int, quota: ProgramQuota | None
+    ) -> None:
+        """Check that a tenant may store a module of `new` bytes (0: none), and a name.
 
         Raises:
             Problem: 429.
         """
-        if room is None:
+        if quota is None:
             return
         programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
-        if (new and programs >= room.programs) or (name is not None and names >= room.programs):
-            raise _full("programs", f"{room.programs} programs, or names of them", room.programs)
-        if new and size + new > room.bytes:
-            raise _full("programs_kept_bytes", f"{room.bytes} bytes of programs", room.bytes)
+        if (new and programs >= quota.programs) or (name is not None and names >= quota.programs):
+            raise _full("programs", f"{quota.programs} programs, or names of them", quota.programs)
+        if new and size + new > quota.bytes:
+            raise _full("programs_kept_bytes", f"{quota.bytes} bytes of programs", quota.bytes)
 
     async def _share(self, tenant: str, digest: str, wasm: bytes) -> None:
-        """Keep a program's bytes where other gateways find them."""
+        """Store a program's bytes for other gateways."""
         if self._store.shared:
             sql = "INSERT INTO program_bytes VALUES (?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
             key = tenant, f"sha256:{digest}", wasm
@@ -477,7 +466,7 @@ class Programs:
             self.program_usage.now_ms() if created_ms is None else created_ms,
             self.program_usage.now_ms(),
         )
-        # Two uploads of the same bytes at once: the second finds what the first made.
+        # Two uploads of the same bytes at once: the second updates the row of the first.
         sql = (
             "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
             " artefact_hash, created_ms, used_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -489,16 +478,16 @@ class Programs:
         await self._store.write(lambda c: _changing(c, sql, values), tenant)
         self._forget_known()
 
-    async def _use_again(self, tenant: str, program: str) -> bool:
-        """Note that known bytes have come again; return whether they are still known."""
+    async def _touch(self, tenant: str, program: str) -> bool:
+        """Note an upload of known bytes; return whether the program still exists."""
         sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
         values = self.program_usage.now_ms(), tenant, program
-        there = await self._store.write(lambda c: c.execute(sql, values).rowcount, tenant)
-        if not there:
-            self._forget_known()  # another gateway has deleted them
-        return bool(there)
+        exists = await self._store.write(lambda c: c.execute(sql, values).rowcount, tenant)
+        if not exists:
+            self._forget_known()  # another gateway has deleted it
+        return bool(exists)
 
-    async def _point(self, tenant: str, name: str, program: str) -> None:
+    async def _set_name(self, tenant: str, name: str, program: str) -> None:
         values = (tenant, name, program, self.program_usage.now_ms(), tenant)
         sql = (
             "INSERT INTO program_names VALUES (?, ?, ?, ?,"
@@ -512,21 +501,16 @@ class Programs:
 
 _SELECT = """SELECT p.*, (
     SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
-    ORDER BY n.turn DESC LIMIT 1 -- the one that was given last
+    ORDER BY n.turn DESC LIMIT 1 -- the newest one
 ) AS name FROM programs p"""
 
 
 async def digest_of(wasm: bytes) -> str:
-    """Return the id of a module's bytes."""
     return f"sha256:{await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())}"
 
 
 def check_name(name: str) -> None:
-    """Check a program's name.
-
-    Raises:
-        Problem: 400.
-    """
+    """Check a program's name; Problem 400."""
     if not _NAME.match(name) or len(name) > NAME_BYTES_MAX:
         raise bad_request(
             "bad-name",
@@ -536,18 +520,18 @@ def check_name(name: str) -> None:
 
 
 @contextlib.contextmanager
-def count_refusals(figures: RunMetrics, tenant: str) -> Iterator[None]:
-    """Count it when a program of a tenant is refused for a limit."""
+def count_refusals(metrics: RunMetrics, tenant: str) -> Iterator[None]:
+    """Count the limit if a tenant's program is refused for one."""
     try:
         yield
     except Problem as problem:
         if problem.status == 413:
-            figures.hit(tenant, "program_bytes")
+            metrics.count_limit(tenant, "program_bytes")
         elif problem.kind == "too-many-programs":
-            figures.hit(tenant, problem.fields["field"])
+            metrics.count_limit(tenant, problem.fields["field"])
         for limit in {limit_of_problem(words) for words in problem.fields.get("problems", ())}:
             if limit is not None:
-                figures.hit(tenant, limit)
+                metrics.count_limit(tenant, limit)
         raise
 
 
@@ -558,7 +542,7 @@ def _refusal(error: ProgramError) -> Problem:
 
 def _full(limit: str, what: str, most: int) -> Problem:
     detail = f"the tenant may keep {what}: delete some"
-    # Nothing but a deletion makes room.
+    # Only a deletion frees some of the quota.
     return Problem(
         429, "too-many-programs", detail, retry_after=RETRY_SECONDS_MAX, field=limit, limit=most
     )
@@ -597,7 +581,7 @@ def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None
 
 
 def _delete_program(connection: Connection, program: Program, before_ms: int | None = None) -> bool:
-    """Delete a program with its names; unless it was used after a moment, if one is named."""
+    """Delete a program with its names, unless it was used after `before_ms`."""
     key = (program.tenant, program.id)
     if before_ms is None:
         gone = connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
@@ -618,7 +602,7 @@ def _digests(connection: Connection, tenant: str) -> set[str]:
 
 
 def _kept(connection: Connection, tenant: str, name: str | None) -> tuple[int, int, int]:
-    """Return a tenant's programs, the bytes of their modules, and its names but for one."""
+    """Return a tenant's programs, their bytes, and its names except `name`."""
     sql = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM programs WHERE tenant = ?"
     programs, size = connection.execute(sql, (tenant,)).fetchone()
     sql = "SELECT COUNT(*) FROM program_names WHERE tenant = ? AND name != ?"

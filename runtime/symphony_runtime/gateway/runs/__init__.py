@@ -1,8 +1,8 @@
 """Runs: from an admitted request to the stored result.
 
-service           start, end, cancel; record: a run in the database; live_run: one under way
-worker_requests   what workers ask for: children, channels, calls of tools
-events/           what readers of a run are told
-retention         how long ended runs are kept; trace, usage: what they did and took
-cpu_reporting     the gateway's processor time, reported to the kernel by tenants
+service           start, end, cancel; record: a run in the database; live_run: a run in progress
+worker_requests   requests of workers: children, channels, tool and HTTP calls
+events/           what a run's readers get
+retention         how long ended runs are kept; trace, usage: what runs did and used
+cpu_reporting     the gateway's CPU time by tenant, reported to the kernel
 """

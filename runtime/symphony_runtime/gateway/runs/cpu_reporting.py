@@ -1,11 +1,11 @@
-"""What tenants cost the gateway: the kernel keeps their accounts.
+"""CPU time of the gateway by tenant, reported to the kernel's accounts.
 
-    a worker's frame -> `runs` takes it, timed, by runs    -> Spent, once in a while -> the kernel
-    requests, compilers                        by tenants  ->                        -> Pace: rest
+    a worker's frame -> `Runs` handles it, timed, by runs  -> Spent, at intervals -> the kernel
+    requests, compilers                        by tenants  ->                     -> Pace: a pause
     the database's commits                     by either   ->
 
-While a single tenant has live runs no frame is timed, and nobody is charged who has nobody beside
-it. A frame's time is divided among those that it speaks of, by how much it carries of each.
+A tenant is charged only while another tenant has live runs, and frames are timed only while two
+tenants have live runs. A frame's time is divided among its runs by the size of their items.
 """
 
 import asyncio
@@ -24,23 +24,21 @@ from symphony_runtime.gateway.storage.crash_log import Entry
 from symphony_runtime.gateway.storage.store import Store
 
 T = TypeVar("T")
-_ITEM_BYTES = 1_024  # that take as long as an item takes without any, about
-_LOOK_SECONDS = 0.1  # from one look at who has live runs to the next
-_CHARGED_SECONDS = 1e-3  # of a request: what it took is charged when it is so much, and at its end
+_ITEM_BYTES = 1_024  # take about as long as the overhead of an item
+_LOOK_SECONDS = 0.1  # between two looks at which tenants have live runs
+_CHARGED_SECONDS = 1e-3  # of a request: so much is charged at once, the rest at its end
 
 
 class LiveRuns(WorkerEvents, Protocol):
-    """Who takes the frames, and knows whose runs are live."""
+    """The live runs, which handle the frames."""
 
-    def run_of(self, worker: Worker, instance: Any) -> Run | None:
-        """Return the run of a live instance, if it is this worker's."""
+    def run_of(self, worker: Worker, instance: Any) -> Run | None: ...
 
-    def live_by_tenant(self) -> dict[str, int]:
-        """Return how many live runs each tenant has that has any."""
+    def live_by_tenant(self) -> dict[str, int]: ...
 
 
 class _Timed(Generic[T]):
-    """Work of the event loop whose processor time is charged to a tenant, turn by turn."""
+    """An awaitable whose CPU time is charged to a tenant, turn by turn."""
 
     def __init__(self, cpu_reporter: "CpuReporter", tenant: str, work: Awaitable[T]) -> None:
         self._cpu_reporter, self._tenant, self._work = cpu_reporter, tenant, work
@@ -64,59 +62,54 @@ class _Timed(Generic[T]):
                 spent = 0.0
             try:
                 value, error = (yield wanted), None
-            except BaseException as thrown:  # a cancellation, which is for the work
+            except BaseException as thrown:  # a cancellation, to pass on to the awaitable
                 error = thrown
 
 
 class CpuReporter:
-    """Hears of workers before `runs` does (`WorkerEvents`)."""
+    """Passes workers' messages to `runs` and times them (`WorkerEvents`)."""
 
     def __init__(self, runs: LiveRuns, kernel: KernelLink, store: Store) -> None:
         self._runs, self._kernel = runs, kernel
-        store.crash_log.on_written = self.written
-        store.on_committed = self.committed
-        kernel.on_pace = self._paced
-        # Microseconds, by runs' instances, and by tenants' names of what is no run's.
+        store.crash_log.on_written = self.charge_crash_log
+        store.on_committed = self.charge_commit
+        kernel.on_pace = self._start_pause
+        # Microseconds, by a run's instance, or by tenant for what belongs to no run.
         self._spent: Counter[int | str] = Counter()
         self._next = self._look = 0.0
-        self._live: Set[str] = frozenset()  # tenants that have live runs, as of the last look
+        self._live: Set[str] = frozenset()  # tenants that had live runs at the last look
         self._shared = False
-        self._rests: dict[str, float] = {}  # tenants, until when
+        self._pauses: dict[str, float] = {}  # the end of each tenant's pause
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
-        """See `WorkerEvents`."""
         if not self._shared and not self._is_shared():
             self._runs.worker_output(worker, messages)
             return
-        whose = self._whose(worker, messages)
+        whose = self._weights_by_run(worker, messages)
         began = time.thread_time()
         self._runs.worker_output(worker, messages)
-        self._divide(whose, time.thread_time() - began)
+        self._charge_runs(whose, time.thread_time() - began)
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """See `WorkerEvents`."""
         if not self._shared and not self._is_shared():
             self._runs.worker_message(worker, message)
             return
-        whose = self._whose(worker, _items(message))
+        whose = self._weights_by_run(worker, _items(message))
         began = time.thread_time()
         self._runs.worker_message(worker, message)
-        self._divide(whose, time.thread_time() - began)
+        self._charge_runs(whose, time.thread_time() - began)
 
     def worker_lost(self, worker: Worker) -> None:
-        """See `WorkerEvents`."""
         self._runs.worker_lost(worker)
 
-    def written(self, entries: list[Entry], seconds: float) -> None:
-        """Runs' events have been written down (`Tail`)."""
+    def charge_crash_log(self, entries: list[Entry], seconds: float) -> None:
         if self._shared:
             whose: Counter[int] = Counter()
             for run, _, _, data in entries:
                 whose[run] += _ITEM_BYTES + (len(data) if isinstance(data, bytes) else 0)
-            self._divide(whose, seconds)
+            self._charge_runs(whose, seconds)
 
-    def committed(self, seconds: Mapping[int | str, float]) -> None:
-        """The database has written what was runs' and tenants' (`Store`)."""
+    def charge_commit(self, seconds: Mapping[int | str, float]) -> None:
         for whose, each in seconds.items():
             if isinstance(whose, str):
                 self.charge(whose, each)
@@ -124,38 +117,38 @@ class CpuReporter:
                 self._spent[whose] += int(1e6 * each)
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """What is no run's of a tenant has taken so long; of one that is alone nobody is told."""
-        if self._is_beside(tenant):
+        """Charge a tenant for time of no run, unless the tenant is alone."""
+        if self._is_contended(tenant):
             self._spent[tenant] += int(1e6 * seconds)
-            self._tell()
+            self._report()
 
-    def timed(self, tenant: str, work: Awaitable[T]) -> Awaitable[T]:
-        """Return the same work; what it takes of this thread is charged to a tenant."""
+    def charge_awaitable(self, tenant: str, work: Awaitable[T]) -> Awaitable[T]:
+        """Return an awaitable with the same result, whose CPU time here a tenant pays."""
         return _Timed(self, tenant, work)
 
-    async def turn(self, tenant: str) -> None:
-        """Wait as long as a tenant is to rest, as of now, before work that is no run's begins."""
+    async def wait_pause(self, tenant: str) -> None:
+        """Wait for the end of the tenant's pause before work that belongs to no run."""
         if (seconds := self.rest(tenant)) > 0.0:
             await asyncio.sleep(seconds)
 
     def rest(self, tenant: str) -> float:
-        """Return the seconds for which what is no run's of a tenant is to wait, as of now."""
-        until = self._rests.get(tenant)
+        """Return the seconds left of the tenant's pause for work that belongs to no run."""
+        until = self._pauses.get(tenant)
         if until is None:
             return 0.0
         left = until - time.monotonic()
-        if left > 0.0 and self._is_beside(tenant):
+        if left > 0.0 and self._is_contended(tenant):
             return left
-        del self._rests[tenant]
+        del self._pauses[tenant]
         return 0.0
 
-    def _paced(self, tenant: str, seconds: float) -> None:
+    def _start_pause(self, tenant: str, seconds: float) -> None:
         now = time.monotonic()
-        self._rests = {name: until for name, until in self._rests.items() if until > now}
-        self._rests[tenant] = now + seconds
+        self._pauses = {name: until for name, until in self._pauses.items() if until > now}
+        self._pauses[tenant] = now + seconds
 
-    def _is_beside(self, tenant: str) -> bool:
-        """Whether anybody else has live runs; what the server does for all is nobody's."""
+    def _is_contended(self, tenant: str) -> bool:
+        """Return whether another tenant has live runs; False for the server itself."""
         self._is_shared()
         return tenant != OWNER and bool(self._live - {tenant})
 
@@ -167,8 +160,8 @@ class CpuReporter:
             self._shared = len(self._live) > 1
         return self._shared
 
-    def _whose(self, worker: Worker, items: list[Any]) -> Counter[int]:
-        """Return how much of a frame each run has; what is malformed is nobody's."""
+    def _weights_by_run(self, worker: Worker, items: list[Any]) -> Counter[int]:
+        """Return the weight of each run in a frame; ignores malformed items."""
         weights: Counter[int] = Counter()
         for item in items:
             if not (isinstance(item, list) and item):
@@ -179,18 +172,17 @@ class CpuReporter:
                 weights[run.record.seq] += _ITEM_BYTES + size
         return weights
 
-    def _divide(self, whose: Counter[int], seconds: float) -> None:
-        """Charge a frame's time."""
+    def _charge_runs(self, whose: Counter[int], seconds: float) -> None:
         total = whose.total()
         for run, weight in whose.items():
             self._spent[run] += int(1e6 * seconds * weight / total)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SPENT_TOLD_SECONDS
-            self._kernel.tell_spent(self._spent)
+            self._kernel.report_cpu(self._spent)
             self._spent.clear()
             if now >= self._look:
                 self._shared = False
@@ -198,7 +190,7 @@ class CpuReporter:
 
 
 def _items(message: m.Message) -> list[Any]:
-    """Return what a message carries of instances, as an Output has it."""
+    """Return a message's items, each with its instance first, as in an Output."""
     if isinstance(message, m.Logs):
         return message.lines
     if isinstance(message, m.Ask):

@@ -1,4 +1,4 @@
-"""A live run: its record, its worker, and what it has done so far."""
+"""A live run: its record, its worker and its state so far."""
 
 import asyncio
 import math
@@ -11,21 +11,20 @@ from typing import Any, Protocol
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
 
-from symphony_runtime.gateway.admission.pace import Pace, retry_after
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
-from symphony_runtime.gateway.runs.events.stream import EventStream
-from symphony_runtime.gateway.runs.events.unsaved import Listener, UnsavedEvents
+from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream, Listener
 from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
 
-_OF_KERNEL = ("kv_tokens", "tokens", "children", "child_depth")  # limits that it counts, too
+_OF_KERNEL = ("kv_tokens", "tokens", "children", "child_depth")  # the kernel's
 
 
 class Run:
@@ -39,13 +38,13 @@ class Run:
         store: Store,
         listener: Listener | None = None,
     ) -> None:
-        """Admit a run.
+        """Admit a run; with a listener it is ephemeral: its messages are not stored.
 
         Raises:
-            Problem: 429, 507: it would be kept, and there is no room for it on the disk.
+            Problem: 429, 507: there is no disk space for a run that is stored.
         """
-        self.passing = listener is not None  # its messages go to its client, and it is not kept
-        if not self.passing:
+        self.ephemeral = listener is not None
+        if not self.ephemeral:
             store.disk.check(record.tenant)
         self.record = record
         self.admitted = time.monotonic()
@@ -53,54 +52,53 @@ class Run:
         self.worker = worker
         self._disk = store.disk
         credit = _Credit(worker, record.seq).taken
-        self.journal: EventStream = (
-            UnsavedEvents(store, record.seq, credit, listener)
+        self.events: EventStream = (
+            EphemeralStream(store, record.seq, credit, listener)
             if listener
             else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
         self.instances = {record.seq: program}
-        self.channels: set[str] = set()  # that it has used
+        self.channels: set[str] = set()  # names that it has used
         self.child_ends: set[asyncio.Task[None]] = set()
         self.kernel_usage: Counter[str] = Counter()
         self.registered = False  # with the kernel
         self.started = False  # at its worker
         self.ending = False
-        self.end: Record | None = None  # once it is known; `record` has it when it is stored
-        self.unstored: Problem | None = None  # why it is not, after the first attempt
-        self.unwanted = False  # its client has gone: how it ends matters to nobody
-        self.trace: RunTrace | None = None  # where it was asked for
+        self.end: Record | None = None  # once known; becomes `record` when it is stored
+        self.unstored: Problem | None = None  # why the first attempt to store the end failed
+        self.unwanted = False  # its client has gone: a failure need not be stored
+        self.trace: RunTrace | None = None  # if the request asked for one
         self.log_bytes = 0
-        self.inbox_bytes = 0  # delivered and not received yet
+        self.inbox_bytes = 0  # delivered to the worker, not received by the program yet
         self.inbox_messages = 0
-        self.receiving = Pace()  # of messages by the program
+        self.receive_interval = EventInterval()  # of messages, by the program
         self.messages = 0
         self.kill_reason: str | None = None
-        self.verdict: str | None = None  # why the server failed it, whatever the worker says
-        self.deadline = math.inf  # in the loop's time; set once it is started
-        self.timers: list[asyncio.TimerHandle] = []
-        self.stored: asyncio.Future[None] | None = None  # that it begins; None: it passes
+        self.verdict: str | None = None  # why the server failed it; overrides the worker's status
+        self.deadline = math.inf  # in the loop's time, set at the start
+        self.kill_timer: asyncio.TimerHandle | None = None
+        self.stored: asyncio.Future[None] | None = None  # the record at its start; None: ephemeral
         loop = asyncio.get_running_loop()
-        self.known: asyncio.Future[None] = loop.create_future()  # how it has ended, stored or not
-        self.over: asyncio.Future[None] = loop.create_future()  # it has ended, and is stored
+        self.known: asyncio.Future[None] = loop.create_future()  # the end, maybe unstored
+        self.over: asyncio.Future[None] = loop.create_future()  # it has ended and is stored
 
-    def begin(self) -> None:
-        """It runs: its readers hear of it."""
-        self.journal.append("status", self.record.outcome())
+    def announce_start(self) -> None:
+        self.events.append("status", self.record.outcome())
 
-    async def has_begun(self) -> bool:
-        """Whether its start was stored, as soon as that is known."""
+    async def start_stored(self) -> bool:
+        """Return whether the start is stored, once that is known."""
         if self.stored is None:
             return True
         await asyncio.wait([self.stored])
         return self.stored.exception() is None
 
-    def put_off(self, error: StorageError) -> None:
-        """Its end could not be stored: until it is, readers are told so."""
+    def note_unstored(self, error: StorageError) -> None:
+        """Note that the end could not be stored: until it is, readers get this answer."""
         assert self.end is not None
         problem = of_storage(error)
         assert problem is not None
-        if self.unstored is None and self.passing:
-            self.journal.finish(self.end.finals())  # its client has its answer all the same
+        if self.unstored is None and self.ephemeral:
+            self.events.finish(self.end.finals())  # its client gets its answer all the same
         self.record.status = "ending"
         self.record.reason = f"it has ended, which is not stored yet: {problem.detail}"
         problem.detail = f"the run has ended, which is not stored yet: {problem.detail}"
@@ -110,14 +108,13 @@ class Run:
         if not self.known.done():
             self.known.set_result(None)
 
-    def leave(self) -> None:
-        """It has ended, and is stored as far as it is kept."""
+    def mark_over(self) -> None:
+        """Note that the run has ended and is stored, unless it is ephemeral."""
         if not self.known.done():
             self.known.set_result(None)
         self.over.set_result(None)
 
     def kernel_options(self) -> dict[str, Any]:
-        """Return the options of `Register`."""
         limits = self.record.limits
         return {
             "weight": 2.0 ** (self.record.priority - PRIORITY_DEFAULT),
@@ -126,28 +123,28 @@ class Run:
         }
 
     def inbox_full(self, size: int) -> str | None:
-        """Return the limit by which a message of so many bytes is too much for now, if one is."""
+        """Return the limit that a message of `size` bytes would exceed now, or None."""
         limits = self.record.limits
         if self.inbox_bytes + size > limits["inbox_bytes"]:
             return "inbox_bytes"
         return "messages" if self.inbox_messages >= limits["messages"] else None
 
-    def sent_too_much(self, size: int) -> str | None:
-        """Return the reason to end it for its last message, which is counted; None: there is none.
+    def exceeded_limit(self, size: int) -> str | None:
+        """Return why the last message, of `size` bytes, ends the run, or None.
 
-        The worker looks as well; we do not rely on it.
+        The worker checks these limits as well; the gateway does not rely on it.
         """
         limits = self.record.limits
-        if self.journal.sent + size > (most := limits["output_bytes"]):
+        if self.events.sent + size > (most := limits["output_bytes"]):
             return f"output limit: it sent more than {most} bytes"
         if self.messages > (most := limits["messages"]):
             return f"message limit: it sent more than {most} messages"
-        if not self.passing and self._disk.ends_run(self.record.tenant, size):
+        if not self.ephemeral and self._disk.exceeds_limit(self.record.tenant, size):
             return "disk limit: its tenant holds as many bytes on disk as it may"
         return None
 
-    def take_line(self, level: object, line: bytes) -> None:
-        """Keep a line of its log, as far as there is room; a long one as several events."""
+    def append_log_line(self, level: object, line: bytes) -> None:
+        """Append a log line up to the log limit; a long line becomes several events."""
         most = self.record.limits["log_bytes"] + 2 * LOG_LINE_BYTES
         if self.log_bytes + len(line) > most:
             return
@@ -156,62 +153,56 @@ class Run:
         text = line.decode("utf-8", "replace")
         for start in range(0, len(text) or 1, LOG_CHARACTERS):
             part = text[start : start + LOG_CHARACTERS]
-            self.journal.append("log", {"level": known, "text": part})
+            self.events.append("log", {"level": known, "text": part})
 
 
 def check_stored(run: Run) -> None:
-    """Check that a run is not one whose end is not stored yet.
-
-    Raises:
-        Problem: 409.
-    """
+    """Check that the run's end is not one that could not be stored; Problem 409."""
     if run.unstored is not None:
         raise Problem(409, "run-ended", run.unstored.detail, retry_after=1)
 
 
 class _Credit:
-    """Tells the worker how much of a run's messages its readers have taken.
+    """Tells the worker how many message bytes the readers have taken.
 
-    A journal holds it in place of the run, which holds the journal: in a circle the events of
-    ended runs would stay until the collector looks at what is old, tens of thousands of runs later.
+    An event stream holds it in place of the run, which holds the stream. A reference cycle would
+    keep the events of ended runs until a full garbage collection, tens of thousands of runs later.
     """
 
     def __init__(self, worker: Worker, instance: int) -> None:
         self._worker = worker
         self._instance = instance
-        self._untold = 0  # bytes
+        self._unsent = 0  # bytes
 
     def taken(self, size: int) -> None:
-        """Readers have taken so many bytes more."""
-        # Not for each token of a stream: the worker would wake up once more for each.
-        self._untold += size
-        if self._untold >= CREDIT_BYTES_MIN:
-            self._worker.send(m.Credit(self._instance, self._untold))
-            self._untold = 0
+        # In batches: a message for each token of a stream would wake the worker each time.
+        self._unsent += size
+        if self._unsent >= CREDIT_BYTES_MIN:
+            self._worker.send(m.Credit(self._instance, self._unsent))
+            self._unsent = 0
 
 
 class TenantRules(Protocol):
-    """What is said of tenants, as far as runs are concerned."""
+    """What runs need to know of tenants."""
 
-    ledger: RunUsage  # what they use
+    ledger: RunUsage
 
     def check(self, tenant: str) -> None:
-        """Check that a tenant may begin something; Problem 403 when it is suspended."""
+        """Check that a tenant may start something; Problem 403 when it is suspended."""
 
 
 def admit_trace(live: Iterable[Run], tenant: str) -> None:
-    """Raise the Problem 429 when a tenant has as many live traced runs as it may have."""
+    """Raise the Problem 429 when a tenant is at its limit of live traced runs."""
     traced = [run for run in live if run.trace and run.record.tenant == tenant]
     if len(traced) >= TENANT_TRACED_RUNS_MAX:
         detail = f"the tenant has {len(traced)} live traced runs, its limit"
-        # About as long as they have lasted, one of them by itself will last yet.
+        # Estimate: each lasts as long again as it has lasted, and one of them ends first.
         ages = [time.monotonic() - run.admitted for run in traced]
         seconds = retry_after(sum(ages) / len(ages) / len(ages))
         raise Problem(429, "too-many-traces", detail, retry_after=seconds, limit=len(traced))
 
 
 def new_run_id() -> str:
-    """Return an id that no run has."""
     return f"run_{secrets.token_hex(12)}"
 
 
@@ -223,7 +214,7 @@ def new_record(
     request: RunRequest,
     run_id: str | None = None,
 ) -> Record:
-    """Return the record of a run that is about to begin; `run_id`: if it has an id already."""
+    """Return the record of a run that is about to start, with `run_id` or a new id."""
     return Record(
         seq=seq,
         id=run_id or new_run_id(),

@@ -1,4 +1,4 @@
-"""A run: what was asked for, what became of it, and how both lie in the database."""
+"""A run: the request, its record, and both in the database."""
 
 import base64
 import json
@@ -16,25 +16,25 @@ from symphony_runtime.gateway.runs.usage import add_usage
 from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.deletion_steps import STEP_BYTES
 
-# What a run may lower, and `Start.limits` always has in full: unless an operator has said more.
+# The limits of a run, all present in `Start.limits`; an operator may set others for a tenant.
 LIMITS_MAX: dict[str, int] = run_defaults()
 PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
 _USUAL = TenantLimits()
-LIVE = ("queued", "running", "ending")  # the last: it has ended, and that is not stored yet
+LIVE = ("queued", "running", "ending")  # ending: it has ended, which is not stored yet
 FINAL = ("exited", "trapped", "killed", "failed")
 USAGE_KEYS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
     "syscalls", "peak_memory_bytes",
 )  # fmt: skip
-BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
-_RUN_BYTES = 512  # what a run keeps besides its events, about
-_DELETED = "deleted"  # status of a run of which something is left to delete
+BOOT_BITS = 32  # instance id: number of the gateway's start, then a counter of so many bits
+_RUN_BYTES = 512  # approximate size of a run without its events
+_DELETED = "deleted"  # status of a run that is partly deleted
 _REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The body of a request for a run, checked."""
+    """The checked body of a request for a run."""
 
     input: bytes = b""
     entry: str | None = None
@@ -46,7 +46,7 @@ class RunRequest:
 
 @dataclass(slots=True)
 class Record:
-    """What is told and kept of a run. `seq` is its instance id; records sort by it."""
+    """A run in HTTP and in the database. `seq` is its instance id and order."""
 
     seq: int
     id: str
@@ -65,19 +65,15 @@ class Record:
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended."""
         return self.status in LIVE
 
     def outcome(self) -> dict[str, Any]:
-        """Return the data of its `status` event."""
         return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
 
     def finals(self) -> list[tuple[str, Any]]:
-        """Return its last events, once it has ended."""
         return [("usage", self.usage), ("status", self.outcome())]
 
     def view(self) -> dict[str, Any]:
-        """Return what a listing shows of it."""
         return {
             "id": self.id,
             "program": self.program,
@@ -129,7 +125,7 @@ def parse_request(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
 
 
 def encode_message(message: bytes) -> str | dict[str, str]:
-    """Return a message as JSON shows it: a string if it is UTF-8, else its base64."""
+    """Return a message for JSON: a string if it is UTF-8, else {"base64"}."""
     try:
         return message.decode()
     except UnicodeDecodeError:
@@ -137,7 +133,6 @@ def encode_message(message: bytes) -> str | dict[str, str]:
 
 
 def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int]:
-    """Return a run's usage, every key present."""
     known = {**worker, **kernel}
     return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
 
@@ -187,7 +182,7 @@ def _integer(value: Any, low: int, high: int, what: str) -> int:
 
 # --- The database --------------------------------------------------------------------------------
 def insert_run(connection: Connection, record: Record) -> None:
-    """Store a run that is about to begin, so that a crash cannot make it disappear; once."""
+    """Store a run before its start, so that a crash does not lose it; may be repeated."""
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
         record.status, record.exit_code, record.reason, record.priority,
@@ -198,13 +193,12 @@ def insert_run(connection: Connection, record: Record) -> None:
     connection.execute(sql, values)
 
 
-def take_back_run(connection: Connection, seq: int) -> None:
-    """Forget a run that has not begun after all."""
+def delete_unstarted_run(connection: Connection, seq: int) -> None:
     connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
 
 
 def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
-    """Store a run's end and the rest of its events, once; return the bytes that it keeps."""
+    """Store a run's end and last events, maybe again; return the bytes it keeps."""
     insert_events(connection, record.seq, row)
     sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
     (size,) = connection.execute(sizes, (record.seq,)).fetchone()
@@ -220,7 +214,6 @@ def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -
 
 
 def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
-    """Return a tenant's run, or None."""
     row = connection.execute(
         "SELECT * FROM runs WHERE id = ? AND tenant = ? AND status != ?", (run_id, tenant, _DELETED)
     ).fetchone()
@@ -228,7 +221,7 @@ def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
 
 
 def check_here(record: Record) -> None:
-    """Check that a run which is not live here is not live at all.
+    """Check that a run which is not live at this gateway is not live at all.
 
     Raises:
         Problem: 409, it is live at another gateway of the same database.
@@ -239,7 +232,7 @@ def check_here(record: Record) -> None:
 
 
 def live_records(connection: Connection, gateway: str) -> list[Record]:
-    """Return the runs that have not ended, but for those of other gateways."""
+    """Return the runs that have not ended, except those of other gateways."""
     others = "SELECT boot FROM gateways WHERE name != ?"
     theirs = {int(row[0]) for row in connection.execute(others, (gateway,))}
     sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
@@ -266,13 +259,11 @@ class Ended(NamedTuple):
 
 
 def kept_runs(connection: Connection) -> list[tuple[str, int, int]]:
-    """Return (tenant, ended runs, their bytes)."""
     sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms IS NOT NULL GROUP BY tenant"
     return [(row[0], int(row[1]), int(row[2])) for row in connection.execute(sql)]
 
 
 def oldest_runs(connection: Connection, tenant: str, limit: int) -> list[Ended]:
-    """Return a tenant's oldest ended runs."""
     sql = (
         "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms IS NOT NULL"
         " ORDER BY seq LIMIT ?"
@@ -281,27 +272,26 @@ def oldest_runs(connection: Connection, tenant: str, limit: int) -> list[Ended]:
 
 
 def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[Ended]:
-    """Return runs that ended up to a moment, the earliest first."""
     sql = "SELECT seq, tenant, bytes FROM runs WHERE ended_ms <= ? ORDER BY ended_ms LIMIT ?"
     return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
 
 
 def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], list[int]]:
-    """Delete ended runs with their events and traces, as much as one step takes (`deleting`).
+    """Delete ended runs with events and traces, as much as one deletion step allows.
 
-    Return those that are gone, and those that have something left: nobody is shown these any more,
-    and they are to be deleted again.
+    Return the runs that are gone, and the `seq`s of those that are partly deleted. Readers do not
+    see the latter any more; delete them again.
     """
-    gone, left, room = list[Ended](), list[int](), STEP_BYTES
+    gone, left, budget = list[Ended](), list[int](), STEP_BYTES
     for seq in seqs:
         ended = "WHERE seq = ? AND ended_ms IS NOT NULL"
         if connection.execute(f"SELECT 1 FROM runs {ended}", (seq,)).fetchone() is None:  # noqa: S608
             continue
-        if room > 0:
-            room -= _delete_events(connection, seq, room)
-        if room > 0:
-            room -= _delete_trace(connection, seq, room)
-        if room <= 0:
+        if budget > 0:
+            budget -= _delete_events(connection, seq, budget)
+        if budget > 0:
+            budget -= _delete_trace(connection, seq, budget)
+        if budget <= 0:
             hidden = f"UPDATE runs SET status = ?, ended_ms = 0 {ended}"  # noqa: S608 - ours
             connection.execute(hidden, (_DELETED, seq))
             left.append(seq)
@@ -312,7 +302,7 @@ def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], l
 
 
 def _delete_events(connection: Connection, seq: int, most: int) -> int:
-    """Delete the first events of a run; return their bytes: `most` or more if some are left."""
+    """Delete first events of a run; return their bytes: `most` if some are left."""
     sql = "SELECT first, LENGTH(body) FROM run_events WHERE run = ? ORDER BY first"
     size = 0
     for first, length in connection.execute(sql, (seq,)).fetchall():
@@ -324,7 +314,7 @@ def _delete_events(connection: Connection, seq: int, most: int) -> int:
 
 
 def _delete_trace(connection: Connection, seq: int, most: int) -> int:
-    """Delete a run's trace, a larger one only in a step of its own; return its bytes."""
+    """Delete a run's trace, a large one only in a step of its own; return its bytes."""
     sql = "SELECT LENGTH(body) AS size FROM run_traces WHERE run = ?"
     row = connection.execute(sql, (seq,)).fetchone()
     size = int(row["size"]) if row else 0
@@ -334,7 +324,7 @@ def _delete_trace(connection: Connection, seq: int, most: int) -> int:
 
 
 def next_boot(connection: Connection, gateway: str) -> int:
-    """Count this start of a gateway; return its number, which no other start has (1, 2, ...)."""
+    """Count this start; return its number, unique over all gateways (1, 2, ...)."""
     sql = (
         "INSERT INTO meta VALUES ('boots', 1)"
         " ON CONFLICT (key) DO UPDATE SET value = meta.value + 1 RETURNING value"
@@ -348,5 +338,5 @@ def _record(row: Row) -> Record:
     values = dict(row)
     values["limits"] = json.loads(values["limits"])
     values["usage"] = json.loads(values["usage"]) if values["usage"] else None
-    del values["bytes"]  # retention's
+    del values["bytes"]  # of `Retention`
     return Record(**values)

@@ -1,10 +1,10 @@
-"""The life of runs, from the request to the stored result.
+"""The life of a run, from the request to the stored result.
 
     admit -> register with the kernel -> Module, Start to a worker -> Output, Logs ... -> Ended
-          -> End to the kernel -> usage -> stored -> told
+          -> End to the kernel -> usage -> stored -> readers get the end
 
-A run is live from its admission until its result is on disk. Nobody's reading or not reading ends
-it; a cancel, a limit, its own end or the death of a role does.
+A run is live from its admission until its result is on disk. Readers do not end it, present or
+not. Its own end, a cancel, a limit or the death of a role does.
 """
 
 import asyncio
@@ -30,16 +30,13 @@ from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels
-from symphony_runtime.gateway.runs.deadlines import Deadlines
 from symphony_runtime.gateway.runs.events.reader import Cursor
 from symphony_runtime.gateway.runs.events.stream import (
-    LiveReader,
+    Listener,
     Reader,
     StoredReader,
     stored_cursor,
 )
-from symphony_runtime.gateway.runs.events.unsaved import Listener
-from symphony_runtime.gateway.runs.keeping import keep_end
 from symphony_runtime.gateway.runs.live_run import (
     Run,
     TenantRules,
@@ -54,26 +51,28 @@ from symphony_runtime.gateway.runs.record import (
     Record,
     RunRequest,
     check_here,
+    delete_unstarted_run,
     find_run,
     insert_run,
     list_runs,
     merge_usage,
-    take_back_run,
 )
 from symphony_runtime.gateway.runs.retention import Retention
-from symphony_runtime.gateway.runs.trace import RunTrace
+from symphony_runtime.gateway.runs.trace import RunTrace, store_end
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
-from symphony_runtime.gateway.storage.database import StorageError
+from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
-_REASON_MAX = 4_096  # characters of what a worker says about an end
+_WALL_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; the gateway does so later
+_DEADLINE_SECONDS = 1.0  # between two looks for runs past their wall limit
+_REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
 class Runs:
-    """All runs. Hears from the kernel and the workers (`KernelEvents`, `WorkerEvents`)."""
+    """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
     def __init__(
         self,
@@ -87,11 +86,10 @@ class Runs:
         admission: Admission,
         tenants: TenantRules,
         limits: Limits,
-        figures: RunMetrics,
+        metrics: RunMetrics,
     ) -> None:
         self.admission = admission
         self.limits = limits
-        self.kernel_limits: KernelLimits
         self._tenant_rules = tenants
         self._store = store
         self._config = config
@@ -99,39 +97,21 @@ class Runs:
         self.egress = egress
         self._worker_requests = WorkerRequests(self, programs, channels, egress)
         self._retention = retention
-        self.figures = figures
+        self.metrics = metrics
         self._next_instance = boot << BOOT_BITS
         self._live: dict[str, Run] = {}
-        self._deadlines = Deadlines(self._live, self.kill)
-        self._tenants: Counter[str] = Counter()  # live runs of each
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._tenants: Counter[str] = Counter()  # live runs by tenant
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._links: tuple[KernelLink, WorkerLinks] | None = None
 
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
-        """Name the links; once, before anything else."""
-        self._links = (kernel, workers)
+        """Set the links; once, before anything else."""
+        self.kernel, self.workers = kernel, workers
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
-    @property
-    def kernel(self) -> KernelLink:
-        """The link to the kernel."""
-        assert self._links is not None
-        return self._links[0]
-
-    @property
-    def workers(self) -> WorkerLinks:
-        """The links to the workers."""
-        assert self._links is not None
-        return self._links[1]
-
-    @property
-    def draining(self) -> bool:
-        """Whether no new run is taken."""
-        return self.admission.draining
-
-    # -- What requests do ----------------------------------------------------------------------
+    # -- Requests of clients -------------------------------------------------------------------
     async def start(
         self,
         program: Program,
@@ -141,9 +121,9 @@ class Runs:
         listener: Listener | None = None,
         run_id: str | None = None,
     ) -> Run:
-        """Start a run of a program, in the name of its tenant or of the one that is named.
+        """Start a run of a program for `tenant`, by default the program's.
 
-        With a listener the run passes: its client hears its messages and nobody keeps them.
+        With a listener the run is ephemeral: messages go to the listener and are not stored.
 
         Raises:
             Problem: 400 no such entry; 429, 503 with Retry-After.
@@ -158,24 +138,21 @@ class Runs:
             run = Run(record, program, worker, self._store, listener)
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
-            self._enter(run)
+            self._add_run(run)
             try:
-                if run.passing:  # its handler is never cancelled
+                if run.ephemeral:  # the handler of such a run is never cancelled
                     await self._launch(run, request.input)
                 else:
-                    # Whoever asked may go away; half a start must not stay behind.
+                    # The client may disconnect; half a start must not stay behind.
                     await asyncio.shield(self.spawn(self._launch(run, request.input)))
                 return run
             except (KernelAwayError, SyscallError) as error:
-                problem = error  # a worker that the kernel does not know (yet): perhaps another
-        raise self.admission.away("worker", f"the run was not started: {problem}") from problem
+                problem = error  # the kernel may not know this worker (yet): try another
+        detail = f"the run was not started: {problem}"
+        raise self.admission.unavailable("worker", detail) from problem
 
     async def find(self, tenant: str, run_id: str) -> Run | Record:
-        """Return a live run, or the record of one that has ended.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a live run, or the record of one that has ended; Problem 404."""
         run = self._live.get(run_id)
         if run is not None and run.record.tenant == tenant:
             return run
@@ -185,7 +162,7 @@ class Runs:
         return record
 
     async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
-        """Return a tenant's runs, newest first: those older than run `after`, or from the newest.
+        """Return a tenant's runs, newest first: those older than `after`, if given.
 
         Raises:
             Problem: 400, the tenant has no such run.
@@ -198,26 +175,24 @@ class Runs:
                 raise bad_request("bad-cursor", "`after` must be the id of a run") from error
             before = (found.record if isinstance(found, Run) else found).seq
         records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
-        # What is live is ahead of the database, and may not be in it yet.
+        # Live records are newer than the database's, and may not be in it yet.
         merged = {record.seq: record for record in records}
         merged |= {record.seq: record for record in self.live(tenant) if record.seq < before}
         return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
 
     def live(self, tenant: str) -> list[Record]:
-        """Return a tenant's live runs, newest first."""
         return sorted((run.record for run in self.runs_of(tenant)), key=lambda record: -record.seq)
 
     def runs_of(self, tenant: str) -> list[Run]:
-        """Return a tenant's live runs, children not counted."""
+        """Return a tenant's live runs, without children."""
         return [run for run in self._live.values() if run.record.tenant == tenant]
 
     def programs_in_use(self) -> Iterator[Program]:
-        """Give the programs of all live instances."""
         for run in self._live.values():
             yield from run.instances.values()
 
     async def delete(self, tenant: str, run_id: str) -> None:
-        """Forget a run that has ended, with its messages and its log.
+        """Delete a run that has ended, with its messages and its log.
 
         Raises:
             Problem: 404; 409, it is live, or its end is not stored yet.
@@ -227,29 +202,25 @@ class Runs:
             check_stored(run)
             raise Problem(409, "run-live", "the run has not ended; cancel it first")
         check_here(run)
-        if not await self._retention.delete([run.seq]):
-            raise not_found("run")  # any more
+        if not await self._retention.delete_runs([run.seq]):
+            raise not_found("run")  # deleted meanwhile
 
-    def result(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
-        """Return a run's record, and how its events are read."""
+    def record_and_cursor(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
         if isinstance(run, Run):
-            return run.record, run.journal.so_far()
+            return run.record, run.events.cursor_factory()
         return run, lambda: stored_cursor(self._store, run.seq, 0, run.tenant)
 
-    def open(self, run: Run | Record, after: int) -> Reader:
-        """Follow a run's events after an id."""
+    def open_reader(self, run: Run | Record, after: int) -> Reader:
         if isinstance(run, Run):
-            reader: LiveReader | StoredReader = run.journal.open(after)
-        else:
-            check_here(run)
-            reader = StoredReader(self._store, run.seq, after, run.tenant)
-        return reader
+            return run.events.open_reader(after)
+        check_here(run)
+        return StoredReader(self._store, run.seq, after, run.tenant)
 
     def deliver(self, run: Run | Record, data: bytes | None) -> None:
-        """Hand the program a message, or the end of them (None).
+        """Give the program a message, or the end of them (None).
 
         Raises:
-            Problem: 409, the run has ended; 429, it has not received what came before.
+            Problem: 409, the run has ended; 429, earlier messages are not received yet.
         """
         if not isinstance(run, Run):
             check_here(run)
@@ -259,15 +230,15 @@ class Runs:
             run.worker.send(m.CloseInput(run.record.seq))
             return
         if (limit := run.inbox_full(len(data))) is not None:
-            self.figures.hit(run.record.tenant, limit)
-            detail = "the program has not received the messages that wait for it"
-            raise Problem(429, "inbox-full", detail, retry_after=run.receiving.retry_after())
+            self.metrics.count_limit(run.record.tenant, limit)
+            detail = "the program has not received its earlier messages yet"
+            raise Problem(429, "inbox-full", detail, retry_after=run.receive_interval.retry_after())
         run.inbox_bytes += len(data)
         run.inbox_messages += 1
         run.worker.send(m.Deliver(run.record.seq, data))
 
     def kill(self, run: Run, reason: str, *, verdict: str | None = None) -> None:
-        """End a live run; with a `verdict` it counts as failed, for that reason."""
+        """End a live run. With a `verdict` its status is failed, for that reason."""
         if run.ending or run.kill_reason is not None:
             return
         run.kill_reason, run.verdict = reason, verdict
@@ -275,7 +246,7 @@ class Runs:
             self._send_kill(run)
 
     async def drain(self) -> None:
-        """Take no new runs; give the live ones their time, then end them."""
+        """Refuse new runs; wait for the live ones up to the drain time, then end them."""
         self.admission.drain()
         try:
             async with asyncio.timeout(self._config.drain_seconds):
@@ -293,13 +264,11 @@ class Runs:
                 _log.error("the end of run %s was not stored: the server ends", run.record.id)
 
     def statistics(self) -> dict[str, Any]:
-        """Return how many runs and instances are live, and what became of the others."""
         live = {"runs": len(self._live), "instances": len(self._instances)}
         egress = {"outside": self.egress.statistics()}
-        return {**live, **egress, **self.figures.statistics(), **self._retention.statistics()}
+        return {**live, **egress, **self.metrics.statistics(), **self._retention.statistics()}
 
     def live_by_tenant(self) -> dict[str, int]:
-        """Return how many live runs each tenant has that has any."""
         return dict(self._tenants)
 
     # -- Starting ------------------------------------------------------------------------------
@@ -308,18 +277,17 @@ class Runs:
         self._tenant_rules.check(tenant)
         most = self.limits.of(tenant).at_most("live_runs")
         if self._tenants[tenant] >= most:
-            self.figures.hit(tenant, "live_runs")
-        self.admission.check(tenant, self._tenants[tenant], len(self._live), most)
+            self.metrics.count_limit(tenant, "live_runs")
+        self.admission.check_run(tenant, self._tenants[tenant], len(self._live), most)
         if not self.kernel.expected:
-            raise self.admission.away("kernel", "the kernel is not ready")
-        workers = self.worker_assignment.choose(tenant)
+            raise self.admission.unavailable("kernel", "the kernel is not ready")
+        workers = self.worker_assignment.choose_workers(tenant)
         if not workers:
-            raise self.admission.away("worker", "no worker is ready")
-        self.admission.there()
+            raise self.admission.unavailable("worker", "no worker is ready")
+        self.admission.note_available()
         return workers
 
     def new_instance(self) -> int:
-        """Return an instance id that was never used."""
         self._next_instance += 1
         return self._next_instance
 
@@ -329,13 +297,13 @@ class Runs:
             artefact = await self.module_for(worker, run.program)
             began = time.monotonic()
             await self.register(run, record.seq, parent=0, stage=0)
-            self.admission.load.registered(time.monotonic() - began)
+            self.admission.load.note_registration(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
-            await self._begin(run)
+            await self._store_start(run)
         except BaseException:
             self._release(run)
-            self._leave(run)
+            self._remove_run(run)
             raise
         if run.ending:
             return  # its worker or the kernel died meanwhile
@@ -346,36 +314,38 @@ class Runs:
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()
-        self.figures.started(record.tenant, time.monotonic() - run.admitted)
-        self._deadlines.started(run)
-        if run.kill_reason is not None:  # it was cancelled before it had begun
+        self.metrics.count_start(record.tenant, time.monotonic() - run.admitted)
+        self._start_deadline(run)
+        if run.kill_reason is not None:  # it was cancelled before its start
             self._send_kill(run)
 
-    async def _begin(self, run: Run) -> None:
-        """A run is about to start: what is kept of it is stored before, so that none is lost."""
+    async def _store_start(self, run: Run) -> None:
+        """Store a run that is about to start, so that a crash does not lose it."""
         run.registered, record = True, run.record
         record.status = "running"
-        if not run.passing:
+        if not run.ephemeral:
             run.stored = self._store.write(lambda c: insert_run(c, record), record.tenant)
             try:
                 await run.stored
             except Exception:
-                # What has failed may have taken effect, if a link broke.
-                self.spawn(self._store.insist(lambda c: take_back_run(c, record.seq)))
+                # A failed write may have taken effect if the connection broke.
+                self.spawn(
+                    self._store.write_until_stored(lambda c: delete_unstarted_run(c, record.seq))
+                )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
-        run.begin()
+        run.announce_start()
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
-        """Return the artefact that a worker lacks, or None if it has it; the program is used."""
+        """Return the artefact that a worker lacks, or None; notes the use of the program."""
         self._programs.program_usage.note(program.tenant, program.id)
-        if worker.modules.use(program.module):
+        if worker.modules.note_use(program.module):
             return None
         return await self._programs.artefact(program)
 
     def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
-        """Give a worker an artefact, unless it has got it meanwhile."""
-        if artefact is None or worker.modules.use(program.module):
+        """Send a worker an artefact, unless it got it meanwhile."""
+        if artefact is None or worker.modules.note_use(program.module):
             return
         worker.modules.add(program.module, len(artefact))
         worker.send(m.Module(program.module, artefact))
@@ -392,44 +362,42 @@ class Runs:
             KernelAwayError, SyscallError: as the link does.
         """
         tenant, worker = run.record.tenant, run.worker.name
-        await self.kernel_limits.tell(tenant)
+        await self.kernel_limits.send_limits(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
-    def _enter(self, run: Run) -> None:
+    def _add_run(self, run: Run) -> None:
         self._live[run.record.id] = run
         self._tenants[run.record.tenant] += 1
         self._instances[run.record.seq] = run
         run.worker.live += 1
 
     def _release(self, run: Run) -> None:
-        """Nothing of it runs any more: what it had of its worker is free."""
-        for timer in run.timers:
-            timer.cancel()
+        """Free what a run used of its worker."""
+        if run.kill_timer is not None:
+            run.kill_timer.cancel()
         for instance in run.instances:
             self._instances.pop(instance, None)
         run.worker.live -= 1
 
-    def _leave(self, run: Run) -> None:
+    def _remove_run(self, run: Run) -> None:
         del self._live[run.record.id]
         self._tenants[run.record.tenant] -= 1
-        self.admission.ended(run.record.tenant, self._tenants[run.record.tenant])
+        self.admission.count_end(run.record.tenant, self._tenants[run.record.tenant])
         if not self._tenants[run.record.tenant]:
             del self._tenants[run.record.tenant]
-        run.leave()
+        run.mark_over()
 
     # -- Children ------------------------------------------------------------------------------
     def run_of(self, worker: Worker, instance: Any) -> Run | None:
-        """Return the run of a live instance, if it is this worker's."""
+        """Return the run of a live instance if this worker has it, else None."""
         run = self._instances.get(instance) if isinstance(instance, int) else None
         return run if run is not None and run.worker is worker and not run.ending else None
 
     def add_child(self, run: Run, instance: int, program: Program) -> None:
-        """A child of a run has been registered."""
         run.instances[instance] = program
         self._instances[instance] = run
 
     def forget_child(self, run: Run, instance: int) -> None:
-        """A child could not be registered."""
         run.instances.pop(instance, None)
         self._instances.pop(instance, None)
 
@@ -441,95 +409,91 @@ class Runs:
 
     # -- KernelEvents --------------------------------------------------------------------------
     def exceeded(self, instance: int, reason: str) -> None:
-        """End the run that has used up a limit which the kernel counts."""
+        """End the run that reached a limit which the kernel counts."""
         run = self._instances.get(instance)
         if run is not None:
             self.kill(run, reason)
 
     def traced(self, instance: int, events: list[Any]) -> None:
-        """Keep what the kernel tells of a traced run."""
         run = self._instances.get(instance)
         if run is not None and run.trace is not None:
-            run.trace.take_preds(events)
+            run.trace.add_preds(events)
 
     def kernel_lost(self) -> None:
-        """The kernel died and forgot every instance in it."""
+        """Fail the registered runs: the kernel died without a journal."""
         for run in [run for run in self._live.values() if run.registered]:
-            self._tell_worker(run, "the kernel died")
+            self._send_kill_reason(run, "the kernel died")
             self._fail(run, "the kernel died")
 
     # -- WorkerEvents --------------------------------------------------------------------------
     def worker_lost(self, worker: Worker) -> None:
-        """A worker died, and everything that it ran."""
         self._worker_requests.forget_worker(worker)
         for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """Take what a worker says; it may speak of its own instances only."""
+        """Handle a worker's message, which may concern its own instances only."""
         if isinstance(message, m.Logs):
-            self._take_logs(worker, message)
+            self._handle_logs(worker, message)
         elif isinstance(message, m.Received):
-            self._take_received(worker, message)
+            self._handle_received(worker, message)
         elif isinstance(message, m.Ended):
-            self._take_end(worker, message)
+            self._handle_end(worker, message)
         elif isinstance(message, m.Ask):
-            self._worker_requests.ask(worker, message)
+            self._worker_requests.handle_ask(worker, message)
         elif isinstance(message, m.Traced):
             run = self.run_of(worker, message.instance)
             if run is not None and run.trace is not None:
-                run.trace.take_calls(message.events)
+                run.trace.add_calls(message.events)
         elif isinstance(message, m.Unask):
-            self._worker_requests.unask(worker, message.seq)
+            self._worker_requests.cancel_ask(worker, message.seq)
         else:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
-        """Hand on what programs have sent."""
         for item in messages:
             if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], bytes)):
                 raise m.MessageError("an item of Output is [instance, bytes]")
             run = self.run_of(worker, item[0])
             if run is None or item[0] != run.record.seq:
-                continue  # it has ended meanwhile
+                continue  # the run has ended meanwhile
             run.messages += 1
             if run.messages == 1:
-                self.figures.first_message(time.monotonic() - run.admitted)
-            # The worker enforces both; we do not rely on it.
-            if (reason := run.sent_too_much(len(item[1]))) is not None:
+                self.metrics.count_first_message(time.monotonic() - run.admitted)
+            if (reason := run.exceeded_limit(len(item[1]))) is not None:
                 self.kill(run, reason)
             else:
-                run.journal.append("message", item[1])
+                run.events.append("message", item[1])
 
-    def _take_logs(self, worker: Worker, message: m.Logs) -> None:
+    def _handle_logs(self, worker: Worker, message: m.Logs) -> None:
         for item in message.lines:
             if not (isinstance(item, list) and len(item) == 3 and isinstance(item[2], bytes)):
                 raise m.MessageError("an item of Logs is [instance, level, bytes]")
             run = self.run_of(worker, item[0])
             if run is not None:
-                run.take_line(item[1], item[2])
+                run.append_log_line(item[1], item[2])
 
-    def _take_received(self, worker: Worker, message: m.Received) -> None:
+    def _handle_received(self, worker: Worker, message: m.Received) -> None:
         run = self.run_of(worker, message.instance)
         if run is not None and message.instance == run.record.seq:
             run.inbox_bytes = max(0, run.inbox_bytes - max(0, message.taken))
             run.inbox_messages = max(0, run.inbox_messages - max(0, message.messages))
-            run.receiving.happened()
+            run.receive_interval.record()
 
-    def _take_end(self, worker: Worker, message: m.Ended) -> None:
+    def _handle_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)
         self._worker_requests.forget_instance(worker, message.instance)
         if run is None:
-            return  # ended here already: the kernel died, or the worker was told twice
+            return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:
             self._child_ended(run, message.instance)
             return
         if message.status not in FINAL or not -(1 << 31) <= message.exit_code < 1 << 31:
-            raise m.MessageError(f"no run ends as {message.status!r} with {message.exit_code}")
+            raise m.MessageError(f"no run ends as {message.status!r} with code {message.exit_code}")
         usage = {key: value for key, value in message.usage.items() if key in USAGE_KEYS}
         if not all(type(value) is int and 0 <= value < 1 << 63 for value in usage.values()):
-            raise m.MessageError("a run's usage is counted in integers")
-        self.figures.worker_hits(run.record.tenant, message.hits)
+            raise m.MessageError("a run's usage must be integers from 0 to 2**63 - 1")
+        self.metrics.count_worker_limits(run.record.tenant, message.hits)
         reason = message.reason[:_REASON_MAX]
         self._finish_soon(run, message.status, message.exit_code, reason, usage)
 
@@ -553,9 +517,9 @@ class Runs:
         outcome: tuple[str, int | None, str],
         usage: dict[str, Any],
     ) -> None:
-        if not await run.has_begun():
-            return  # `_launch` takes it back
-        # Children first: with their parent's end the kernel forgets them and what they used.
+        if not await run.start_stored():
+            return  # `_launch` deletes it
+        # Children first: the end of a parent drops them and their usage in the kernel.
         if len(run.instances) == 1 and not run.child_ends:
             await self._end_in_kernel(run, record.seq)
         else:
@@ -572,28 +536,42 @@ class Runs:
             ended_ms=now_ms(),
         )
         self._release(run)
-        await self._keep(run, run.end)
+        await self._store_end(run, run.end)
         run.record = run.end
-        if not run.journal.finished:
-            run.journal.finish(run.end.finals())
-        self.figures.ended(run.end, time.monotonic() - run.admitted)
-        self._leave(run)
+        if not run.events.finished:
+            run.events.finish(run.end.finals())
+        self.metrics.count_end(run.end, time.monotonic() - run.admitted)
+        self._remove_run(run)
 
-    async def _keep(self, run: Run, ended: Record) -> None:
-        """Store a run's end, however long the storage fails."""
+    async def _store_end(self, run: Run, ended: Record) -> None:
+        """Store a run's end; retry while the storage fails.
 
-        def put_off(error: StorageError) -> None:
+        An ephemeral run is stored only if it failed. Its usage counts in either case.
+        """
+        row, started = run.events.seal(ended.finals()), run.record
+        packed = run.trace.pack() if run.trace else None
+
+        def store(connection: Connection) -> int:
+            if run.ephemeral:  # other runs are stored since their start
+                insert_run(connection, started)
+            return store_end(connection, ended, row, packed)
+
+        def note_failure(error: StorageError) -> None:
             if run.unstored is None:
                 _log.error("the end of run %s cannot be stored yet: %s", ended.id, error)
-            run.put_off(error)
+            run.note_unstored(error)
 
-        row = run.journal.seal(ended.finals())
+        succeeded = (ended.status, ended.exit_code) == ("exited", 0)
         try:
-            size = await keep_end(self._store, run, ended, row, self._tenant_rules.ledger, put_off)
-            if size is not None:
-                self._retention.ended(ended.tenant, size)
+            if run.ephemeral and (succeeded or run.unwanted):
+                self._tenant_rules.ledger.count(ended.tenant, ended.usage or {})
+                return
+            size = await self._store.write_until_stored(store, ended.tenant, note_failure)
+            if not run.ephemeral:
+                run.events.mark_stored()
+            self._retention.count_run(ended.tenant, size)
         except Exception:
-            # Nobody may believe in a result that is not kept: the next start calls it failed, too.
+            # A result that is not stored must not count: the next start calls it failed, too.
             _log.exception("the result of run %s could not be stored", ended.id)
             ended.status, ended.exit_code = "failed", None
             ended.reason = "its result could not be stored"
@@ -602,42 +580,54 @@ class Runs:
         try:
             usage = await self.kernel.end(instance)
         except (KernelAwayError, SyscallError) as error:
-            # The kernel has ended it already, with a link or itself; its counts are lost with it.
+            # The kernel ended it with the link or with itself; its usage is lost.
             _log.info("instance %d: %s", instance, error)
             return
         run.kernel_usage.update(usage)
 
     def _send_kill(self, run: Run) -> None:
-        self._tell_worker(run, run.kill_reason or "")
-        self._later(run, _KILL_GRACE_SECONDS, lambda: self._distrust(run))
+        self._send_kill_reason(run, run.kill_reason or "")
+        loop = asyncio.get_running_loop()
+        run.kill_timer = loop.call_later(_KILL_GRACE_SECONDS, self._drop_worker, run)
 
-    def _tell_worker(self, run: Run, reason: str) -> None:
+    def _send_kill_reason(self, run: Run, reason: str) -> None:
         run.worker.send(m.Kill(run.record.seq, reason))
 
-    def _distrust(self, run: Run) -> None:
+    def _drop_worker(self, run: Run) -> None:
         if not run.ending:
             _log.error("%s did not end a run in time; its link is cut", run.worker.name)
             run.worker.drop()
 
-    # -- Helpers -------------------------------------------------------------------------------
-    def _later(self, run: Run, seconds: float, action: Any) -> None:
-        run.timers.append(asyncio.get_running_loop().call_later(seconds, action))
+    # -- Wall limits ---------------------------------------------------------------------------
+    def _start_deadline(self, run: Run) -> None:
+        # One timer for all runs: a timer for each, an hour away, costs a request of a millisecond
+        # more than the limit is worth.
+        loop = asyncio.get_running_loop()
+        run.deadline = loop.time() + run.record.limits["wall_ms"] / 1000 + _WALL_GRACE_SECONDS
+        if self._deadline_timer is None:
+            self._deadline_timer = loop.call_later(_DEADLINE_SECONDS, self._kill_late_runs)
 
+    def _kill_late_runs(self) -> None:
+        loop = asyncio.get_running_loop()
+        now, self._deadline_timer = loop.time(), None
+        for run in [run for run in self._live.values() if run.deadline < now]:
+            limit = run.record.limits["wall_ms"]
+            self.kill(run, f"the run took longer than its limit of {limit} ms")
+        if self._live:
+            self._deadline_timer = loop.call_later(_DEADLINE_SECONDS, self._kill_late_runs)
+
+    # -- Helpers -------------------------------------------------------------------------------
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something beside everything else; its failure is logged."""
+        """Run a coroutine as a task; its failure is logged."""
         task = asyncio.create_task(work)
-        self._must(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
         return task
 
-    def _must(self, future: "asyncio.Future[None]") -> None:
-        """Hold on to a future, and tell if it fails."""
-        self._tasks.add(future)
-        future.add_done_callback(self._done)
-
-    def _done(self, future: "asyncio.Future[Any]") -> None:
+    def _task_done(self, future: "asyncio.Future[Any]") -> None:
         self._tasks.discard(future)
         error = None if future.cancelled() else future.exception()
-        # These are answers to a request; anything else is a mistake of ours.
+        # These errors are answers to a request; anything else is a bug.
         answers = KernelAwayError, SyscallError, Problem, StorageError
         if error is not None and not isinstance(error, answers):
             _log.error("a run's task failed", exc_info=error)
@@ -647,6 +637,6 @@ class Runs:
             await asyncio.wait(waiting)
 
     async def _wait_until_known(self) -> None:
-        """Wait until every run has ended, and is stored if that can be; not for long."""
+        """Wait, up to the grace time, until the first attempt to store each end is over."""
         if waiting := [run.known for run in self._live.values()]:
             await asyncio.wait(waiting, timeout=_KILL_GRACE_SECONDS)

@@ -1,14 +1,13 @@
-"""Traces of runs: what the roles tell of them, kept with the run, shown as Chrome trace events.
+"""Traces of runs, stored with the run, shown as Chrome trace events.
 
     worker: calls  ─┐
                     ├─> RunTrace, the last events of each ──> a row of run_traces ──> trace_events
     kernel: preds  ─┘
 
-All times are the monotonic clock's of one host. The picture has a process for each role: the
-gateway's with the run from its admission to its end, and its calls to the outside; the worker's
-with a track for each instance, its calls within its life; the kernel's with a track of the steps,
-and tracks of the preds, each with its wait and its steps within. Every event is complete ("X"),
-within others or beside them.
+All times are of the monotonic clock of one host. The picture has one process per role: the
+gateway's with the run from admission to end, and its egress calls; the worker's with a track per
+instance, its calls inside its life; the kernel's with a track of the steps, and tracks of preds,
+each with its wait and its steps inside. Every event is complete ("X").
 """
 
 import heapq
@@ -26,23 +25,23 @@ from symphony_runtime.gateway.storage.database import Connection
 
 _CALL_NAME_MAX = 64  # characters
 _GATEWAY, _WORKER, _KERNEL = 1, 2, 3  # processes of the picture
-_STEPS_TRACK = 1  # the preds' come after it
-_OUTSIDE_TRACK = 2  # the first, behind the run's
-_MOVES = ("pages_from_host", "pages_from_disk", "tokens_rebuilt")  # for a pred, where there are any
+_STEPS_TRACK = 1  # the tracks of preds follow
+_EGRESS_TRACK = 2  # the first one, after the run's track
+_MOVES = ("pages_from_host", "pages_from_disk", "tokens_rebuilt")  # for a pred, if any
 
 JsonObject = dict[str, Any]
 
 
-class _Tail:
-    """The last bundles of events, packed; a bundle goes as a whole."""
+class _RecentEvents:
+    """The last bundles of events, packed; evicted by whole bundles."""
 
     def __init__(self) -> None:
         self._bundles: deque[tuple[int, bytes]] = deque()
         self._weight = 0
-        self.lost = 0  # events that had to go
+        self.lost = 0  # evicted events
 
     def add(self, events: list[Any], weight: int) -> None:
-        """Keep a bundle, and let older ones go past TRACE_EVENTS_MAX."""
+        """Add a bundle; evict old ones past TRACE_EVENTS_MAX."""
         self._bundles.append((weight, msgpack.packb([len(events), events])))
         self._weight += weight
         while self._weight > TRACE_EVENTS_MAX:
@@ -51,39 +50,36 @@ class _Tail:
             self.lost += msgpack.unpackb(bundle)[0]
 
     def bundles(self) -> list[bytes]:
-        """Return what is kept, in order."""
         return [bundle for _, bundle in self._bundles]
 
 
 class RunTrace:
-    """What is told of a live run that asked for it."""
+    """Trace events of a live run."""
 
     def __init__(self, admitted: float, worker: str) -> None:
         self.started: float | None = None
         self._admitted = admitted
         self._worker = worker
-        self._calls = _Tail()
-        self._preds = _Tail()
-        self._egress = _Tail()
+        self._calls = _RecentEvents()
+        self._preds = _RecentEvents()
+        self._egress = _RecentEvents()
 
-    def take_outside(self, event: list[Any]) -> None:
-        """Keep a call to the outside: [instance, name, began, ended, result]."""
+    def add_egress_call(self, event: list[Any]) -> None:
+        """Add an egress call: [instance, name, start, end, result]."""
         self._egress.add([event], 1)
 
-    def take_calls(self, events: list[Any]) -> None:
-        """Take a bundle of a worker's, which is not believed; raise MessageError."""
+    def add_calls(self, events: list[Any]) -> None:
+        """Add a worker's bundle after checking it; raise MessageError."""
         for event in events:
             if not _is_call(event):
-                raise m.MessageError("an event of Traced is not what a worker may tell")
+                raise m.MessageError("an event of Traced is malformed")
         if events:
             self._calls.add(events, len(events))
 
-    def take_preds(self, events: list[Any]) -> None:
-        """Take a bundle of the kernel's."""
+    def add_preds(self, events: list[Any]) -> None:
         self._preds.add(events, len(events) + sum(len(event[6]) for event in events))
 
     def pack(self) -> bytes:
-        """Return all there is, as it is stored."""
         packed: bytes = msgpack.packb(
             {
                 "admitted": self._admitted,
@@ -120,7 +116,7 @@ def _is_call(event: Any) -> bool:
 def store_end(
     connection: Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
 ) -> int:
-    """Store a run's end, and its trace where it has one; return the bytes that it keeps."""
+    """Store a run's end and its trace, if any; return the bytes it keeps."""
     size = finish_run(connection, ended, row)
     if packed is None:
         return size
@@ -132,22 +128,21 @@ def store_end(
 
 
 def find_trace(connection: Connection, run: int) -> bytes | None:
-    """Return a stored trace, or None."""
     row = connection.execute("SELECT body FROM run_traces WHERE run = ?", (run,)).fetchone()
     return row["body"] if row else None
 
 
 # --- The picture ---------------------------------------------------------------------------------
 def trace_events(record: Record, packed: bytes) -> JsonObject:
-    """Return a trace as Chrome and Perfetto read it: the JSON object format, times in us."""
-    told = msgpack.unpackb(packed)
-    calls, preds = _unpack(told["calls"]), _unpack(told["preds"])
-    picture = _Picture(told["admitted"])
+    """Return a trace in the JSON object format of Chrome and Perfetto, times in us."""
+    trace = msgpack.unpackb(packed)
+    calls, preds = _unpack(trace["calls"]), _unpack(trace["preds"])
+    picture = _Picture(trace["admitted"])
     picture.process(_GATEWAY, "gateway")
-    picture.process(_WORKER, told["worker"])
+    picture.process(_WORKER, trace["worker"])
     picture.process(_KERNEL, "kernel")
-    _draw_run(picture, record, told)
-    _draw_outside(picture, _unpack(told.get("outside", [])))
+    _draw_run(picture, record, trace)
+    _draw_egress(picture, _unpack(trace.get("outside", [])))
     _draw_calls(picture, record, calls)
     _draw_preds(picture, preds, calls)
     return {
@@ -157,7 +152,7 @@ def trace_events(record: Record, packed: bytes) -> JsonObject:
             "run": record.id,
             "program": record.program_name or record.program,
             "status": record.status,
-            "lost_events": told["lost"],
+            "lost_events": trace["lost"],
         },
     }
 
@@ -190,7 +185,7 @@ class _Picture:
         times: tuple[float, float],
         args: JsonObject | None = None,
     ) -> None:
-        # In whole nanoseconds first: what is within something stays within it.
+        # Round to nanoseconds first: nested spans stay nested.
         began, ended = (round((at - self._origin) * 1e9) for at in times)
         pid, tid = where
         self.events.append(
@@ -207,21 +202,21 @@ class _Picture:
         )
 
 
-def _draw_run(picture: _Picture, record: Record, told: JsonObject) -> None:
+def _draw_run(picture: _Picture, record: Record, trace: JsonObject) -> None:
     where = (_GATEWAY, 1)
     picture.track(*where, f"run {record.id}")
-    admitted, ended = told["admitted"], told["ended"]
-    started = ended if told["started"] is None else told["started"]
+    admitted, ended = trace["admitted"], trace["ended"]
+    started = ended if trace["started"] is None else trace["started"]
     picture.span(where, "run", "starting", (admitted, started))
-    if told["started"] is not None:
+    if trace["started"] is not None:
         picture.span(where, "run", "running", (started, ended), {"status": record.status})
 
 
-def _draw_outside(picture: _Picture, calls: list[Any]) -> None:
+def _draw_egress(picture: _Picture, calls: list[Any]) -> None:
     tracks = _Tracks()
     for instance, name, began, ended, result in sorted(calls, key=lambda call: call[2]):
         track, new = tracks.take(began, ended)
-        where = (_GATEWAY, _OUTSIDE_TRACK + track)
+        where = (_GATEWAY, _EGRESS_TRACK + track)
         if new:
             picture.track(*where, f"outside {track + 1}")
         args = {"instance": instance, "result": result}
@@ -245,7 +240,7 @@ def _draw_calls(picture: _Picture, record: Record, calls: list[Any]) -> None:
 def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
     names = {(call[0], call[4]): call[1] for call in calls if call[1] in ("pred", "generate")}
     picture.track(_KERNEL, _STEPS_TRACK, "steps")
-    steps: dict[float, list[Any]] = {}  # by their beginnings: one computes at a time
+    steps: dict[float, list[Any]] = {}  # by start: one step computes at a time
     tracks = _Tracks()
     for pred in sorted(preds, key=lambda p: p[3]):
         instance, seq, tokens, submitted, ended, errno, parts, *moves = pred
@@ -259,9 +254,9 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
         moved = dict(zip(_MOVES, moves[0], strict=True)) if moves else None
         first = max(submitted, parts[0][0]) if parts else ended
         picture.span(where, "wait", "queued", (submitted, min(first, ended)), moved)
-        # How many rows and tokens a step had in all stays unsaid: it would tell of other tenants.
+        # A step's total rows and tokens are not shown: they would reveal other tenants' work.
         for began, done, _rows, _tokens, own in parts:
-            if done >= submitted:  # else the pred was guessed, and computed before it came
+            if done >= submitted:  # else a prediction computed it before the pred came
                 picture.span(where, "step", "step", (max(began, submitted), done), {"own": own})
             step = steps.setdefault(began, [done, 0, 0])
             step[1] += 1
@@ -272,15 +267,15 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
 
 
 class _Tracks:
-    """Tracks on which spans stand one after the other: as few as it takes."""
+    """Tracks on which spans follow each other: as few as possible."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
-        self._busy: list[tuple[float, int]] = []  # until when
+        self._busy: list[tuple[float, int]] = []  # (end of the last span, track)
         self._count = 0
 
     def take(self, began: float, ended: float) -> tuple[int, bool]:
-        """Return a track that is free by then, and whether it is a new one; in order of `began`."""
+        """Return a free track and whether it is new; call it in order of `began`."""
         while self._busy and self._busy[0][0] <= began:
             heapq.heappush(self._free, heapq.heappop(self._busy)[1])
         new = not self._free

@@ -1,8 +1,8 @@
-"""What tenants use: for each tenant and day (UTC) the runs that ended on it, and what they took.
+"""Usage of tenants: runs that ended on each day (UTC) and what they used.
 
-A run that is kept is counted in the transaction that stores its end, so that neither is there
-without the other. One that passes (see `live.Run`) and is not kept costs no write of its own: such
-runs are added up in memory and written in lots (see `storage.write_behind`).
+A stored run is counted in the transaction that stores its end, so that both are there or neither.
+An ephemeral run that is not stored costs no write of its own: such runs are summed in memory and
+written in batches (`storage.write_behind`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.storage.write_behind import WriteBehind
 
-_LOT_SECONDS = 1.0
+_BATCH_SECONDS = 1.0
 # Sums of a run's usage. Not `peak_memory_bytes`: peaks do not add up.
 SUMMED = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
@@ -31,19 +31,18 @@ _ADD = (
 
 
 def day_of(ms: int) -> str:
-    """Return the day (UTC) of a moment in milliseconds since 1970, as YYYY-MM-DD."""
+    """Return the day (UTC) of a time in milliseconds since 1970, as YYYY-MM-DD."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def add_usage(connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]) -> None:
-    """Count a run that has ended."""
     sums = (usage.get(name, 0) for name in SUMMED)
     connection.execute(_ADD, (tenant, day_of(ended_ms), 1, *sums))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which days are wanted, from `first` to `last`, and whose (all tenants': "").
+class UsageQuery:
+    """Which days to list, `first` to `last`, of which tenant ("": all).
 
     `after` is a place in the listing: behind that day and tenant.
     """
@@ -54,48 +53,43 @@ class Chosen:
     after: tuple[str, str] = ("", "")
 
 
-def usage_page(connection: Connection, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
-    """Return days of tenants, by day and tenant: those behind `chosen.after`."""
+def usage_page(connection: Connection, query: UsageQuery, limit: int) -> list[dict[str, Any]]:
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM tenant_usage"  # noqa: S608 - ours
         " WHERE (day, tenant) > (?, ?) AND day >= ? AND day <= ? AND (? = '' OR tenant = ?)"
         " ORDER BY day, tenant LIMIT ?",
-        (*chosen.after, chosen.first, chosen.last, chosen.tenant, chosen.tenant, limit),
+        (*query.after, query.first, query.last, query.tenant, query.tenant, limit),
     )
     return [dict(row) for row in rows]
 
 
 class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
-    """Counts the runs of which nothing else is kept, by tenant and day."""
+    """Counts the runs of which only the usage is stored, by tenant and day."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
-        super().__init__(store, _LOT_SECONDS, "what tenants used")
+        super().__init__(store, _BATCH_SECONDS, "usage of tenants")
         self._now_ms = now_ms
         self._sums: dict[tuple[str, str], _Sums] = {}
 
     def count(self, tenant: str, usage: Mapping[str, int]) -> None:
-        """Count a run that has ended now."""
         key = tenant, day_of(self._now_ms())
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = [0] * (1 + len(SUMMED))
-            self.wake()
+            self.schedule_write()
         sums[0] += 1
         for place, name in enumerate(SUMMED, 1):
             sums[place] += usage.get(name, 0)
 
-    def take(self) -> dict[tuple[str, str], _Sums] | None:
-        """See `WriteBehind`."""
+    def take_batch(self) -> dict[tuple[str, str], _Sums] | None:
         sums, self._sums = self._sums, {}
         return sums or None
 
-    def insert(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
-        """See `WriteBehind`."""
-        for key, counted in lot.items():
+    def insert_batch(self, connection: Connection, batch: dict[tuple[str, str], _Sums]) -> None:
+        for key, counted in batch.items():
             connection.execute(_ADD, (*key, *counted))
 
-    def take_back(self, lot: dict[tuple[str, str], _Sums]) -> None:
-        """See `WriteBehind`."""
-        for key, sums in lot.items():
+    def restore_batch(self, batch: dict[tuple[str, str], _Sums]) -> None:
+        for key, sums in batch.items():
             now = self._sums.get(key, [0] * len(sums))
             self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]

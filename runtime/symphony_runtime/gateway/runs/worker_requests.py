@@ -1,11 +1,11 @@
-"""What workers ask of the gateway: children, channels, and calls to the outside."""
+"""Requests of workers to the gateway: children, channels, tool and HTTP calls."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
@@ -23,48 +23,38 @@ from symphony_runtime.gateway.runs.live_run import Run
 _log = logging.getLogger(__name__)
 
 
-class _Pending:
-    """A call of a channel or to the outside that is not answered yet."""
+class _Pending(NamedTuple):
+    """A channel or egress call that is not answered yet."""
 
-    def __init__(self, instance: int, drop: Callable[[], object]) -> None:
-        self.instance = instance
-        self.drop = drop
+    instance: int
+    cancel: Callable[[], object]
 
 
 class Runs(Protocol):
-    """What is asked of the live runs (`service`)."""
+    """The live runs (`service`)."""
 
-    @property
-    def figures(self) -> RunMetrics:
-        """What is counted of runs."""
+    metrics: RunMetrics
 
-    def run_of(self, worker: Worker, instance: Any) -> Run | None:
-        """Return the run of a live instance, if it is this worker's."""
+    def run_of(self, worker: Worker, instance: Any) -> Run | None: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something beside everything else; its failure is logged."""
+        """Run a coroutine as a task; its failure is logged."""
 
-    def new_instance(self) -> int:
-        """Return an instance id that was never used."""
+    def new_instance(self) -> int: ...
 
-    async def module_for(self, worker: Worker, program: Program) -> bytes | None:
-        """Return the artefact that a worker lacks, or None if it has it; the program is used."""
+    async def module_for(self, worker: Worker, program: Program) -> bytes | None: ...
 
-    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
-        """Give a worker an artefact, unless it has got it meanwhile."""
+    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None: ...
 
-    async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
-        """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
+    async def register(self, run: Run, instance: int, parent: int, stage: int) -> None: ...
 
-    def add_child(self, run: Run, instance: int, program: Program) -> None:
-        """A child of a run has been registered."""
+    def add_child(self, run: Run, instance: int, program: Program) -> None: ...
 
-    def forget_child(self, run: Run, instance: int) -> None:
-        """A child could not be registered."""
+    def forget_child(self, run: Run, instance: int) -> None: ...
 
 
 class WorkerRequests:
-    """Answers every `Ask` of every worker, once, unless it is taken back."""
+    """Answers each `Ask` of each worker once, unless it is cancelled."""
 
     def __init__(self, runs: Runs, programs: Programs, channels: Channels, egress: Egress) -> None:
         self._runs = runs
@@ -73,49 +63,47 @@ class WorkerRequests:
         self._egress = egress
         self._pending: dict[Worker, dict[int, _Pending]] = {}
 
-    def ask(self, worker: Worker, message: m.Ask) -> None:
-        """Take a request; the answer follows, perhaps much later.
+    def handle_ask(self, worker: Worker, message: m.Ask) -> None:
+        """Take a request; the answer may follow much later.
 
         Raises:
-            MessageError: a worker does not ask this.
+            MessageError: workers have no such request.
         """
         try:
             if message.what == "spawn":
-                self._runs.spawn(self._spawn(worker, message.seq, message.args))
+                self._runs.spawn(self._spawn_child(worker, message.seq, message.args))
             elif message.what in ("channel_send", "channel_recv"):
-                self._channel(worker, message)
+                self._start_channel_call(worker, message)
             elif message.what in KINDS:
-                self._begin_outside(worker, message)
+                self._start_egress(worker, message)
             else:
                 raise m.MessageError(f"a worker does not ask {message.what!r}")
         except SyscallError as error:
-            self._count(worker, message.args.get("instance"), error)
+            self._count_limit(worker, message.args.get("instance"), error)
             worker.refuse(message.seq, error.errno, error.detail)
 
-    def unask(self, worker: Worker, seq: int) -> None:
-        """The worker does not want an answer any longer."""
+    def cancel_ask(self, worker: Worker, seq: int) -> None:
+        """Cancel a request of which the worker wants no answer."""
         pending = self._pending.get(worker, {}).pop(seq, None)
         if pending is not None:
-            pending.drop()
+            pending.cancel()
 
     def forget_instance(self, worker: Worker, instance: int) -> None:
-        """An instance has ended: nobody takes what it waits for."""
         waiting = self._pending.get(worker, {})
         for seq in [seq for seq, pending in waiting.items() if pending.instance == instance]:
-            self.unask(worker, seq)
+            self.cancel_ask(worker, seq)
 
     def forget_worker(self, worker: Worker) -> None:
-        """A worker has gone."""
         for pending in self._pending.pop(worker, {}).values():
-            pending.drop()
+            pending.cancel()
 
-    def _count(self, worker: Worker, instance: Any, error: SyscallError) -> None:
+    def _count_limit(self, worker: Worker, instance: Any, error: SyscallError) -> None:
         run = self._runs.run_of(worker, instance)
         if isinstance(error, LimitError) and run is not None:
-            self._runs.figures.hit(run.record.tenant, error.limit)
+            self._runs.metrics.count_limit(run.record.tenant, error.limit)
 
     # -- Channels ------------------------------------------------------------------------------
-    def _channel(self, worker: Worker, message: m.Ask) -> None:
+    def _start_channel_call(self, worker: Worker, message: m.Ask) -> None:
         args = message.args
         run = self._runs.run_of(worker, args.get("instance"))
         name, item = args.get("name"), args.get("item", b"")
@@ -141,19 +129,19 @@ class WorkerRequests:
         else:
             waiter = self._channels.receive(tenant, name, done)
         if not answered:
-            drop = partial(self._channels.drop, tenant, name, waiter)
-            pending = _Pending(args["instance"], drop)
+            cancel = partial(self._channels.cancel_call, tenant, name, waiter)
+            pending = _Pending(args["instance"], cancel)
             self._pending.setdefault(worker, {})[message.seq] = pending
 
     def _count_channel(self, run: Run, name: str) -> None:
-        """Count a name of a channel that a run uses; LimitError when it is one too many."""
+        """Count a channel name that a run uses; LimitError when it is one too many."""
         if name not in run.channels:
             if len(run.channels) >= (most := run.record.limits["channels"]):
                 raise LimitError(Errno.EDQUOT, "channels", f"channels: at most {most}")
             run.channels.add(name)
 
-    # -- The outside ---------------------------------------------------------------------------
-    def _begin_outside(self, worker: Worker, message: m.Ask) -> None:
+    # -- Egress --------------------------------------------------------------------------------
+    def _start_egress(self, worker: Worker, message: m.Ask) -> None:
         instance, data = message.args.get("instance"), message.args.get("request", b"")
         run = self._runs.run_of(worker, instance)
         if run is None or not isinstance(instance, int):
@@ -161,13 +149,13 @@ class WorkerRequests:
         if not isinstance(data, bytes):
             raise m.MessageError(f"{message.what} takes bytes")
         request = egress.parse(message.what, data)
-        # Its answer comes once, however the task ends; a task that was dropped says nothing.
-        work = self._make_outside(worker, message, run, request)
+        # The task answers once, however it ends; a dropped task does not answer.
+        work = self._perform_egress(worker, message, run, request)
         task = self._runs.spawn(work)
         pending = _Pending(instance, task.cancel)
         self._pending.setdefault(worker, {})[message.seq] = pending
 
-    async def _make_outside(self, worker: Worker, message: m.Ask, run: Run, request: Any) -> None:
+    async def _perform_egress(self, worker: Worker, message: m.Ask, run: Run, request: Any) -> None:
         began, errno = time.monotonic(), 0
         seq, what = message.seq, message.what
         try:
@@ -180,28 +168,28 @@ class WorkerRequests:
             raise
         except Exception:
             errno = Errno.EIO
-            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            worker.refuse(seq, Errno.EIO, "internal error of the server")
             raise
         finally:
             self._pending.get(worker, {}).pop(seq, None)
             if run.trace is not None:
                 name = egress.name_of(what, request)
                 instance = message.args["instance"]
-                run.trace.take_outside([instance, name, began, time.monotonic(), -errno])
+                run.trace.add_egress_call([instance, name, began, time.monotonic(), -errno])
 
     # -- Children ------------------------------------------------------------------------------
-    async def _spawn(self, worker: Worker, seq: int, args: dict[str, Any]) -> None:
+    async def _spawn_child(self, worker: Worker, seq: int, args: dict[str, Any]) -> None:
         try:
             worker.answer(seq, await self._start_child(worker, args))
         except SyscallError as error:
-            self._count(worker, args.get("parent"), error)
+            self._count_limit(worker, args.get("parent"), error)
             worker.refuse(seq, error.errno, error.detail)
         except KernelAwayError as error:
             worker.refuse(seq, Errno.EIO, str(error))
         except Problem as error:
             worker.refuse(seq, Errno.ENOENT, str(error))
         except Exception:
-            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            worker.refuse(seq, Errno.EIO, "internal error of the server")
             raise
 
     async def _start_child(self, worker: Worker, args: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +205,7 @@ class WorkerRequests:
         instance = self._runs.new_instance()
         if self._runs.run_of(worker, parent) is not run:
             raise SyscallError(Errno.ECANCELED, "the parent has ended")
-        # Known before it is registered, so that a parent which ends meanwhile takes it along.
+        # Added before its registration, so that a parent which ends meanwhile ends it, too.
         self._runs.add_child(run, instance, program)
         try:
             await self._runs.register(run, instance, parent, stage)

@@ -1,15 +1,15 @@
-"""Other gateways of the same database, each with a kernel and workers of its own.
+"""Changes by other gateways of the same database.
 
-    instance ids   each start of a gateway has a number that no other has (`run.next_boot`)
-    live runs      are those of the gateway that started them: its successor in the same data
-                   directory fails what it left, and no other gateway touches it
-    programs       modules lie in the database, too; machine code is each gateway's own
-    what changes   of tenants, keys, programs and their names is counted in the transaction that
-                   changes it; each gateway looks at the count once a second, and reads anew
+    instance ids   each start of a gateway has a unique number (`record.next_boot`)
+    live runs      belong to the gateway that started them: only its successor in the same data
+                   directory fails what it left
+    programs       modules are in the database, too; each gateway has its own machine code
+    counted        a change of tenants, keys, programs or their names raises a counter in the same
+                   transaction; each gateway reads the counter once a second, and then reloads
 
-So a key that one gateway has revoked is refused by the others, and what it has open there is cut
-off, a moment later. While the database is away what was known goes on to hold. Each gateway says
-now and then that it is there (`members`).
+So a key that one gateway revokes is refused by the others, and its open requests are cut, a moment
+later. While the database is away the last known state holds. Each gateway reports at intervals
+that it runs (`cluster.members`).
 """
 
 import asyncio
@@ -27,23 +27,23 @@ _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 15.0
 
 
-class Holder(Protocol):
-    """Who holds in memory what the database has."""
+class Reloadable(Protocol):
+    """Something that holds rows of the database in memory."""
 
     async def reload(self) -> None:
-        """Read it anew, and have it take effect."""
+        """Read the rows again and apply them."""
 
 
 def gateway_name(data_dir: Path) -> str:
-    """Return the name of the gateway that has a data directory; made at its first start.
+    """Return the name of a data directory's gateway; the first start makes it.
 
     Raises:
-        StoreError: the name cannot be written, or is none.
+        StoreError: the name cannot be written, or the file is empty or not text.
     """
     path = data_dir / "gateway.id"
     try:
         if not path.exists():
-            whole = path.with_suffix(".new")  # a full disk leaves no empty name
+            whole = path.with_suffix(".new")  # a full disk must not leave an empty file
             whole.touch(mode=0o600)
             whole.write_text(secrets.token_hex(8) + "\n")
             whole.replace(path)
@@ -55,52 +55,52 @@ def gateway_name(data_dir: Path) -> str:
         name = ""
     if not name:
         raise StoreError(
-            f"{path} has no gateway's name. Restore the file; or, where no other gateway uses the "
-            "database, delete it: then runs that were live at the last end stay unfinished"
+            f"{path} has no gateway's name. Restore the file; or, if no other gateway uses the "
+            "database, delete it: runs that were live at the last end then stay unfinished"
         )
     return name
 
 
 def note_change(connection: Connection) -> None:
-    """Say that tenants, keys, programs or their names have changed, in the same transaction."""
+    """Count a change of tenants, keys or programs, in the same transaction."""
     connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'changes'")
 
 
 def read_changes(connection: Connection) -> int:
-    """Return how often something has changed."""
     (value,) = connection.execute("SELECT value FROM meta WHERE key = 'changes'").fetchone()
     return int(value)
 
 
 class ChangeFeed:
-    """Sees what other gateways change; `run` until it is cancelled."""
+    """Reloads what other gateways change; `run` until it is cancelled."""
 
-    def __init__(self, store: Store, beat: Callable[[], Awaitable[None]], *holders: Holder) -> None:
-        """`beat` says that this gateway is there; holders hear of a change in their order."""
+    def __init__(
+        self, store: Store, beat: Callable[[], Awaitable[None]], *holders: Reloadable
+    ) -> None:
+        """`beat` reports that this gateway runs; `holders` reload in their order."""
         self._store = store
         self._beat = beat
         self._holders = holders
         self._seen = -1
 
     async def run(self) -> None:
-        """Look once in a while."""
         loop = asyncio.get_running_loop()
         beaten = loop.time()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
-                await self.look()
+                await self.reload_changes()
                 if loop.time() - beaten > _BEAT_SECONDS:
                     await self._beat()
                     beaten = loop.time()
             except self._store.errors as error:
-                _log.warning("what other gateways change is not seen: %s", error)
+                _log.warning("changes of other gateways cannot be read: %s", error)
 
-    async def look(self) -> None:
-        """Read anew what has changed since the last look."""
+    async def reload_changes(self) -> None:
+        """Reload the holders if something changed since the last look."""
         changes = await self._store.read(read_changes)
         if changes == self._seen:
             return
         for holder in self._holders:
             await holder.reload()
-        self._seen = changes  # only now: what could not be read is read again
+        self._seen = changes  # only now: a reload that failed is repeated

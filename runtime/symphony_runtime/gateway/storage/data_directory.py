@@ -1,6 +1,6 @@
-"""Whether what the server keeps is still where it was when it began.
+"""Whether the data directory and its files are still those of the start.
 
-SQLite goes on writing to a file that has been removed, and all of it is lost with the process:
+SQLite continues to write to a file that has been removed, and all of it is lost with the process:
 from then on nothing may be acknowledged.
 """
 
@@ -12,14 +12,13 @@ from symphony_runtime.gateway.errors import Problem
 
 
 class DataDirectory:
-    """The data directory, and the files in it that must stay; asking costs a few microseconds."""
+    """The data directory and its files. A check takes a few microseconds."""
 
     def __init__(self, path: Path, files: Iterable[str] = ()) -> None:
-        """`files`: their names, of those that are there now."""
+        """`files`: names of files; those that exist now must stay."""
         self._known = {each: _identity(each) for each in (path, *(path / name for name in files))}
 
     def fault(self) -> str | None:
-        """Return in words what is gone, or None."""
         for path, known in self._known.items():
             if known is not None and _identity(path) != known:
                 return f"{path} was removed or replaced; the server must be started again"
@@ -34,7 +33,7 @@ class DataDirectory:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - at each request
+        found = os.stat(path)  # noqa: PTH116 - called at each request
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -1,11 +1,11 @@
-"""What the store asks of a database, and the two that it can ask: SQLite and PostgreSQL.
+"""The contract between the store and a database: SQLite or PostgreSQL.
 
     sqlite       one file, one gateway: the default
     postgresql   by URL: several gateways share it
 
 Statements are written once, for both: `?` for parameters, ON CONFLICT (columns) DO UPDATE, IS NOT
-NULL, RETURNING, row values; no row numbers, no INSERT OR REPLACE, no types but INTEGER (64 bits),
-REAL, TEXT and BLOB. What sums integers is told `int` of in Python: PostgreSQL widens it.
+NULL, RETURNING, row values; no row numbers, no INSERT OR REPLACE, and only the types INTEGER (64
+bits), REAL, TEXT and BLOB. Convert sums of integers with `int`: PostgreSQL widens them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 
 class StoreError(Exception):
-    """The database cannot be used; the words are for the operator."""
+    """The database cannot be used; the message is for the operator."""
 
 
 class StorageError(StoreError):
-    """What lies under the database fails now; the same may be stored, or read, later."""
+    """The storage below the database fails now; the operation may succeed later."""
 
 
 class FullError(StorageError):
@@ -30,47 +30,40 @@ class AwayError(StorageError):
 
 
 class Row(Protocol):
-    """A row: by column and by place; `dict(row)` has its columns."""
+    """A row: columns by name and by index; `dict(row)` works."""
 
-    def __getitem__(self, key: Any, /) -> Any:
-        """Return a column, by its name or place."""
+    def __getitem__(self, key: Any, /) -> Any: ...
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give its values, in order."""
+    def __iter__(self) -> Iterator[Any]: ...
 
-    def keys(self) -> Sequence[str]:
-        """Return its columns' names."""
+    def keys(self) -> Sequence[str]: ...
 
 
 class Cursor(Protocol):
-    """What a statement has found."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
-        """Rows that a statement has changed."""
+        """Rows that the statement changed."""
 
-    def fetchone(self) -> Any:
-        """Return the next row, or None."""
+    def fetchone(self) -> Any: ...
 
-    def fetchall(self) -> list[Any]:
-        """Return the rows that are left."""
+    def fetchall(self) -> list[Any]: ...
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give the rows that are left."""
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class Connection(Protocol):
     """A connection to a database. One thread uses it at a time."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor:
-        """Execute one statement, outside a transaction by itself."""
+        """Execute one statement; outside a transaction it is its own."""
 
-    def close(self) -> None:
-        """End it."""
+    def close(self) -> None: ...
 
 
 class Database(Protocol):
-    """A kind of database, at a place."""
+    """A database of some kind at some place."""
 
     @property
     def shared(self) -> bool:
@@ -78,42 +71,41 @@ class Database(Protocol):
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What a statement may raise."""
+        """Errors that a statement may raise."""
 
     @property
     def conflicts(self) -> tuple[type[Exception], ...]:
-        """What an INSERT raises for what is there already."""
+        """Errors of an INSERT of a row that exists already."""
 
     def storage_error(self, error: Exception) -> StorageError | None:
-        """Return what an error of a statement says of the storage; None: it is the statement's."""
+        """Return an error as a StorageError, or None if the statement itself is wrong."""
 
     def connect(self, *, writes: bool) -> Connection:
-        """Connect; without `writes` nothing can be changed.
+        """Connect; without `writes` the connection is read-only.
 
         Raises:
-            StoreError: it is not there, or none of ours.
+            StoreError: the database cannot be reached, or is not ours.
         """
 
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:
-        """Have all statements of a block take effect, or none."""
+        """Make the statements of a block take effect together, or not at all."""
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
-        """The same, while nobody else changes the schema."""
+        """A transaction with exclusive access to the schema."""
 
     def version(self, connection: Connection) -> int:
         """Return the version of the schema; 0: there is none yet."""
 
-    def set_version(self, connection: Connection, version: int) -> None:
-        """Note the version of the schema."""
+    def set_version(self, connection: Connection, version: int) -> None: ...
 
     def scrub(self) -> None:
-        """Leave nothing of deleted rows in what this server writes; in a thread."""
+        """Erase deleted rows from files of this server; blocks."""
 
     def shrink(self, connection: Connection) -> bool:
-        """Give some free pages of the file back; return whether more are left to give."""
+        """Return some free pages of the file to the disk; return whether more are left."""
 
     def bound_log(self) -> None:
-        """Bring a log that has grown too long into the file; in a thread."""
+        """Write a log that is too long into the file; blocks."""
 
     def statement(self, migration: str) -> str | None:
-        """Return a migration's statement as this database has it; None: it has no need of it."""
+        """Return a migration's statement for this database; None: not needed here."""

@@ -1,8 +1,8 @@
 """PostgreSQL, by URL: one database for several gateways (psycopg 3).
 
-The statements are SQLite's; `translate` and `translate_schema` make them PostgreSQL's. A connection
-that was lost is made anew by the next statement that is not in the middle of a transaction; what
-was in one fails. A text has no zero bytes here: they become U+FFFD.
+The statements are SQLite's; `translate` and `translate_schema` convert them. The next statement
+outside a transaction reopens a lost connection; a transaction on a lost connection fails. A text
+has no zero bytes here: they become U+FFFD.
 """
 
 import re
@@ -24,24 +24,24 @@ try:
     import psycopg
     import psycopg.conninfo
     from psycopg.rows import RowMaker
-except ImportError as error:  # it is an extra: who keeps to SQLite need not have it
+except ImportError as error:  # an optional dependency: SQLite does not need it
     raise StoreError(
-        "PostgreSQL needs a package more: pip install 'symphony[postgresql]'"
+        "PostgreSQL needs another package: pip install 'symphony[postgresql]'"
     ) from error
 
 _CONNECT_SECONDS = 10
-# A server whose machine has gone says nothing: without these a statement would wait for hours. What
-# the URL says of them goes before.
+# A server whose machine is gone does not answer: without these a statement would wait for hours.
+# The URL's own values take precedence.
 _NOTICE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
            "tcp_user_timeout": "30000"}  # fmt: skip
-_LOCK = 0x53796D70686F6E79  # of migrations: any number that only we use
+_LOCK = 0x53796D70686F6E79  # of migrations: an arbitrary number of Symphony's
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION",
           "TEXT": 'TEXT COLLATE "C"'}  # fmt: skip
 _TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
 _TABLE_END = re.compile(r"\)\s*STRICT(\s*,\s*WITHOUT ROWID)?\s*;")
 _COMMENT = re.compile(r"--[^\n]*")
 _ONLY_SQLITE = "-- only: sqlite"
-# Lost in the middle, out of room, an I/O error; and another server that may only be read for now.
+# A connection lost during a statement, no space, an I/O error; or a server that is read-only now.
 _STORAGE = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 
 
@@ -53,14 +53,13 @@ class PostgresDatabase:
     conflicts: tuple[type[Exception], ...] = (psycopg.errors.UniqueViolation,)
 
     def __init__(self, url: str) -> None:
-        """The URL is libpq's, and may hold a password: it is never told."""
+        """`url` is libpq's. It may hold a password: it is never logged or shown."""
         self._url = url
 
     def __str__(self) -> str:
         return "the PostgreSQL database"
 
     def storage_error(self, error: Exception) -> StorageError | None:
-        """Return what an error of a statement says of the storage; None: it is the statement's."""
         if isinstance(error, AwayError):
             return error
         if isinstance(error, psycopg.errors.DiskFull):
@@ -68,7 +67,7 @@ class PostgresDatabase:
         return StorageError(f"{self}: {error}") if isinstance(error, _STORAGE) else None
 
     def connect(self, *, writes: bool) -> Connection:
-        """Connect; StoreError: it does not answer, or does not let us in."""
+        """Connect; StoreError: the server does not answer, or refuses us."""
         connection = _Connection(self._url, writes=writes)
         try:
             connection.open()
@@ -78,15 +77,13 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
-        """Have all statements of a block take effect, or none."""
         assert isinstance(connection, _Connection)
         with connection.transaction():
             yield
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        """The same, while nobody else changes the schema."""
-        # Not within the transaction: it would go on with what it knew of the tables before.
+        # Outside the transaction, which would still see the tables as they were before the lock.
         connection.execute("SELECT pg_advisory_lock(?)", (_LOCK,))
         try:
             with self.transaction(connection):
@@ -95,7 +92,6 @@ class PostgresDatabase:
             connection.execute("SELECT pg_advisory_unlock(?)", (_LOCK,))
 
     def version(self, connection: Connection) -> int:
-        """Return the version of the schema."""
         (table,) = connection.execute("SELECT to_regclass('meta')").fetchone()
         if table is None:
             return 0
@@ -103,7 +99,6 @@ class PostgresDatabase:
         return int(found[0]) if found else 0
 
     def set_version(self, connection: Connection, version: int) -> None:
-        """Note the version of the schema."""
         connection.execute(
             "INSERT INTO meta VALUES ('schema', ?)"
             " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -111,37 +106,36 @@ class PostgresDatabase:
         )
 
     def scrub(self) -> None:
-        """Nothing: when deleted rows go from its files is the database's own business."""
+        """Do nothing: PostgreSQL decides when deleted rows leave its files."""
 
     def shrink(self, connection: Connection) -> bool:  # noqa: ARG002
-        """PostgreSQL looks after its files itself."""
+        """Do nothing: PostgreSQL manages its files."""
         return False
 
     def bound_log(self) -> None:
-        """PostgreSQL looks after its log itself."""
+        """Do nothing: PostgreSQL manages its log."""
 
     def statement(self, migration: str) -> str | None:
-        """Return a migration's statement as PostgreSQL has it."""
         return translate_schema(migration)
 
 
 class _Connection:
-    """A connection that comes back. `open` it; then one thread uses it."""
+    """A connection that reopens. Call `open`, then use it from one thread."""
 
     def __init__(self, url: str, *, writes: bool) -> None:
         self._url = url
         self._writes = writes
         self._raw: psycopg.Connection[Any] | None = None
-        self._inside = False  # a transaction
+        self._in_transaction = False
 
     def open(self) -> "psycopg.Connection[Any]":
-        """Return the connection, made anew where it was lost; AwayError."""
+        """Return the connection, reopened if it was lost; AwayError."""
         if self._raw is not None and not self._raw.closed:
             return self._raw
-        told = _conninfo(self._url)
+        conninfo = _conninfo(self._url)
         try:
             raw = psycopg.connect(
-                told,
+                conninfo,
                 autocommit=True,
                 connect_timeout=_CONNECT_SECONDS,
                 application_name="symphony",
@@ -156,7 +150,7 @@ class _Connection:
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Execute one statement; psycopg.Error, AwayError."""
-        raw = self._raw if self._inside else self.open()
+        raw = self._raw if self._in_transaction else self.open()
         assert raw is not None
         try:
             if not parameters:
@@ -170,9 +164,8 @@ class _Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Have all statements of a block take effect, or none."""
         self.execute("BEGIN")
-        self._inside = True
+        self._in_transaction = True
         try:
             yield
             self.execute("COMMIT")
@@ -181,29 +174,28 @@ class _Connection:
                 self._raw.execute(b"ROLLBACK")
             raise
         finally:
-            self._inside = False
+            self._in_transaction = False
 
     def close(self) -> None:
-        """End it."""
         if self._raw is not None:
             self._raw.close()
 
 
 def _conninfo(url: str) -> str:
-    """Return what libpq is told: the URL, and how a lost connection is noticed; AwayError.
+    """Return libpq's connection string, with keepalives; AwayError.
 
-    What is wrong with it is not told: the library's words repeat it, password and all.
+    The error does not say what is wrong: the library's message repeats the URL with its password.
     """
     try:
         said = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.Error:
-        raise AwayError("the store's URL is none that PostgreSQL understands") from None
+        raise AwayError("the store's URL is not a valid PostgreSQL URL") from None
     missing: dict[str, Any] = {name: value for name, value in _NOTICE.items() if name not in said}
     return psycopg.conninfo.make_conninfo(url, **missing)
 
 
 class _Row:
-    """A row, as SQLite's are: by column and by place."""
+    """A row like SQLite's: columns by name and by index."""
 
     __slots__ = ("_names", "_values")
 
@@ -221,7 +213,6 @@ class _Row:
         return len(self._values)
 
     def keys(self) -> list[str]:
-        """Return the columns' names."""
         return list(self._names)
 
 
@@ -237,12 +228,11 @@ def _clean(value: Any) -> Any:
 
 @lru_cache(maxsize=512)  # statements are constants, and few
 def translate(sql: str) -> bytes:
-    """Return a statement with psycopg's places for parameters."""
     return sql.replace("%", "%%").replace("?", "%s").encode()
 
 
 def translate_schema(statement: str) -> str | None:
-    """Return a migration's statement as PostgreSQL has it; None: it is for SQLite alone."""
+    """Return a migration's statement for PostgreSQL; None: it is for SQLite only."""
     if _ONLY_SQLITE in statement.splitlines():
         return None
     plain = _COMMENT.sub("", statement)

@@ -1,12 +1,12 @@
-"""The database's schema, built up by numbered migrations.
+"""The database's schema, built by numbered migrations.
 
     migrations/0007_some_words.sql    statements, in the order of the numbers from 0001
 
-Each is applied once, in one transaction with the note that it was: a database is at a version and
-never between two. To change the schema, add a file with the next number; one that anybody's data
-may have gone through is never changed again. The statements are SQLite's, and must be ones that
-`gateway.storage.postgresql` makes PostgreSQL's of: a statement after the line `-- only: sqlite` is
-left out there. A new column needs a default, or an UPDATE behind it that fills it.
+Each migration is applied once, in one transaction with the note of it: a database has a version
+and is never between two. To change the schema, add a file with the next number; never change a
+released migration. The statements are SQLite's, limited to
+what `postgresql` can translate; it omits a statement after the line `-- only: sqlite`. A new
+column needs a default, or an UPDATE that fills it.
 """
 
 import re
@@ -34,13 +34,13 @@ def load_migrations(folder: Traversable) -> tuple[Migration, ...]:
     """Return the migrations in a folder, in order.
 
     Raises:
-        ValueError: a file has no number, or two have the same, or one is missing.
+        ValueError: a file has no number, or a number is missing or used twice.
     """
     found = []
     for file in folder.iterdir():
         named = _FILE.fullmatch(file.name)
         if named is None:
-            raise ValueError(f"{file.name} is not called like a migration: 0001_words.sql")
+            raise ValueError(f"{file.name} is not named like a migration: 0001_words.sql")
         statements = split_statements(file.read_text(encoding="utf-8"))
         found.append(Migration(int(named[1]), file.name.removesuffix(".sql"), statements))
     found.sort(key=lambda migration: migration.number)
@@ -62,7 +62,7 @@ def split_statements(script: str) -> tuple[str, ...]:
     for line in script.splitlines():
         lines.append(line)
         statement = "\n".join(lines).strip()
-        # Not within a trigger's body, a string or a comment: SQLite's own reader says so.
+        # SQLite's own parser: a semicolon in a trigger, string or comment ends no statement.
         if sqlite3.complete_statement(statement):
             statements.append(statement)
             lines.clear()
@@ -81,7 +81,7 @@ def migrate(
     """Bring a database to the newest version.
 
     Raises:
-        StoreError: a later server has written it, or a migration failed: it is as it was then.
+        StoreError: a later server wrote it, or a migration failed and was rolled back.
     """
     newest = len(migrations)
     version = database.version(connection)
@@ -100,7 +100,7 @@ def migrate(
 def _apply(database: Database, connection: Connection, migration: Migration) -> None:
     with database.migrating(connection):
         if database.version(connection) >= migration.number:
-            return  # somebody else did it meanwhile
+            return  # another gateway did it meanwhile
         for statement in migration.statements:
             said = database.statement(statement)
             if said is not None:

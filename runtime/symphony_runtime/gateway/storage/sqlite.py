@@ -1,4 +1,4 @@
-"""SQLite: a file in the data directory (WAL, synchronous=FULL: what is committed is on disk)."""
+"""SQLite: a file in the data directory; commits are on disk (WAL, FULL)."""
 
 import logging
 import shutil
@@ -21,15 +21,15 @@ _STORAGE = (
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
 )  # fmt: skip
-_LOG_BYTES = 16 << 20  # of the write-ahead log, once it is in the file
-_FREE_PAGES_KEPT = 1_024  # for what comes next
-_STEP_PAGES = 1_024  # that are given back in one transaction
+_LOG_BYTES = 16 << 20  # of the write-ahead log after a checkpoint
+_FREE_PAGES_KEPT = 1_024  # for the next inserts
+_STEP_PAGES = 1_024  # returned to the disk in one transaction
 _INCREMENTAL = 2
 _NO_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT)
 
 
 class SqliteDatabase:
-    """One file, of one gateway. See `Database`."""
+    """One file of one gateway. See `Database`."""
 
     shared = False
     errors: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -42,8 +42,7 @@ class SqliteDatabase:
         return str(self._path)
 
     def storage_error(self, error: Exception) -> StorageError | None:
-        """Return what an error of a statement says of the storage; None: it is the statement's."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # a broken page's code has more bits
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes have more bits
         if code not in _STORAGE:
             return None
         kind = FullError if code == sqlite3.SQLITE_FULL else StorageError
@@ -56,9 +55,9 @@ class SqliteDatabase:
             StoreError: it is no database, or the disk is full or broken; the message says which.
         """
         if writes and self._path.exists() and not self._path.stat().st_size:
-            _log.warning("%s is empty: a new database begins in it", self)
+            _log.warning("%s is empty: it becomes a new database", self)
         try:
-            self._path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
+            self._path.touch(mode=0o600)  # before SQLite creates it; its log gets the same mode
         except OSError as error:
             raise self._storage_error(str(error)) from error
         connection = sqlite3.connect(
@@ -77,24 +76,26 @@ class SqliteDatabase:
             raise self._storage_error(str(error)) from error
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        connection.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
         if not writes:
             connection.execute("PRAGMA query_only = 1")
         self._path.chmod(0o600)
         return connection
 
     def _prepare_to_shrink(self, connection: sqlite3.Connection) -> None:
-        """Let the file become smaller; one of an earlier version is written anew, once."""
+        """Let the file shrink; rewrites a file of an earlier version once."""
         (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
         if mode == _INCREMENTAL:
             return
         connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
         size = self._path.stat().st_size
         if not size:
-            return  # it takes effect with the first table
+            return  # a new file: the mode takes effect with the first table
         free = shutil.disk_usage(self._path.parent).free
-        if free < 3 * size:  # the copy, and the log with the copy
-            _log.warning("%s cannot shrink: that takes %d MiB once", self, 3 * size >> 20)
+        if free < 3 * size:  # for the copy, and the log of the copy
+            _log.warning(
+                "%s cannot shrink: that needs %d MiB of free space once", self, 3 * size >> 20
+            )
             return
         try:
             connection.execute("VACUUM")
@@ -102,7 +103,6 @@ class SqliteDatabase:
             _log.warning("%s cannot shrink yet: %s", self, error)
 
     def shrink(self, connection: Connection) -> bool:
-        """Give some free pages of the file back; return whether more are left to give."""
         (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
         if mode != _INCREMENTAL or free <= _FREE_PAGES_KEPT:
@@ -114,7 +114,6 @@ class SqliteDatabase:
         return bool(_FREE_PAGES_KEPT < left < free)
 
     def bound_log(self) -> None:
-        """Bring a log that has grown too long into the file; in a thread."""
         log = self._path.with_name(f"{self._path.name}-wal")
         if log.exists() and log.stat().st_size > 2 * _LOG_BYTES:
             self.scrub()
@@ -123,12 +122,11 @@ class SqliteDatabase:
         free = shutil.disk_usage(self._path.parent).free >> 20
         return StoreError(
             f"{self} cannot be opened: {words}; its disk has {free} MiB free. The database may be "
-            "whole: keep it, make room on the disk, and start again"
+            "intact: keep it, free some disk space, and start again"
         )
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
-        """Have all statements of a block take effect, or none."""
         assert isinstance(connection, sqlite3.Connection)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -139,19 +137,18 @@ class SqliteDatabase:
                 connection.execute("ROLLBACK")
             raise
 
-    migrating = transaction  # a writer is alone
+    migrating = transaction  # SQLite has one writer
 
     def version(self, connection: Connection) -> int:
-        """Return the version of the schema."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         return int(version)
 
     def set_version(self, connection: Connection, version: int) -> None:
-        """Note the version of the schema; earlier servers look for it there."""
+        """Set the version where earlier servers read it."""
         connection.execute(f"PRAGMA user_version = {version}")
 
     def scrub(self) -> None:
-        """Bring the log into the file, where deleted rows are zeros, and make it empty."""
+        """Write the log into the file, where deleted rows are zeros, and truncate it."""
         connection = self.connect(writes=True)
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -159,5 +156,4 @@ class SqliteDatabase:
             connection.close()
 
     def statement(self, migration: str) -> str | None:
-        """Return a migration's statement: they are written for SQLite."""
         return migration

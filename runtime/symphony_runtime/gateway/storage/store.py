@@ -1,12 +1,12 @@
 """The gateway's database, in two threads: one that writes and one that reads.
 
-Writes that arrive while a commit is under way leave together in the next one (group commit), so
-that a thousand runs which end at once cost a few flushes to disk, not thousands. A write's future
-is resolved after its commit has reached the disk: what is acknowledged after it outlives a kill -9
-and a power cut. Which database it is, is `database`'s.
+Writes that arrive during a commit share the next one (group commit): a thousand runs that end at
+once cost a few flushes to disk. A write's future is resolved after its commit has reached the
+disk: what is acknowledged after it survives a kill -9 and a power cut. `database` says which
+database it is.
 
-What a commit takes of a processor is divided among its operations, by how long each took, and told
-of those that say whose they are.
+The CPU time of a commit is divided among its operations by how long each took, and reported for
+those that name an owner.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_runtime.gateway.runs.events.reader import StoredEvents
+from symphony_runtime.gateway.runs.events.reader import StoredEventCache
 from symphony_runtime.gateway.storage.crash_log import CrashLog
 from symphony_runtime.gateway.storage.database import (
     AwayError,
@@ -36,19 +36,19 @@ __all__ = ["Store", "StoreError", "open_database"]
 
 _STEP_PAUSE_SECONDS = 0.02  # between the steps in which the file shrinks
 _BATCH_MAX = 4_096  # operations of one commit
-_AGAIN_SECONDS = 0.05, 1.0  # before what could not be stored is tried again: at first, and at most
+_RETRY_SECONDS = 0.05, 1.0  # before a failed write is repeated: first and longest pause
 
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
-Whose = int | str | None  # a run's (its instance), or a tenant's; None: the server's
+Owner = int | str | None  # pays for an operation: a run (instance), a tenant; None: the server
 
 
 @dataclass(slots=True)
 class _Queued:
     operation: Operation
     future: "asyncio.Future[Any]"
-    whose: Whose
-    seconds: float = 0.0  # of a processor, when it was executed last
+    owner: Owner
+    seconds: float = 0.0  # CPU time of its last execution
 
     def execute(self, connection: Connection) -> Any:
         began = time.thread_time()
@@ -62,15 +62,15 @@ class Store:
     """One database. Every method belongs to the event loop that made the store."""
 
     def __init__(self, path: Path, url: str = "", disk: DiskBudget | None = None) -> None:
-        """Open or create the file `path`; or the PostgreSQL database of a URL, if there is one.
+        """Open or create the file `path`, or open the PostgreSQL database of `url`.
 
-        What is not in the database yet lies beside the file in either case.
+        The crash log is in the file's folder in either case.
 
         Raises:
-            StoreError: it is no database of ours, or of a later version, or is not there.
+            StoreError: the database is not ours, is of a later version, or cannot be reached.
         """
         self._loop = asyncio.get_running_loop()
-        self.disk = disk or DiskBudget(path.parent)  # who holds how much of it
+        self.disk = disk or DiskBudget(path.parent)
         self._database = open_database(path, url)
         self._writer_connection = self._database.connect(writes=True)
         try:
@@ -79,73 +79,68 @@ class Store:
         except StoreError:
             self._writer_connection.close()
             raise
-        self.shared = self._database.shared  # other gateways use it, too
-        # What an operation may raise.
+        self.shared = self._database.shared  # with other gateways
+        # Errors that an operation may raise.
         self.errors: tuple[type[Exception], ...] = (*self._database.errors, StorageError)
-        self.conflicts = self._database.conflicts  # of it: it is there already
+        self.conflicts = self._database.conflicts  # the errors of a row that exists already
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-read")
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._commits = 0
         self._writes = 0
         self._failed = 0
-        self.crash_log = CrashLog(path.parent)  # what is not in the database yet
-        self.disk.on_room = self.crash_log.plan_credit
-        self.stored_events = StoredEvents(
-            self
-        )  # what readers of the database are about to be given
-        # Hears whose operations a commit had, and what of a processor's time they took of it.
+        self.crash_log = CrashLog(path.parent)
+        self.disk.on_available = self.crash_log.schedule_credit
+        self.stored_events = StoredEventCache(self)
+        # Gets the CPU seconds of each commit, by owner.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
         self._writer.start()
 
     def write(
-        self, operation: Callable[[Connection], T], whose: Whose = None
+        self, operation: Callable[[Connection], T], owner: Owner = None
     ) -> "asyncio.Future[T]":
-        """Queue an operation at once; the future has its result after it is on disk.
+        """Queue an operation; the future has its result after it is on disk.
 
-        Operations take effect in the order in which they were queued. The future's error is the
-        caller's to take, or asyncio complains.
-        `whose` it is, pays for it.
+        Operations take effect in the order in which they were queued. `owner` pays the CPU time.
+        The caller must take the future's error, or asyncio complains.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Queued(operation, future, whose))
+        self._queue.put(_Queued(operation, future, owner))
         return future
 
-    async def insist(
+    async def write_until_stored(
         self,
         operation: Callable[[Connection], T],
-        whose: Whose = None,
-        put_off: Callable[[StorageError], None] = lambda _error: None,
+        owner: Owner = None,
+        on_failure: Callable[[StorageError], None] = lambda _error: None,
     ) -> T:
-        """Write as often as it takes while the storage fails; `put_off` hears of each failure.
+        """Write, and retry while the storage fails; report to `on_failure`.
 
-        What has failed may have taken effect (a link that broke in a commit): it must be an
-        operation that may be done twice.
+        A failed attempt may have taken effect (a connection that broke in a commit): the operation
+        must be idempotent.
         """
-        pause, pause_max = _AGAIN_SECONDS
+        pause, pause_max = _RETRY_SECONDS
         while True:
             try:
-                return await self.write(operation, whose)
+                return await self.write(operation, owner)
             except StorageError as error:
-                put_off(error)
+                on_failure(error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, pause_max)
 
     async def read(self, operation: Callable[[Connection], T]) -> T:
-        """Run an operation that only reads; it sees what has been committed."""
         return await self._loop.run_in_executor(self._reader, self._read, operation)
 
     def _read(self, operation: Callable[[Connection], T]) -> T:
         try:
             try:
                 return operation(self._reader_connection)
-            except AwayError:  # a connection that was lost comes back, if the database does
+            except AwayError:  # once more: a lost connection may come back
                 return operation(self._reader_connection)
         except self._database.errors as error:
             raise self._database.storage_error(error) or error from None
 
     async def close(self) -> None:
-        """Write what is queued, then close."""
         await self.crash_log.close()
         self._queue.put(None)
         await asyncio.to_thread(self._writer.join)
@@ -153,28 +148,25 @@ class Store:
         self._reader.shutdown()
 
     async def scrub(self) -> None:
-        """Leave nothing of what was deleted: in the file it is zeros already, here go the logs.
+        """Erase deleted rows from the logs; in the database file they are zeros.
 
         Raises:
-            StorageError: something may be left; ask again.
+            StorageError: something may be left; call again.
         """
-        await self.crash_log.renew()
+        await self.crash_log.rotate()
         try:
             await asyncio.to_thread(self._with_reserve, self._database.scrub)
         except self._database.errors as error:
             raise self._database.storage_error(error) or error from None
 
-    async def tidy(self) -> None:
-        """Give room back that deletions have left in the database's file, in small steps."""
-        while await self.write(self._database.shrink):  # noqa: ASYNC110 - others' writes between
+    async def shrink(self) -> None:
+        """Shrink the database's file by the space that deletions freed, in small steps."""
+        while await self.write(self._database.shrink):  # noqa: ASYNC110 - other writes run between
             await asyncio.sleep(_STEP_PAUSE_SECONDS)
         await asyncio.to_thread(self._database.bound_log)
 
     def statistics(self) -> dict[str, int]:
-        """Return how many operations there were, in how many commits, and how many failed.
-
-        `unwritten_events` of live runs were in memory only for a time.
-        """
+        """Return operations, commits, failures, and events missing in the crash log."""
         return {
             "writes": self._writes,
             "commits": self._commits,
@@ -192,14 +184,14 @@ class Store:
         self._writer_connection.close()
 
     def _take_batch(self) -> tuple[list[_Queued], bool]:
-        """Wait for an operation and take all that are queued; True: the end is queued too."""
+        """Wait for an operation and take all that are queued; True: `close` is, too."""
         batch: list[_Queued] = []
         item = self._queue.get()
         while item is not None:
             batch.append(item)
             if len(batch) == _BATCH_MAX or self._queue.empty():
                 return batch, False
-            item = self._queue.get_nowait()  # this thread alone takes, so there is one
+            item = self._queue.get_nowait()  # only this thread takes, so there is one
         return batch, True
 
     def _write_batch(self, batch: list[_Queued]) -> None:
@@ -221,13 +213,13 @@ class Store:
 
     def _outcomes(self, operations: list[_Queued]) -> list[Any]:
         away: AwayError | None = None
-        for _ in range(2):  # a connection that was lost comes back, if the database does
+        for _ in range(2):  # once more: a lost connection may come back
             try:
                 return self._with_reserve(lambda: self._together(operations))
             except AwayError as error:
                 away = error
             except Exception:
-                # One of them is wrong. Each alone, so that only that one fails.
+                # One operation is wrong: execute each alone, so that only that one fails.
                 return [self._alone(operation) for operation in operations]
         assert away is not None
         self._failed += len(operations)
@@ -248,12 +240,12 @@ class Store:
             return _Failed(self._database.storage_error(error) or error)
 
     def _with_reserve(self, work: Callable[[], T]) -> T:
-        """Do what writes; again with the reserve if the disk is full."""
+        """Do a write; if the disk is full, repeat it with the disk reserve released."""
         try:
             return work()
         except Exception as error:
-            # SQLite calls a full disk broken where its shared memory cannot grow.
-            if self._database.storage_error(error) is None or not self.disk.give_up_reserve():
+            # Any storage error: SQLite reports an I/O error if its shared memory cannot grow.
+            if self._database.storage_error(error) is None or not self.disk.release_reserve():
                 raise
         return work()
 
@@ -264,12 +256,12 @@ class _Failed:
 
 
 def _divide(batch: list[_Queued], seconds: float) -> Mapping[int | str, float]:
-    """Return what each of those that are named had of a commit's time."""
+    """Return the share of each owner in a commit's CPU seconds."""
     total, shares = sum(queued.seconds for queued in batch), dict[int | str, float]()
     for queued in batch:
-        if queued.whose is not None and total:
-            before = shares.get(queued.whose, 0.0)
-            shares[queued.whose] = before + seconds * queued.seconds / total
+        if queued.owner is not None and total:
+            before = shares.get(queued.owner, 0.0)
+            shares[queued.owner] = before + seconds * queued.seconds / total
     return shares
 
 
@@ -284,16 +276,16 @@ def _resolve(futures: list["asyncio.Future[Any]"], outcomes: list[Any]) -> None:
 
 
 def open_database(path: Path, url: str) -> Database:
-    """Return the database that a store is in.
+    """Return the database of a store.
 
     Raises:
-        StoreError: nothing can be made of the URL.
+        StoreError: the URL is not of a supported database.
     """
     if not url:
         return SqliteDatabase(path)
     if not url.startswith(("postgresql://", "postgres://")):
-        raise StoreError("a store's URL begins with postgresql://")
-    # Only now: it is an extra.
+        raise StoreError("the store's URL must begin with postgresql:// or postgres://")
+    # Imported here: psycopg is an optional dependency.
     from symphony_runtime.gateway.storage.postgresql import PostgresDatabase
 
     return PostgresDatabase(url)

@@ -1,10 +1,10 @@
-"""What is gathered in memory and written in lots: many notes a second, a write now and then.
+"""Write-behind: records that are gathered in memory and written in batches.
 
-    note -> wake -> a moment passes -> the lot is taken and written in one go
+    a record -> schedule_write -> a moment passes -> the batch is written in one operation
 
-What could not be written is taken back and goes with the next lot; the log says so once, and once
-when it is written. A gateway that is killed loses its last lot, and one that ends while its storage
-fails loses what it has taken back.
+A batch that could not be written is restored and goes with the next one. The log reports the first
+failure, and the first success after it. A gateway that is killed loses its last batch; one that
+ends while its storage fails loses what it restored. All of it belongs to the event loop.
 """
 
 import asyncio
@@ -17,68 +17,67 @@ from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
-Lot = TypeVar("Lot")
+Batch = TypeVar("Batch")
 
 
-class WriteBehind(ABC, Generic[Lot]):
-    """Gathers and writes; `run` until it is cancelled, then `flush`. Belongs to the event loop."""
+class WriteBehind(ABC, Generic[Batch]):
+    """Gathers and writes. `run` it until cancelled, then `close`."""
 
     def __init__(self, store: Store, seconds: float, words: str) -> None:
-        """A lot is gathered for so many seconds; `words` say in the log what it is."""
+        """A batch is gathered for `seconds`; `words` name it in the log."""
         self.store = store
         self._seconds = seconds
         self._words = words
         self._wake = asyncio.Event()
-        self._failing = False  # the last attempt to write failed, and the log says so
+        self._failing = False  # the last write failed, and the log says so
 
-    # -- What there is to write ----------------------------------------------------------------
+    # -- Of the subclass -----------------------------------------------------------------------
     @abstractmethod
-    def take(self) -> Lot | None:
-        """Return what was gathered, and begin anew; None: there is nothing to write."""
-
-    @abstractmethod
-    def insert(self, connection: Connection, lot: Lot) -> None:
-        """Write a lot; in the store's thread."""
+    def take_batch(self) -> Batch | None:
+        """Return what was gathered and start anew; None: there is nothing to write."""
 
     @abstractmethod
-    def take_back(self, lot: Lot) -> None:
-        """Keep what could not be written for the next time: no more than there is room for."""
+    def insert_batch(self, connection: Connection, batch: Batch) -> None:
+        """Write a batch; in the store's thread."""
 
-    # -- When ----------------------------------------------------------------------------------
-    def wake(self) -> None:
-        """There is something to write."""
+    @abstractmethod
+    def restore_batch(self, batch: Batch) -> None:
+        """Put back a batch that could not be written, as far as its bound allows."""
+
+    # -- Writing -------------------------------------------------------------------------------
+    def schedule_write(self) -> None:
+        """Have `run` write what was gathered, a moment later."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what was gathered, a moment after it was."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._seconds)
-            with contextlib.suppress(*self.store.errors):  # `flush` has said it
+            with contextlib.suppress(*self.store.errors):  # `flush` has logged it
                 await self.flush()
 
     async def close(self) -> None:
-        """Write what was gathered, if it can be written: there is no next time."""
+        """Write what was gathered; what fails now is lost."""
         try:
             await self.flush()
         except self.store.errors as error:
             _log.error("%s could not be written and is lost: %s", self._words, error)
 
     async def flush(self) -> None:
-        """Write what was gathered so far; what cannot be written is kept, and its error raised."""
+        """Write what was gathered; on an error restore it and raise."""
         self._wake.clear()
-        lot = self.take()
-        if lot is None:
+        batch = self.take_batch()
+        if batch is None:
             return
-        taken: Lot = lot
+        taken: Batch = batch
         try:
-            await self.store.write(lambda connection: self.insert(connection, taken))
-        except self.store.errors as error:  # and not a cancel: the write is under way
-            self.take_back(lot)
-            self.wake()
+            await self.store.write(lambda connection: self.insert_batch(connection, taken))
+        except self.store.errors as error:  # not of a cancel: that write is under way
+            self.restore_batch(batch)
+            self.schedule_write()
             if not self._failing:
-                ours = None if isinstance(error, StorageError) else error  # a fault in our code
-                words = "%s cannot be written yet, and is kept in memory: %s"
+                ours = None if isinstance(error, StorageError) else error  # a bug
+                words = "%s cannot be written yet and stays in memory: %s"
                 _log.error(words, self._words, error, exc_info=ours)
             self._failing = True
             raise

@@ -1,8 +1,8 @@
-"""Tenants: keys, limits, what operators change, and how a tenant is deleted.
+"""Tenants: keys, limits, changes by operators, and the deletion of a tenant.
 
-authentication, keys   which tenant a key is of; making, changing and revoking keys
-tenants                tenants and what each may have
-administration         what operators see and change, and what follows from it
-deletion               everything of a tenant goes; program_expiry: unused programs go
-audit                  what operators did, and what was denied
+authentication, keys   the tenant and rights of a key; creating, changing and revoking keys
+tenants                tenants and their quotas
+administration         what operators see and change, and the consequences
+deletion               deletes a tenant with all it has; program_expiry: deletes unused programs
+audit                  changes by operators, and refused requests
 """

@@ -1,11 +1,11 @@
-"""Everything that operators see and change, and what follows when they do.
+"""What operators see and change, and the consequences.
 
-    tenants   who there is          ring    keys are made and taken away
-    ledger    what tenants use      audit   who did what, and who was refused what
-    visits    requests under way, by tenant
+    tenants   all tenants               ring    creates and revokes keys
+    ledger    usage of tenants          audit   changes by operators, and refused requests
+    active_requests   requests in progress, by tenant
 
-A tenant that is suspended: its keys are refused, its runs are cancelled, what it still has open is
-cut off. A weight goes to the kernel at once, and again whenever a kernel is there anew.
+Suspending a tenant refuses its keys, cancels its runs and cuts its open requests. A weight goes to
+the kernel at once, and again to each new kernel.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.active_requests import ActiveRequests
-from symphony_runtime.gateway.tenancy.audit import Asked, Audit
+from symphony_runtime.gateway.tenancy.audit import Audit, AuditedRequest
 from symphony_runtime.gateway.tenancy.authentication import Authentication, read_keys, suspended
 from symphony_runtime.gateway.tenancy.keys import KeyRing
 from symphony_runtime.gateway.tenancy.tenants import (
@@ -39,28 +38,22 @@ from symphony_runtime.gateway.tenancy.tenants import (
 )
 
 _log = logging.getLogger(__name__)
-_END_SECONDS_MAX = 10.0  # that a suspended tenant's runs get to end in
+_END_SECONDS_MAX = 10.0  # for a suspended tenant's runs to end
 SUSPENDED = "the tenant was suspended"
-WORDS = web.RequestKey("words", str)  # what the audit log says beside a request
+WORDS = web.RequestKey("words", str)  # the audit log's text for a request
 
 
 class LiveRuns(Protocol):
-    """What is asked of the runs."""
+    """The live runs (`runs.service`)."""
 
-    @property
-    def kernel(self) -> KernelLink:
-        """The link to the kernel."""
+    kernel: KernelLink
+    kernel_limits: KernelLimits
 
-    kernel_limits: KernelLimits  # what the kernel is told of tenants
+    def live_by_tenant(self) -> dict[str, int]: ...
 
-    def live_by_tenant(self) -> dict[str, int]:
-        """Return how many live runs each tenant has that has any."""
+    def runs_of(self, tenant: str) -> list[Run]: ...
 
-    def runs_of(self, tenant: str) -> list[Run]:
-        """Return a tenant's live runs."""
-
-    def kill(self, run: Run, reason: str) -> None:
-        """End a live run."""
+    def kill(self, run: Run, reason: str) -> None: ...
 
 
 class Administration:
@@ -79,42 +72,38 @@ class Administration:
         self._store = store
         self._runs: LiveRuns | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._telling: set[asyncio.Task[None]] = set()
+        self._kernel_updates: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(cls, store: Store, keys: Authentication, behind_proxy: bool) -> "Administration":
-        """Return it with what the database holds."""
         tenants = Tenants(store, await store.read(read_tenants), now_ms)
         return cls(store, keys, tenants, Connections(bounded_addresses=not behind_proxy))
 
     def attach(self, runs: LiveRuns) -> None:
-        """Name the runs; once, before anything else."""
+        """Set the runs; once, before anything else."""
         self._runs = runs
 
     @property
     def runs(self) -> LiveRuns:
-        """The live runs."""
         assert self._runs is not None
         return self._runs
 
     def start(self) -> None:
-        """Begin what goes on beside the requests."""
         for work in (self.ring.run(), self.ledger.run(), self.audit.run()):
             self._tasks.append(asyncio.create_task(work))
 
     async def stop(self) -> None:
-        """End it, and write what is not written yet."""
-        for task in (*self._tasks, *self._telling):
+        for task in (*self._tasks, *self._kernel_updates):
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._telling, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._kernel_updates, return_exceptions=True)
         await self.ledger.close()
         await self.audit.close()
 
     def check(self, tenant: str) -> None:
-        """Check that a tenant may begin something.
+        """Check that a tenant may start something.
 
         Raises:
-            Problem: 403, it is suspended, or 404, deleted; whoever asks was there before.
+            Problem: 403, it is suspended; 404, it was deleted after the request's authentication.
         """
         if tenant in self.keys.suspended:
             raise suspended()
@@ -122,106 +111,109 @@ class Administration:
             raise not_found("tenant")
 
     # -- Tenants -------------------------------------------------------------------------------
-    async def took_effect(self, tenant: Tenant, change: Change) -> None:
-        """Have what was said of a tenant take effect."""
-        self._heed()
+    async def apply_change(self, tenant: Tenant, change: Change) -> None:
+        self._update_suspended()
         if change.weighs:
-            await self._tell_weight(self.runs.kernel, tenant.id, tenant.weight)
+            await self._send_weight(self.runs.kernel, tenant.id, tenant.weight)
         if change.quotas:
-            await self._tell_limits([tenant.id])
+            await self._send_limits([tenant.id])
         if tenant.suspended_ms is not None:
             await self.expel(tenant.id)
 
     async def reload(self) -> None:
-        """Take over what another gateway has changed."""
+        """Apply the changes of other gateways."""
         weights, suspended = self.tenants.weights(), self.keys.suspended
         async with self.tenants.changing, self.ring.changing:
-            self.tenants.replace(await self._store.read(read_tenants))
+            self.tenants.replace_all(await self._store.read(read_tenants))
             keys = await self._store.read(read_keys)
-            gone = self.keys.replace(keys, self.tenants.suspended())
+            gone = self.keys.replace_keys(keys, self.tenants.suspended())
         self.connections.cut_keys(gone)
         now = self.tenants.weights()
         for tenant in weights.keys() | now.keys():
             if weights.get(tenant) != now.get(tenant):
-                await self._tell_weight(self.runs.kernel, tenant, now.get(tenant))
-        await self._tell_limits(self.runs.live_by_tenant())
+                await self._send_weight(self.runs.kernel, tenant, now.get(tenant))
+        await self._send_limits(self.runs.live_by_tenant())
         await asyncio.gather(*map(self.expel, self.keys.suspended - suspended))
 
     async def delete_tenant(self, tenant: str) -> None:
-        """Forget a tenant that has no live runs and no KV files, with its keys.
+        """Delete a tenant that has no live runs and no KV files, with its keys.
 
         Raises:
-            Problem: 404; 409, something is left of it.
+            Problem: 404; 409, it still has something.
         """
-        with self.closed(tenant):
-            if self.runs.runs_of(tenant):  # one that began just before
+        with self.refuse_tenant(tenant):
+            if self.runs.runs_of(tenant):  # one that just started
                 raise not_empty(["live runs"])
             await self.tenants.delete(tenant)
-            self.ring.gone(key.id for key in self.keys.of(tenant))
-        await self._tell_weight(self.runs.kernel, tenant, None)  # the next one may be called so
+            self.ring.forget_keys(key.id for key in self.keys.keys_of(tenant))
+        await self._send_weight(
+            self.runs.kernel, tenant, None
+        )  # the next tenant may have this name
 
     @contextlib.contextmanager
-    def closed(self, tenant: str) -> Iterator[None]:
-        """Let nobody of a tenant in, and nothing of it begin, for the length of the block."""
+    def refuse_tenant(self, tenant: str) -> Iterator[None]:
+        """Refuse the tenant's keys and starts for the length of the block."""
         self.tenants.leaving[tenant] += 1
-        self._heed()
+        self._update_suspended()
         try:
             yield
         finally:
             self.tenants.leaving -= Counter({tenant: 1})
-            self._heed()
+            self._update_suspended()
 
-    def withhold(self, tenants: Iterable[str]) -> None:
-        """Let nobody in who is called like these: they are being forgotten."""
-        self.tenants.deletion = set(tenants)
-        self._heed()
+    def set_being_forgotten(self, tenants: Iterable[str]) -> None:
+        """Refuse clients of tenants with these names, which are being forgotten."""
+        self.tenants.being_forgotten = set(tenants)
+        self._update_suspended()
 
-    def _heed(self) -> None:
+    def _update_suspended(self) -> None:
         self.keys.suspended = self.tenants.suspended()
 
     async def expel(self, tenant: str) -> None:
-        """End a suspended tenant's runs; then cut off what it still has open."""
+        """End a suspended tenant's runs, then cut its open connections."""
         live = self.runs.runs_of(tenant)
         for run in live:
             self.runs.kill(run, SUSPENDED)
-        if live:  # their readers are told of the end
+        if live:  # so that their readers get the end
             await asyncio.wait([run.known for run in live], timeout=_END_SECONDS_MAX)
         self.connections.cut_tenant(tenant)
 
-    def tell_weights(self, kernel: KernelLink) -> None:
-        """Tell a kernel that is there anew."""
-        telling = asyncio.create_task(self._tell_weights(kernel))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+    def send_weights(self, kernel: KernelLink) -> None:
+        """Send all weights and limits to a kernel that is linked anew."""
+        telling = asyncio.create_task(self._send_weights(kernel))
+        self._kernel_updates.add(telling)
+        telling.add_done_callback(self._kernel_updates.discard)
 
-    async def _tell_weights(self, kernel: KernelLink) -> None:
+    async def _send_weights(self, kernel: KernelLink) -> None:
         for tenant, weight in self.tenants.weights().items():
-            await self._tell_weight(kernel, tenant, weight)
-        await self._tell_limits(self.runs.live_by_tenant())
+            await self._send_weight(kernel, tenant, weight)
+        await self._send_limits(self.runs.live_by_tenant())
 
-    async def _tell_limits(self, tenants: Iterable[str]) -> None:
-        """Tell the kernel what tenants may have now; of others it hears before their first run."""
+    async def _send_limits(self, tenants: Iterable[str]) -> None:
+        """Send tenants' limits to the kernel; it gets those of others before a first run."""
         for tenant in tenants:
             try:
-                await self.runs.kernel_limits.tell(tenant)
+                await self.runs.kernel_limits.send_limits(tenant)
             except KernelAwayError:
-                _log.info("the kernel is away: it is told of limits when it comes")
+                _log.info("the kernel is away: it gets the limits when it is linked")
             except SyscallError as error:
                 _log.error("the kernel refuses the limits of %s: %s", tenant, error)
 
-    async def _tell_weight(self, kernel: KernelLink, tenant: str, weight: float | None) -> None:
+    async def _send_weight(self, kernel: KernelLink, tenant: str, weight: float | None) -> None:
         try:
             await kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
         except KernelAwayError:
-            _log.info("the kernel is away: it is told of weights when it comes")
+            _log.info("the kernel is away: it gets the weights when it is linked")
         except SyscallError as error:
             _log.error("the kernel refuses the weight %s of %s: %s", weight, tenant, error)
 
-    # -- The log -------------------------------------------------------------------------------
-    def note(self, request: web.Request, action: str, status: int, *, admin: bool) -> None:
-        """Note an operator's change (`admin`), or what was denied to somebody."""
-        asked = Asked(
-            self.keys.find(request.headers.get("Authorization")),
+    # -- Audit ---------------------------------------------------------------------------------
+    def record_request(
+        self, request: web.Request, action: str, status: int, *, admin: bool
+    ) -> None:
+        """Record an operator's change (`admin`), or a refused request."""
+        asked = AuditedRequest(
+            self.keys.find_key(request.headers.get("Authorization")),
             request.remote or "",
             action,
             request.path,
@@ -229,6 +221,49 @@ class Administration:
             request.get(WORDS, ""),
         )
         if admin and status not in (401, 403):
-            self.audit.done(asked)
+            self.audit.record_change(asked)
         else:
-            self.audit.denied(asked)
+            self.audit.record_refusal(asked)
+
+
+class ActiveRequests:
+    """Requests in progress, by tenant.
+
+    The deletion of a tenant waits for the end of its requests: what they started exists by then, or
+    never will.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str | None] = Counter()  # None: of operators
+        self._waiting: dict[
+            str | None, asyncio.Event
+        ] = {}  # set at the end of a tenant's last request
+
+    @contextlib.contextmanager
+    def count_request(self, tenant: str | None) -> Iterator[None]:
+        """Count a request of a tenant, or of an operator (None), during the block."""
+        self._tenants[tenant] += 1
+        try:
+            yield
+        finally:
+            self._tenants[tenant] -= 1
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+                waiting = self._waiting.pop(tenant, None)
+                if waiting is not None:
+                    waiting.set()
+
+    async def wait_ended(self, tenant: str, seconds: float) -> bool:
+        """Wait until no request of a tenant is in progress; return whether none is."""
+        if tenant not in self._tenants:
+            return True
+        waiting = self._waiting.setdefault(tenant, asyncio.Event())
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def statistics(self) -> dict[str, int]:
+        return {"requests": self._tenants.total()}

@@ -1,16 +1,16 @@
-"""The audit log: what operators did, and what was denied to whom.
+"""The audit log: changes by operators, and refused requests.
 
-    admin     every request that changes something on an admin route, whatever became of it
+    admin     every request that changes something on an admin route, of any status
     denied    every request that was answered 401 or 403
 
-No part of a key that could help to guess it is ever noted. Whoever guesses keys makes many requests
-that are alike: those of one key (or address), route and answer become one row with their number, a
-few seconds at a time. Who is denied often pushes out nothing of others': what operators did, what
-was denied to tenants, to each of them, and to strangers have bounds of their own, and each source
-has so many rows an hour; what is more is added up in one for the hour.
+Nothing that helps to guess a key is ever recorded. An attacker that guesses keys makes many similar
+requests: those of one key (or address), route and status within a few seconds become one row with
+their number. Frequent refusals do not evict other rows. Operators' changes, refusals of tenants, of
+each tenant, and of strangers have bounds of their own; each source has a number of rows per hour,
+and one more row for the rest of the hour.
 
-A note of what an operator did is written at once. Where storage fails it is kept, _KEPT_MAX of them
-at most, and written when there is room again; those past that are lost, and counted (`lost`).
+A record of an operator's change is written at once. While storage fails it is kept, up to _KEPT_MAX
+of them, and written later; further ones are lost, and counted (`lost`).
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from symphony_runtime.gateway.storage.write_behind import WriteBehind
 from symphony_runtime.gateway.tenancy.authentication import Key
 
 _log = logging.getLogger(__name__)
-_KEPT_MAX = 4_096  # notes of operators' that could not be written yet, of about 2 KB at most
-_LOT_SECONDS = 5.0  # denied requests that are alike share a row for so long
-_LOT_KINDS = 256  # different ones of a lot and a source; the others share a row
+_KEPT_MAX = 4_096  # operators' records that could not be written yet, 2 KB each at most
+_BATCH_SECONDS = 5.0  # similar refused requests share a row for so long
+_BATCH_KINDS = 256  # rows of a source in a batch; the rest shares one row
 _HOUR_MS = 3_600_000
-_HOUR_ROWS = 120  # of one source in an hour; the others share a row
-_TEXT_MAX = 512  # characters of a path or of words
+_HOUR_ROWS = 120  # of one source in an hour; the rest shares one row
+_TEXT_MAX = 512  # characters of a path or a detail
 _OTHERS = "(many)"
 ADMIN, DENIED = "admin", "denied"
-LATEST = 1 << 62, ""  # a place behind every note
+LATEST = 1 << 62, ""  # a place behind every row
 KEPT_SECONDS_MAX = 400 * 86_400
-_PRUNE_ROWS = 500  # written between two looks for what is too much
+_PRUNE_ROWS = 500  # written between two prunings
 _COLUMNS = (
     "at_ms", "id", "kind", "key", "tenant", "address", "action", "target", "status", "detail",
     "times",
@@ -46,15 +46,15 @@ _COLUMNS = (
 _VALUES = f"INSERT INTO audit VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
 _CONFLICT = " ON CONFLICT (at_ms, id) DO"
 _INSERT = f"{_VALUES}{_CONFLICT} UPDATE SET times = audit.times + excluded.times"
-_INSERT_ONCE = f"{_VALUES}{_CONFLICT} NOTHING"  # what has failed may be there all the same
+_INSERT_ONCE = f"{_VALUES}{_CONFLICT} NOTHING"  # a failed insert may have taken effect
 _Row = tuple[Any, ...]
 _Alike = tuple[str, str, int]  # key or address, action, status
-_Noted = list[Any]  # at_ms, asked, times
+_Noted = list[Any]  # at_ms, request, times
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request: with which key, from where, what for, and what it was answered."""
+class AuditedRequest:
+    """A request: its key, address, action, target and status."""
 
     key: Key | None
     address: str
@@ -65,8 +65,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which notes are wanted: of a kind, of a tenant's keys; `before` is a place in the log."""
+class AuditQuery:
+    """Which rows to list: by kind, by tenant, before a place in the log."""
 
     kind: str = ""
     tenant: str = ""
@@ -75,185 +75,181 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many rows are kept: of what operators did; and of what was denied, to whom."""
+    """How many rows are kept, by kind and by source."""
 
     admin: int = 100_000
-    known: int = 20_000  # denied to keys that there are
-    tenant: int = 2_000  # of them to those of one tenant
-    strangers: int = 10_000  # denied to whoever has none
+    known: int = 20_000  # denied to existing keys
+    tenant: int = 2_000  # of these, to keys of one tenant
+    strangers: int = 10_000  # denied to requests without a valid key
 
 
 @dataclass(slots=True)
-class _Lot:
-    """What was denied in some seconds, by source; rows; and whether to look for too many."""
+class _Batch:
+    """Refusals of some seconds by source; their rows; and whether to prune the log."""
 
     noted: dict[str, dict[_Alike, _Noted]]
     rows: list[_Row]
-    kept: list[_Row]  # of operators, which could not be written before
+    kept: list[_Row]  # of operators, not written before
     prune: bool
 
 
-class Audit(WriteBehind[_Lot]):
-    """Notes of what was done, and lots of what was denied."""
+class Audit(WriteBehind[_Batch]):
+    """Records operators' changes at once, and refusals in batches."""
 
     def __init__(
         self, store: Store, now_ms: Callable[[], int], bounds: Bounds | None = None
     ) -> None:
-        super().__init__(store, _LOT_SECONDS, "the audit log")
+        super().__init__(store, _BATCH_SECONDS, "the audit log")
         self._now_ms = now_ms
         self._bounds = bounds or Bounds()
         self._denied: dict[str, dict[_Alike, _Noted]] = {}  # by source
-        self._hour = 0  # since 1970
-        self._rows_of: Counter[str] = Counter()  # in it, by source
-        self._noting: asyncio.Future[int] | None = None  # the last one
+        self._hour = 0  # hours since 1970
+        self._rows_of: Counter[str] = Counter()  # in this hour, by source
+        self._noting: asyncio.Future[int] | None = None  # the last write of an operator's record
         self._kept: list[_Row] = []  # of operators, not written yet
-        self.lost = 0  # notes of operators that there was no room to keep
+        self.lost = 0  # operators' records past _KEPT_MAX
         self._noted = 0
-        self._unpruned = _PRUNE_ROWS  # look at the start
+        self._unpruned = _PRUNE_ROWS  # prune at the start
 
-    def done(self, asked: Asked) -> None:
-        """An operator's request was answered."""
-        row = self._row(self._now_ms(), ADMIN, asked, 1)
-        # Queued behind what it tells of; no request waits for it.
+    def record_change(self, request: AuditedRequest) -> None:
+        row = self._row(self._now_ms(), ADMIN, request, 1)
+        # Queued behind the change itself; no request waits for it.
         self._noting = self.store.write(lambda c: c.execute(_INSERT_ONCE, row).rowcount)
         self._noting.add_done_callback(partial(self._noted_or_kept, row))
         self._unpruned += 1
         if self._unpruned >= _PRUNE_ROWS:
-            self.wake()
+            self.schedule_write()
 
     def _noted_or_kept(self, row: _Row, noted: "asyncio.Future[int]") -> None:
         error = None if noted.cancelled() else noted.exception()
         if isinstance(error, self.store.errors):
             self._keep([row])
-            self.wake()
+            self.schedule_write()
         elif error is not None:
-            _log.error("the audit log has a fault", exc_info=error)
+            _log.error("a record of the audit log failed", exc_info=error)
 
     def _keep(self, rows: list[_Row]) -> None:
-        """Keep notes of operators until they can be written, as many as there is room for."""
-        room = _KEPT_MAX - len(self._kept)
-        self._kept += rows[:room]
-        lost = len(rows[room:])
+        """Keep operators' records until they can be written, up to _KEPT_MAX."""
+        free = _KEPT_MAX - len(self._kept)
+        self._kept += rows[:free]
+        lost = len(rows[free:])
         if lost and not self.lost:
-            _log.error("over %d notes wait for the audit log: the next ones are lost", _KEPT_MAX)
+            _log.error("over %d records wait for the audit log: further ones are lost", _KEPT_MAX)
         self.lost += lost
 
-    def denied(self, asked: Asked) -> None:
-        """A request was refused to whoever asked."""
-        self._deny(_source(asked), asked, self._now_ms(), 1)
-        self.wake()
+    def record_refusal(self, request: AuditedRequest) -> None:
+        self._count_refusal(_source(request), request, self._now_ms(), 1)
+        self.schedule_write()
 
-    def _deny(self, source: str, asked: Asked, at_ms: int, times: int) -> None:
-        """Count what was denied with what was alike, or past some kinds with all the others."""
+    def _count_refusal(self, source: str, request: AuditedRequest, at_ms: int, times: int) -> None:
+        """Count a refusal with similar ones; past _BATCH_KINDS with all others."""
         noted = self._denied.setdefault(source, {})
-        alike = _alike(asked)
-        if alike not in noted and len(noted) >= _LOT_KINDS:
-            asked = _many(asked)
-            alike = _alike(asked)
-        noted.setdefault(alike, [at_ms, asked, 0])[2] += times
+        alike = _alike(request)
+        if alike not in noted and len(noted) >= _BATCH_KINDS:
+            request = _many(request)
+            alike = _alike(request)
+        noted.setdefault(alike, [at_ms, request, 0])[2] += times
 
-    # -- Lots ----------------------------------------------------------------------------------
-    def take(self) -> _Lot | None:
-        """See `WriteBehind`."""
+    # -- Batches -------------------------------------------------------------------------------
+    def take_batch(self) -> _Batch | None:
         denied, self._denied = self._denied, {}
         kept, self._kept = self._kept, []
         rows = [
-            self._denial(source, *each) for source, lot in denied.items() for each in lot.values()
+            self._denial(source, *each)
+            for source, batch in denied.items()
+            for each in batch.values()
         ]
         self._unpruned += len(rows)
         prune = self._unpruned >= _PRUNE_ROWS
         if prune:
             self._unpruned = 0
-        return _Lot(denied, rows, kept, prune) if rows or kept or prune else None
+        return _Batch(denied, rows, kept, prune) if rows or kept or prune else None
 
-    def insert(self, connection: Connection, lot: _Lot) -> None:
-        """See `WriteBehind`."""
-        for row in lot.kept:
+    def insert_batch(self, connection: Connection, batch: _Batch) -> None:
+        for row in batch.kept:
             connection.execute(_INSERT_ONCE, row)
-        for row in lot.rows:
+        for row in batch.rows:
             connection.execute(_INSERT, row)
-        if lot.prune:
+        if batch.prune:
             prune_audit(connection, self._bounds, self._now_ms() - 1000 * KEPT_SECONDS_MAX)
 
-    def take_back(self, lot: _Lot) -> None:
-        """See `WriteBehind`."""
+    def restore_batch(self, batch: _Batch) -> None:
         newer, self._kept = self._kept, []
-        self._keep([*lot.kept, *newer])
-        later, self._denied = self._denied, lot.noted
-        for source, noted in lot.noted.items():
+        self._keep([*batch.kept, *newer])
+        later, self._denied = self._denied, batch.noted
+        for source, noted in batch.noted.items():
             self._rows_of[source] = max(0, self._rows_of[source] - len(noted))
         for source, noted in later.items():
-            for at_ms, asked, times in noted.values():
-                self._deny(source, asked, at_ms, times)
-        if lot.prune:
+            for at_ms, request, times in noted.values():
+                self._count_refusal(source, request, at_ms, times)
+        if batch.prune:
             self._unpruned = _PRUNE_ROWS
 
-    def _denial(self, source: str, at_ms: int, asked: Asked, times: int) -> _Row:
-        """Return a row of its own while its source has some left in this hour, else its sum's."""
+    def _denial(self, source: str, at_ms: int, request: AuditedRequest, times: int) -> _Row:
+        """Return a row for a refusal; past _HOUR_ROWS the one that sums the hour."""
         hour = at_ms // _HOUR_MS
         if hour > self._hour:
             self._hour = hour
             self._rows_of.clear()
-        if self._rows_of[source] < _HOUR_ROWS and asked.address != _OTHERS:
+        if self._rows_of[source] < _HOUR_ROWS and request.address != _OTHERS:
             self._rows_of[source] += 1
-            return self._row(at_ms, DENIED, asked, times)
-        number = f"many {source} {asked.status}"
-        return self._row(hour * _HOUR_MS, DENIED, _many(asked), times, number)
+            return self._row(at_ms, DENIED, request, times)
+        number = f"many {source} {request.status}"
+        return self._row(hour * _HOUR_MS, DENIED, _many(request), times, number)
 
     # -- Reading -------------------------------------------------------------------------------
-    async def page(self, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
-        """Return what was noted, the newest first."""
+    async def page(self, query: AuditQuery, limit: int) -> list[dict[str, Any]]:
         if self._noting is not None:
             await asyncio.wait([self._noting])
         await self.flush()
-        return await self.store.read(lambda c: audit_page(c, wanted, limit))
+        return await self.store.read(lambda c: audit_page(c, query, limit))
 
-    def _row(self, at_ms: int, kind: str, asked: Asked, times: int, number: str = "") -> _Row:
+    def _row(
+        self, at_ms: int, kind: str, request: AuditedRequest, times: int, number: str = ""
+    ) -> _Row:
         self._noted += 1
-        # Its first half says which came first in one millisecond.
+        # Its first half orders the rows of one millisecond.
         number = number or f"{self._noted:010x}{secrets.token_hex(4)}"
-        key = asked.key
+        key = request.key
         return (
             at_ms, number, kind, key.id if key else None, key.tenant if key else None,
-            asked.address, asked.action, _words(asked.target), asked.status,
-            _words(asked.detail), times,
+            request.address, request.action, _words(request.target), request.status,
+            _words(request.detail), times,
         )  # fmt: skip
 
 
-def _source(asked: Asked) -> str:
-    """Return who was denied, as far as rows are shared out: a tenant, operators, or strangers."""
-    if asked.key is None:
+def _source(request: AuditedRequest) -> str:
+    if request.key is None:
         return "strangers"
-    return "operators" if asked.key.tenant is None else f"tenant {asked.key.tenant}"
+    return "operators" if request.key.tenant is None else f"tenant {request.key.tenant}"
 
 
-def _alike(asked: Asked) -> _Alike:
-    return asked.key.id if asked.key else asked.address, asked.action, asked.status
+def _alike(request: AuditedRequest) -> _Alike:
+    return request.key.id if request.key else request.address, request.action, request.status
 
 
-def _many(asked: Asked) -> Asked:
-    """Return what is said of many requests of one source."""
-    return Asked(asked.key, _OTHERS, _OTHERS, "", asked.status)
+def _many(request: AuditedRequest) -> AuditedRequest:
+    return AuditedRequest(request.key, _OTHERS, _OTHERS, "", request.status)
 
 
 def _words(text: str) -> str:
-    """Return what can be stored of a text: it may repeat what was asked, and that is anything."""
+    """Return a client's text in a form that the database can store."""
     return text[:_TEXT_MAX].encode(errors="replace").decode()
 
 
-def audit_page(connection: Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
-    """Return notes, the newest first: those before `wanted.before`."""
+def audit_page(connection: Connection, query: AuditQuery, limit: int) -> list[dict[str, Any]]:
+    """Return rows before `query.before`, the newest first."""
     rows = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM audit"  # noqa: S608 - ours
         " WHERE (at_ms, id) < (?, ?) AND (? = '' OR kind = ?) AND (? = '' OR tenant = ?)"
         " ORDER BY at_ms DESC, id DESC LIMIT ?",
-        (*wanted.before, wanted.kind, wanted.kind, wanted.tenant, wanted.tenant, limit),
+        (*query.before, query.kind, query.kind, query.tenant, query.tenant, limit),
     )
     return [dict(row) for row in rows]
 
 
 def prune_audit(connection: Connection, bounds: Bounds, oldest_ms: int) -> None:
-    """Forget what is older than a moment, and the oldest of what is more than so many rows."""
+    """Delete rows older than `oldest_ms`, and the oldest of those over a bound."""
     connection.execute("DELETE FROM audit WHERE at_ms < ?", (oldest_ms,))
     crowded = (
         "SELECT tenant FROM audit WHERE kind = 'denied' AND tenant IS NOT NULL"

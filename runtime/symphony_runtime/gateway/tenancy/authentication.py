@@ -1,8 +1,8 @@
-"""Keys: who asks, and what that may do.
+"""Authentication: the tenant and the rights of a key.
 
 A key is `sym_<id>_<secret>`; the id finds the stored hash, which is compared in constant time. The
 secret has 256 random bits, so a plain SHA-256 is as good as a slow hash. Keys are held in memory;
-what changes them (`keys`) changes both.
+`keys` changes memory and database together.
 
     role        of a tenant's key                 of an operator's key (it has no tenant)
     admin       -                                 everything on the admin routes
@@ -29,7 +29,7 @@ from symphony_runtime.gateway.storage.store import Store
 
 DEFAULT_TENANT = "default"
 FIRST_START = "first start"
-_NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()
+_NO_KEY_HASH = hashlib.sha256(secrets.token_bytes(32)).digest()
 _WANTED = {
     (True, False): "a tenant's key",
     (False, True): "the admin key",
@@ -38,7 +38,7 @@ _WANTED = {
 
 
 class Role(StrEnum):
-    """What a key may do."""
+    """The rights of a key."""
 
     ADMIN = "admin"
     TENANT = "tenant"
@@ -55,16 +55,16 @@ class Key:
     hash: bytes = field(repr=False)
     name: str = ""
     created_ms: int = 0
-    expires_ms: int | None = None  # then it is as if it were not there
+    expires_ms: int | None = None  # refused from then on
 
     def view(self) -> dict[str, object]:
-        """Return what a listing shows of it: nothing that would help to guess it."""
+        """Return the key as HTTP lists it, without anything that helps to guess it."""
         shown = ("id", "tenant", "role", "name", "created_ms", "expires_ms")
         return {name: getattr(self, name) for name in shown}
 
 
 class Authentication:
-    """All keys of the server, by their ids, and which tenants are suspended."""
+    """All keys of the server, by id, and the suspended tenants."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Authentication:
         suspended: Iterable[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives the seconds since 1970."""
+        """`clock` returns seconds since 1970."""
         self._keys = {key.id: key for key in keys}
         self._clock = clock
         self.suspended = set(suspended)
 
-    # -- Who asks ------------------------------------------------------------------------------
+    # -- Checks --------------------------------------------------------------------------------
     def admit(
         self,
         authorization: str | None,
@@ -86,16 +86,16 @@ class Authentication:
         operators: bool = False,
         writes: bool = False,
     ) -> Key:
-        """Return the key that an `Authorization` header carries, if it may do what is asked.
+        """Return the key of an `Authorization` header, if it may make the request.
 
-        `tenants`, `operators`: whose keys may; `writes`: it is not only looked at.
+        `tenants`, `operators`: whose keys may; `writes`: the request changes something.
 
         Raises:
-            Problem: 401, there is no such header; another 401, the same for a malformed, unknown,
-                wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key
-                only reads.
+            Problem: 401, there is no such header; another 401, identical for a malformed, unknown,
+                wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key is
+                read-only.
         """
-        key = self.find(authorization)
+        key = self.find_key(authorization)
         if key is None or not (operators if key.tenant is None else tenants):
             raise _unauthorized(authorization, _WANTED[tenants, operators])
         if key.tenant in self.suspended:
@@ -104,15 +104,11 @@ class Authentication:
             raise Problem(403, "read-only", "this key may only read")
         return key
 
-    def check_admin(self, authorization: str | None) -> None:
-        """Check that an `Authorization` header carries an operator's key; Problem as `admit`."""
-        self.admit(authorization, tenants=False, operators=True)
-
-    def find(self, authorization: str | None) -> Key | None:
-        """Return the key that an `Authorization` header carries, whatever it may do; or None."""
+    def find_key(self, authorization: str | None) -> Key | None:
+        """Return the valid key of an `Authorization` header with any rights, or None."""
         _, _, presented = (authorization or "").partition(" ")
         key = self._keys.get(_id_of(presented))
-        matches = hmac.compare_digest(key.hash if key else _NOBODY, hash_of(presented.strip()))
+        matches = hmac.compare_digest(key.hash if key else _NO_KEY_HASH, hash_of(presented.strip()))
         if not (_is_bearer(authorization) and matches) or key is None:
             return None
         return None if self._expired(key) else key
@@ -120,35 +116,31 @@ class Authentication:
     def _expired(self, key: Key) -> bool:
         return key.expires_ms is not None and key.expires_ms <= 1000 * self._clock()
 
-    # -- What there is -------------------------------------------------------------------------
-    def is_only(self, tenant: str) -> bool:
-        """Whether nobody else has a key of a tenant's."""
+    # -- The keys ------------------------------------------------------------------------------
+    def is_only_tenant(self, tenant: str) -> bool:
         return {key.tenant for key in self._keys.values()} <= {tenant, None}
 
-    def get(self, tenant: str | None, key_id: str) -> Key | None:
-        """Return a key of a tenant's, or of the operators' (None)."""
+    def get_key(self, tenant: str | None, key_id: str) -> Key | None:
+        """Return a key of a tenant, or of the operators (None)."""
         key = self._keys.get(key_id)
         return key if key is not None and key.tenant == tenant else None
 
-    def of(self, tenant: str | None) -> list[Key]:
-        """Return a tenant's keys, or the operators' (None), the oldest first."""
+    def keys_of(self, tenant: str | None) -> list[Key]:
+        """Return the keys of a tenant, or of the operators (None), the oldest first."""
         keys = [key for key in self._keys.values() if key.tenant == tenant]
         return sorted(keys, key=lambda key: (key.created_ms, key.id))
 
-    def expired(self) -> list[Key]:
-        """Return the keys whose time is over."""
+    def expired_keys(self) -> list[Key]:
         return [key for key in self._keys.values() if self._expired(key)]
 
-    def put(self, key: Key) -> None:
-        """A key is there, or has changed."""
+    def put_key(self, key: Key) -> None:
         self._keys[key.id] = key
 
-    def drop(self, key_id: str) -> None:
-        """A key is gone."""
+    def drop_key(self, key_id: str) -> None:
         self._keys.pop(key_id, None)
 
-    def replace(self, keys: Iterable[Key], suspended: Iterable[str]) -> set[str]:
-        """These are all keys now; return the ids of those that are gone."""
+    def replace_keys(self, keys: Iterable[Key], suspended: Iterable[str]) -> set[str]:
+        """Replace all keys; return the ids of those that are gone."""
         before, self._keys = self._keys, {key.id: key for key in keys}
         self.suspended = set(suspended)
         return set(before) - set(self._keys)
@@ -159,12 +151,11 @@ def _is_bearer(authorization: str | None) -> bool:
 
 
 def suspended() -> Problem:
-    """The tenant is suspended."""
     return Problem(403, "suspended", "the tenant is suspended; ask the server's operator")
 
 
 def _unauthorized(authorization: str | None, wanted: str) -> Problem:
-    """Say that a key is missing, or not valid: no word depends on the key itself."""
+    """Return the answer for a bad key; no word depends on the key itself."""
     if _is_bearer(authorization):
         words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
     else:
@@ -178,12 +169,12 @@ def _unauthorized(authorization: str | None, wanted: str) -> Problem:
 
 
 async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication, str | None]:
-    """Load the keys; on the first start make the default tenant, its key and the admin key.
+    """Load the keys; the first start makes the default tenant and the first keys.
 
-    Returns the keys, and the default tenant's key if it was made now.
+    Return the keys, and the default tenant's key if it was created now.
 
     Raises:
-        ConfigError: the host is not loopback and no operator has made a tenant.
+        ConfigError: the host is not loopback and no operator has created a tenant.
     """
     rows = await store.read(lambda c: c.execute("SELECT made_by FROM tenants").fetchall())
     if not is_loopback(config.host) and all(row["made_by"] == FIRST_START for row in rows):
@@ -200,7 +191,7 @@ async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication
 
 
 def new_key(tenant: str | None, role: Role, name: str, expires_ms: int | None) -> tuple[str, Key]:
-    """Draw a key; return it as its owner gets it, and what is kept of it."""
+    """Create a key; return its text for the owner, and the record that is stored."""
     key_id = secrets.token_hex(6)
     key = f"sym_{key_id}_{secrets.token_urlsafe(32)}"
     now = time.time_ns() // 1_000_000
@@ -208,7 +199,7 @@ def new_key(tenant: str | None, role: Role, name: str, expires_ms: int | None) -
 
 
 def hash_of(key: str) -> bytes:
-    """Return what is kept of a key ([32])."""
+    """Return the stored hash of a key ([32])."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
@@ -217,19 +208,16 @@ _COLUMNS = "id, tenant, role, hash, name, created_ms, expires_ms"
 
 
 def read_keys(connection: Connection) -> list[Key]:
-    """Return all keys."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608 - ours
     return [Key(**{**dict(row), "role": Role(row["role"])}) for row in rows]
 
 
 def read_suspended(connection: Connection) -> list[str]:
-    """Return the ids of the suspended tenants."""
     rows = connection.execute("SELECT id FROM tenants WHERE suspended_ms IS NOT NULL")
     return [row["id"] for row in rows]
 
 
 def insert_key(connection: Connection, key: Key) -> None:
-    """Store a key."""
     values = (key.id, key.tenant, key.role.value, key.hash, key.name, key.created_ms,
               key.expires_ms)  # fmt: skip
     connection.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
@@ -237,7 +225,6 @@ def insert_key(connection: Connection, key: Key) -> None:
 
 
 async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
-    """Make a tenant with its key, or the admin key (None), and write the key into a file."""
     text, key = new_key(tenant, Role.TENANT if tenant else Role.ADMIN, FIRST_START, None)
     _write_private(path, text + "\n")
 

@@ -1,14 +1,14 @@
-"""Everything of a tenant goes at once, when an operator says so; and at every gateway.
+"""Deletion of a tenant with all it has, at every gateway.
 
     suspend -> its runs end -> its requests end -> KV files, offered prefixes -> programs, also in
-    workers -> runs, secrets, keys of requests -> what is left of them in logs -> the tenant itself
-    -> whatever came in between, here and at each other gateway of the database (`members`)
+    workers -> runs, secrets, keys of requests -> the rest of them in logs -> the tenant itself
+    -> all that came in between, here and at each other gateway of the database (`members`)
 
-Each step can be done again: what fails leaves a suspended tenant, and asking again goes on from
-there. Once the tenant itself is deleted nothing can fail any more that is not done later: which
-gateways have yet to forget it is in the database, each one does as soon as it can, after a start,
-too, and its name can be given again when all have. What it used stays in the books, and what was
-done and denied in the audit log: neither holds anything that its programs or users said.
+Each step is repeatable. A failure leaves a suspended tenant, and another request continues from
+there. Once the tenant itself is deleted, nothing remains that can fail for good: the database says
+which gateways have yet to forget it, and each one does so as soon as it can, also after a restart.
+The name can be used again when all have. Its usage stays in the books, and its entries in the audit
+log: neither holds anything that its programs or users said.
 """
 
 import asyncio
@@ -34,199 +34,190 @@ from symphony_runtime.gateway.tenancy.administration import Administration
 from symphony_runtime.gateway.tenancy.tenants import Change, not_empty
 
 _log = logging.getLogger(__name__)
-_NAMES = 500  # of KV files, at once
-_SECRET = "value", "hosts"  # its columns of any size
-_END_SECONDS_MAX = 10.0  # that a tenant's requests, and its runs elsewhere, get to end in
+_NAMES = 500  # of KV files, in one request
+_SECRET = "value", "hosts"  # its columns of unbounded size
+_END_SECONDS_MAX = 10.0  # for a tenant's requests, and its runs at other gateways, to end
 _LOOK_SECONDS = 0.1  # between looks at what has to end
-_AGAIN_SECONDS = 1.0  # after a gateway could not forget
+_RETRY_SECONDS = 1.0  # after a failure to forget a tenant
 
 
 class RequestKeys(Protocol):
     """Keys of requests (`http.idempotency.Idempotency`)."""
 
     async def forget_tenant(self, tenant: str) -> None:
-        """Forget all keys of a tenant that makes no requests."""
+        """Delete all keys of a tenant that makes no requests."""
 
 
 class Services(Protocol):
-    """What has something of a tenant (`http.context.Services`)."""
+    """Everything that holds something of a tenant (`http.context.Services`)."""
 
     @property
-    def administration(self) -> Administration:
-        """Keys, limits, requests under way."""
+    def administration(self) -> Administration: ...
 
     @property
-    def channels(self) -> Channels:
-        """Channels."""
+    def channels(self) -> Channels: ...
 
     @property
-    def connections(self) -> Connections:
-        """Clients."""
+    def connections(self) -> Connections: ...
 
     @property
-    def deletion(self) -> "TenantDeletion":
-        """Deletions that go on."""
+    def deletion(self) -> "TenantDeletion": ...
 
     @property
-    def idempotency(self) -> RequestKeys:
-        """Keys of requests."""
+    def idempotency(self) -> RequestKeys: ...
 
     @property
-    def programs(self) -> Programs:
-        """Programs."""
+    def programs(self) -> Programs: ...
 
     @property
-    def retention(self) -> Retention:
-        """Ended runs."""
+    def retention(self) -> Retention: ...
 
     @property
-    def runs(self) -> Runs:
-        """Live runs."""
+    def runs(self) -> Runs: ...
 
     @property
-    def store(self) -> Store:
-        """The database."""
+    def store(self) -> Store: ...
 
 
-async def delete_tenant(with_: Services, tenant: str, *, everything: bool) -> None:
-    """Delete a tenant: with all that it has, or else if it has nothing.
+async def delete_tenant(services: Services, tenant: str, *, everything: bool) -> None:
+    """Delete a tenant: with all it has (`everything`), or only if it has nothing.
 
     Raises:
-        Problem: 404; 409, it has something; 503, what it has under way has not ended, or the kernel
+        Problem: 404; 409, it has something; 503, its requests or runs have not ended, or the kernel
             is away: ask again.
     """
-    administration = with_.administration
+    administration = services.administration
     administration.tenants.get(tenant)
     if everything:
         change = Change(suspended=True)
         suspended = await administration.tenants.change(tenant, change)
-        await administration.took_effect(suspended, change)
-        await _wait_for_others(with_, tenant)
-        await forget_here(with_, tenant)
-    await _check_empty(with_, tenant)  # before anything is cut off
-    with administration.closed(tenant):
-        await _end_requests(with_, tenant)
-        await _check_empty(with_, tenant)
-        await with_.idempotency.forget_tenant(tenant)  # they are many; what is left goes with it
+        await administration.apply_change(suspended, change)
+        await _wait_for_others(services, tenant)
+        await forget_here(services, tenant)
+    await _check_empty(services, tenant)  # before any request is cut
+    with administration.refuse_tenant(tenant):
+        await _end_requests(services, tenant)
+        await _check_empty(services, tenant)
+        await services.idempotency.forget_tenant(
+            tenant
+        )  # in steps; the tenant's row takes the rest
         await administration.delete_tenant(tenant)
-    await with_.deletion.now(with_, tenant)
+    await services.deletion.forget_now(services, tenant)
 
 
-async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> None:
+async def forget_here(services: Services, tenant: str, *, rows: bool = True) -> None:
     """Delete all that this gateway has of a tenant whose keys are refused.
 
-    Without `rows` only what is not in the database: another tenant is called so by now.
+    Without `rows` only what is not in the database: a new tenant has the name already.
 
     Raises:
         Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
     """
-    await with_.administration.expel(tenant)
-    await _end_requests(with_, tenant)
-    if with_.runs.runs_of(tenant):
+    await services.administration.expel(tenant)
+    await _end_requests(services, tenant)
+    if services.runs.runs_of(tenant):
         raise unavailable("a run of the tenant has not ended yet: ask again")
-    await _forget_kv(with_, tenant)
-    await with_.programs.forget_tenant(tenant, rows=rows)
-    unload(with_.runs, tenant, f"{tenant}/")
-    with_.channels.forget(tenant)
+    await _forget_kv(services, tenant)
+    await services.programs.forget_tenant(tenant, rows=rows)
+    unload(services.runs, tenant, f"{tenant}/")
+    services.channels.forget_tenant(tenant)
     if rows:
-        await with_.retention.forget_tenant(tenant)
-        await with_.idempotency.forget_tenant(tenant)
+        await services.retention.forget_tenant(tenant)
+        await services.idempotency.forget_tenant(tenant)
         secrets = partial(delete_some, tenant=tenant, table="secrets", key="name", large=_SECRET)
-        await delete_in_steps(with_.store, secrets)
-    await with_.store.scrub()
+        await delete_in_steps(services.store, secrets)
+    await services.store.scrub()
 
 
 class TenantDeletion:
-    """Has this gateway forget tenants that are gone; `run` until it is cancelled."""
+    """Makes this gateway forget deleted tenants; `run` until it is cancelled."""
 
     def __init__(self, members: Members, administration: Administration) -> None:
         self.members = members
         self._administration = administration
         self._pending: set[str] = set()
-        self._said: dict[str, str] = {}  # why one of them is not forgotten yet
+        self._failures: dict[str, str] = {}  # the last logged failure of each
         self._wake = asyncio.Event()
 
     async def reload(self) -> None:
-        """See `peers.Holder`: until a tenant is forgotten here, nobody of its name is let in."""
-        await self.members.beat()
-        self._expect(await self.members.pending())
+        """Read the tenants to forget; clients of their names are refused until then."""
+        await self.members.record_alive()
+        self._set_pending(await self.members.pending_tenants())
 
-    async def run(self, with_: Services) -> None:
-        """Forget what is to be forgotten; what fails is tried again."""
+    async def run(self, services: Services) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             for tenant in sorted(self._pending):
-                await self._forget(with_, tenant)
+                await self._forget(services, tenant)
             if self._pending:
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
                 self._wake.set()
 
-    async def now(self, with_: Services, tenant: str) -> None:
-        """Forget a tenant that was deleted just now; if that fails it is done later."""
-        await self._forget(with_, tenant)
+    async def forget_now(self, services: Services, tenant: str) -> None:
+        """Forget a tenant that was just deleted; after a failure `run` does it later."""
+        await self._forget(services, tenant)
         await self.reload()
 
-    async def _forget(self, with_: Services, tenant: str) -> None:
-        failures: tuple[type[Exception], ...] = (Problem, OSError, *with_.store.errors)
+    async def _forget(self, services: Services, tenant: str) -> None:
+        failures: tuple[type[Exception], ...] = (Problem, OSError, *services.store.errors)
         try:
             sql = "SELECT 1 FROM tenants WHERE id = ?"
-            another = await with_.store.read(lambda c: c.execute(sql, (tenant,)).fetchone())
-            await forget_here(with_, tenant, rows=another is None)
-            await self.members.forgotten(tenant)
+            another = await services.store.read(lambda c: c.execute(sql, (tenant,)).fetchone())
+            await forget_here(services, tenant, rows=another is None)
+            await self.members.record_forgotten(tenant)
         except failures as error:
-            if self._said.get(tenant) != str(error):
-                self._said[tenant] = str(error)
-                _log.warning("what there was of %s is not forgotten here yet: %s", tenant, error)
+            if self._failures.get(tenant) != str(error):
+                self._failures[tenant] = str(error)
+                _log.warning("the deleted tenant %s is not forgotten here yet: %s", tenant, error)
             return
-        self._said.pop(tenant, None)
-        self._expect(self._pending - {tenant})
+        self._failures.pop(tenant, None)
+        self._set_pending(self._pending - {tenant})
 
-    def _expect(self, pending: Iterable[str]) -> None:
-        """These are to be forgotten."""
+    def _set_pending(self, pending: Iterable[str]) -> None:
         self._pending = set(pending)
-        self._administration.withhold(self._pending)
+        self._administration.set_being_forgotten(self._pending)
         if self._pending:
             self._wake.set()
 
 
 def unload(runs: Runs, tenant: str, prefix: str) -> None:
-    """Let workers forget the tenant's programs that are called so and that no run uses."""
+    """Make workers unload the tenant's unused programs whose names have a prefix."""
     live = runs.runs_of(tenant)
     in_use = {program.module for run in live for program in (run.program, *run.instances.values())}
     for worker in runs.workers.workers.values():
-        for module in worker.modules.forget(prefix, in_use):
+        for module in worker.modules.forget_prefix(prefix, in_use):
             worker.send(m.Unload(module))
 
 
 # --- Steps ---------------------------------------------------------------------------------------
-async def _check_empty(with_: Services, tenant: str) -> None:
+async def _check_empty(services: Services, tenant: str) -> None:
     """Check that a tenant has nothing; Problem 409 with what it has, 503."""
-    left = ["live runs"] if with_.runs.live(tenant) else []
+    left = ["live runs"] if services.runs.live(tenant) else []
     try:
-        if await with_.runs.kernel.ask("kv_list", tenant=tenant, limit=1):
+        if await services.runs.kernel.ask("kv_list", tenant=tenant, limit=1):
             left.append("KV files")
     except KernelAwayError as error:
         raise unavailable(str(error)) from error
-    left += await with_.administration.tenants.left_of(tenant)
+    left += await services.administration.tenants.left_of(tenant)
     if left:
         raise not_empty(left)
 
 
-async def _end_requests(with_: Services, tenant: str) -> None:
-    """Cut off what a tenant has open, and wait until nothing of it is under way: Problem 503."""
-    with_.connections.cut_tenant(tenant)
-    with_.programs.abandon(tenant)
-    if not await with_.administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
+async def _end_requests(services: Services, tenant: str) -> None:
+    """Cut a tenant's connections and wait for the end of its requests: Problem 503."""
+    services.connections.cut_tenant(tenant)
+    services.programs.cancel_compilations(tenant)
+    if not await services.administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
         raise unavailable("a request of the tenant has not ended yet: ask again")
 
 
-async def _wait_for_others(with_: Services, tenant: str) -> None:
-    """Wait until other gateways, too, have ended the runs of a suspended tenant: Problem 503."""
+async def _wait_for_others(services: Services, tenant: str) -> None:
+    """Wait until other gateways have ended the tenant's runs: Problem 503."""
     sql = "SELECT 1 FROM runs WHERE tenant = ? AND status IN ('queued', 'running') LIMIT 1"
     try:
         async with asyncio.timeout(_END_SECONDS_MAX):
-            while await with_.store.read(  # noqa: ASYNC110 - other processes'
+            while await services.store.read(  # noqa: ASYNC110 - of other processes
                 lambda c: c.execute(sql, (tenant,)).fetchone()
             ):
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -235,28 +226,28 @@ async def _wait_for_others(with_: Services, tenant: str) -> None:
         raise unavailable(detail) from None
 
 
-async def _forget_kv(with_: Services, tenant: str) -> None:
-    kernel = with_.runs.kernel
+async def _forget_kv(services: Services, tenant: str) -> None:
+    kernel = services.runs.kernel
     try:
-        while not await _no_names(with_, tenant):  # noqa: ASYNC110 - the kernel's
+        while not await _remove_names(services, tenant):  # noqa: ASYNC110 - of the kernel
             await asyncio.sleep(_LOOK_SECONDS)
         await kernel.ask("forget_prefixes", tenant=tenant)
     except KernelAwayError as error:
-        raise with_.runs.admission.away("kernel", str(error)) from error
+        raise services.runs.admission.unavailable("kernel", str(error)) from error
     except SyscallError as error:
         raise Problem(503, "unavailable", f"KV files are left: {error}", retry_after=1) from error
 
 
-async def _no_names(with_: Services, tenant: str) -> bool:
-    """Take away the names that there are; return whether there were none and none can come."""
-    kernel = with_.runs.kernel
-    # First: what its runs and requests have begun gets its name after they have ended.
+async def _remove_names(services: Services, tenant: str) -> bool:
+    """Remove the tenant's names; return whether there were none and none can come."""
+    kernel = services.runs.kernel
+    # First: a save that a run or request started gets its name after they have ended.
     changes = await kernel.ask("kv_changes", tenant=tenant)
     names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
     for name in names:
         try:
             await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
         except SyscallError as error:
-            if error.errno is not Errno.ENOENT:  # its time was over
+            if error.errno is not Errno.ENOENT:  # it has expired
                 raise
     return not changes and not names

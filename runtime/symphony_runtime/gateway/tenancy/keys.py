@@ -1,8 +1,8 @@
-"""Making, changing and revoking keys.
+"""Creating, changing and revoking keys.
 
-What is said to be done is done: in the database, in memory, and for the requests that are under way
-with a key that is gone, which are cut off. A key whose time is over goes in the same way, a moment
-later (`run`). Of the operators' keys one that may change things, and has no end, is always left.
+A change is complete when its call returns: in the database, in memory, and for the open requests of
+a revoked key, which are cut. An expired key is revoked in the same way, a moment later (`run`). At
+least one operator's key that may write and does not expire always remains.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from symphony_runtime.gateway.tenancy.authentication import (
 )
 
 _log = logging.getLogger(__name__)
-_LOOK_SECONDS = 0.5  # between two looks for keys whose time is over
-# What a key may do, by whether it is an operator's.
+_LOOK_SECONDS = 0.5  # between two looks for expired keys
+# The roles of an operator's key (True) and of a tenant's (False); the first is the default.
 ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY)}
 
 
@@ -40,46 +40,48 @@ class KeyRing:
         self._store = store
         self._keys = keys
         self._connections = connections
-        self.changing = asyncio.Lock()  # two last keys must not revoke each other
+        self.changing = asyncio.Lock()  # the last two keys must not revoke each other
 
-    async def create(
+    async def create_key(
         self, tenant: str | None, role: Role, name: str, expires_ms: int | None
     ) -> tuple[str, Key]:
-        """Make a key; return it as its owner gets it, this once, and what is kept of it.
+        """Create a key; return its text, only this once, and the stored record.
 
         Raises:
-            Problem: 409, there are as many as may be.
+            Problem: 409, there are too many keys.
         """
         async with self.changing:
-            self._check_room(tenant)
+            self._check_quota(tenant)
             text, key = new_key(tenant, role, name, expires_ms)
             await self._store.write(lambda c: insert_key(c, key))
-            self._keys.put(key)
+            self._keys.put_key(key)
         return text, key
 
-    async def revoke(self, tenant: str | None, key_id: str) -> Key:
-        """Take a key away: it is refused from now on, and what it has open is cut off.
+    async def revoke_key(self, tenant: str | None, key_id: str) -> Key:
+        """Revoke a key and cut its open requests.
 
         Raises:
-            Problem: 404; 409, it is the last one of the operators'.
+            Problem: 404; 409, it is the operators' last one.
         """
         async with self.changing:
             key = self._find(tenant, key_id)
             self._check_another(key)
             await self._store.write(lambda c: _revoke(c, key))
-            self.gone([key.id])
+            self.forget_keys([key.id])
         return key
 
-    async def rotate(self, tenant: str | None, key_id: str, grace_ms: int) -> tuple[str, Key]:
-        """Make a key like another, which goes after a time of grace; return it as `create` does.
+    async def rotate_key(self, tenant: str | None, key_id: str, grace_ms: int) -> tuple[str, Key]:
+        """Create a key like `key_id`, which expires after `grace_ms`.
+
+        Return it as `create_key` does.
 
         Raises:
-            Problem: 404; 409, both at once would be more keys than may be.
+            Problem: 404; 409, both at once would be too many keys.
         """
         async with self.changing:
             old = self._find(tenant, key_id)
             if grace_ms:
-                self._check_room(tenant)
+                self._check_quota(tenant)
             text, key = new_key(tenant, old.role, old.name, old.expires_ms)
             until = key.created_ms + grace_ms
             if old.expires_ms is not None:
@@ -96,25 +98,24 @@ class KeyRing:
                     _delete(connection, [old.id])
 
             await self._store.write(write)
-            self._keys.put(key)
+            self._keys.put_key(key)
             if grace_ms:
-                self._keys.put(leaving)
+                self._keys.put_key(leaving)
             else:
-                self.gone([old.id])
+                self.forget_keys([old.id])
         return text, key
 
-    def gone(self, keys: Iterable[str]) -> None:
-        """These keys are not in the database any more."""
+    def forget_keys(self, keys: Iterable[str]) -> None:
+        """Forget keys that are gone from the database, and cut their requests."""
         ids = list(keys)
         for key_id in ids:
-            self._keys.drop(key_id)
+            self._keys.drop_key(key_id)
         self._connections.cut_keys(ids)
 
     async def run(self) -> None:
-        """Take away the keys whose time is over."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            over = [key.id for key in self._keys.expired()]
+            over = [key.id for key in self._keys.expired_keys()]
             if not over:
                 continue
             self._connections.cut_keys(over)  # they are refused already
@@ -123,29 +124,30 @@ class KeyRing:
             except self._store.errors:
                 _log.exception("keys that have expired could not be deleted yet")
             else:
-                self.gone(over)
+                self.forget_keys(over)
 
     def _find(self, tenant: str | None, key_id: str) -> Key:
-        key = self._keys.get(tenant, key_id)
+        key = self._keys.get_key(tenant, key_id)
         if key is None:
             raise not_found("key")
         return key
 
-    def _check_room(self, tenant: str | None) -> None:
-        """Check that there may be a key more."""
-        if len(self._keys.of(tenant)) >= TENANT_KEYS_MAX:
-            detail = f"there are {TENANT_KEYS_MAX} keys, and no more may be: revoke some"
+    def _check_quota(self, tenant: str | None) -> None:
+        if len(self._keys.keys_of(tenant)) >= TENANT_KEYS_MAX:
+            detail = f"there are {TENANT_KEYS_MAX} keys, the limit: revoke some"
             raise Problem(409, "too-many-keys", detail, limit=TENANT_KEYS_MAX)
 
     def _check_another(self, key: Key) -> None:
-        """Check that the operators have another key that may change things, and has no end."""
-        lasting = [k for k in self._keys.of(None) if k.role is Role.ADMIN and k.expires_ms is None]
+        """Check that the operators have another key that may write and does not expire."""
+        lasting = [
+            k for k in self._keys.keys_of(None) if k.role is Role.ADMIN and k.expires_ms is None
+        ]
         if lasting == [key]:
             raise _last()
 
 
 def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, int | None]:
-    """Return role, name and end of the key that a JSON object asks for.
+    """Return role, name and expiry of the key that a JSON object asks for.
 
     Raises:
         Problem: 400.
@@ -168,19 +170,19 @@ def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, in
         raise bad_request("bad-request", "`name` must be printable")
     expires_ms = body.get("expires_ms")
     if expires_ms is not None and not (type(expires_ms) is int and now_ms < expires_ms < 1 << 53):
-        detail = "`expires_ms` must be a moment to come, in milliseconds since 1970, or null"
+        detail = "`expires_ms` must be a future time in milliseconds since 1970, or null"
         raise bad_request("bad-request", detail)
     return Role(role), name, expires_ms
 
 
 def _last() -> Problem:
-    detail = "it is the last admin key without an end: make another first, or rotate this one"
+    detail = "it is the last admin key that does not expire: make another first, or rotate it"
     return Problem(409, "last-admin-key", detail)
 
 
 def _revoke(connection: Connection, key: Key) -> None:
     _delete(connection, [key.id])
-    if key.tenant is None:  # another gateway may have revoked the other one just now
+    if key.tenant is None:  # another gateway may have just revoked the other one
         lasting = "SELECT 1 FROM keys WHERE tenant IS NULL AND role = ? AND expires_ms IS NULL"
         if connection.execute(lasting, (Role.ADMIN.value,)).fetchone() is None:
             raise _last()

@@ -1,11 +1,11 @@
-"""Programs that nobody has used for so many days go, as if their tenant had deleted them.
+"""Expiry of unused programs, as if their tenant had deleted them.
 
-    live runs' programs are used -> what was noted is written -> those that were used too long ago
+    note the programs of live runs -> write the notes -> delete those not used for too long
 
-What the database says of a use may be a day behind (`program_usage`), so a program goes within the day after
-its time is over, and never before. A program of an earlier server's, of which no use is known, has
-its days from now on. What ships with the server is nobody's to forget. Beside it, files of programs
-that another gateway has deleted go.
+The recorded use of a program may be a day old (`programs.usage`), so a program goes within the day
+after its time is over, and never before. A program without a recorded use, of an earlier server,
+has its days from now on. Programs that ship with the server stay. Files of programs that another
+gateway has deleted go as well.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from symphony_runtime.gateway.tenancy.deletion import unload
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 3_600.0
-_BATCH = 100  # programs of one look
-_PAUSE_SECONDS = 0.01  # between deletions, so that others' operations come in between
+_BATCH = 100  # programs of one query
+_PAUSE_SECONDS = 0.01  # between deletions, so that other operations run in between
 
 
 class ProgramExpiry:
-    """Deletes programs that nobody uses; `run` until it is cancelled."""
+    """Deletes unused programs; `run` until it is cancelled."""
 
     def __init__(
         self, store: Store, programs: Programs, runs: Runs, days: int, now_ms: Callable[[], int]
     ) -> None:
-        """`days`: that a program may be without use; 0: as many as there are."""
+        """`days`: how long a program may be unused; 0: without limit."""
         self._store = store
         self._programs = programs
         self._runs = runs
@@ -40,7 +40,6 @@ class ProgramExpiry:
         self._now_ms = now_ms
 
     async def run(self) -> None:
-        """Look once in a while."""
         failures: tuple[type[Exception], ...] = (OSError, *self._store.errors)
         while True:
             try:
@@ -48,20 +47,19 @@ class ProgramExpiry:
                 if self._days:
                     await self.sweep()
             except failures:
-                _log.exception("programs that nobody uses could not be deleted")
+                _log.exception("unused programs could not be deleted")
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def sweep(self) -> int:
-        """Delete the programs that nobody has used for too long; return how many."""
         for program in self._runs.programs_in_use():
             self._programs.program_usage.note(program.tenant, program.id)
         await self._programs.program_usage.flush()
         now = self._now_ms()
         before, deleted = now - (self._days + 1) * DAY_MS, 0
-        await self._store.write(lambda c: _begin_unknown(c, now))
+        await self._store.write(lambda c: _set_missing_use(c, now))
         after = ("", "")
         while found := await self._store.read(
-            partial(_program_expiry, before_ms=before, after=after)
+            partial(_unused_programs, before_ms=before, after=after)
         ):
             for tenant, program_id in found:
                 gone = await self._programs.delete_unused(tenant, program_id, before)
@@ -71,18 +69,18 @@ class ProgramExpiry:
                 await asyncio.sleep(_PAUSE_SECONDS)
             after = found[-1]
         if deleted:
-            _log.warning("%d programs went that nobody used for %d days", deleted, self._days)
+            _log.warning("deleted %d programs that were unused for %d days", deleted, self._days)
         return deleted
 
 
-def _begin_unknown(connection: Connection, now_ms: int) -> None:
+def _set_missing_use(connection: Connection, now_ms: int) -> None:
     connection.execute("UPDATE programs SET used_ms = ? WHERE used_ms IS NULL", (now_ms,))
 
 
-def _program_expiry(
+def _unused_programs(
     connection: Connection, before_ms: int, after: tuple[str, str]
 ) -> list[tuple[str, str]]:
-    """Return programs (tenant, id) of which the last use is long ago, and no run is live."""
+    """Return programs (tenant, id) last used by `before_ms`, with no live run."""
     rows = connection.execute(
         "SELECT p.tenant, p.id FROM programs p"
         " WHERE p.used_ms <= ? AND p.tenant != ? AND (p.tenant, p.id) > (?, ?) AND NOT EXISTS ("

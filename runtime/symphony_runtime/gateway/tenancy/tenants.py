@@ -1,7 +1,7 @@
-"""Tenants: who there is, who is suspended, and what each may have.
+"""Tenants: all of them, which are suspended, and their quotas.
 
-All tenants are held in memory, and every change goes to the database before it takes effect here.
-What a tenant uses is in `usage`, its keys are in `authentication`.
+All tenants are held in memory; every change goes to the database before it takes effect here. Usage
+is in `runs.usage`, keys are in `authentication`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
-from symphony_runtime.gateway.cluster.members import depart, remembering
+from symphony_runtime.gateway.cluster.members import gateways_remembering, note_departure
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection
@@ -23,11 +23,11 @@ from symphony_runtime.gateway.storage.store import Store
 
 OPERATOR = "operator"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-# What a tenant has beside programs and runs: it goes with it, for the next one may be called so.
-_ALONG = (
+# Tables whose rows go with the tenant, since a later tenant may have its name.
+_TENANT_TABLES = (
     "keys", "secrets", "idempotency", "idempotency_counts", "program_names", "program_bytes",
 )  # fmt: skip
-# What an operator may set for a tenant, with the least and the most that it can be.
+# Quotas that an operator may set for a tenant: (minimum, maximum).
 QUOTAS: dict[str, tuple[int, int]] = {
     limit.name: (limit.least, limit.ceiling)
     for limit in LIMITS
@@ -37,17 +37,16 @@ QUOTAS: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant, and what the operator has said of it."""
+    """A tenant with what the operator has set for it."""
 
     id: str
     made_by: str
     created_ms: int
-    suspended_ms: int | None = None  # since when
-    weight: float | None = None  # its share of the device; None: as the server's options say
-    quotas: Mapping[str, int] = field(default_factory=dict)  # of QUOTAS, where one is set
+    suspended_ms: int | None = None  # time of its suspension
+    weight: float | None = None  # its share of the device; None: the server's options
+    quotas: Mapping[str, int] = field(default_factory=dict)  # those that are set, by QUOTAS' names
 
     def view(self) -> dict[str, Any]:
-        """Return what is shown of it."""
         return {
             "id": self.id,
             "made_by": self.made_by,
@@ -60,61 +59,54 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants, by their ids."""
+    """All tenants, by id."""
 
     def __init__(self, store: Store, tenants: Iterable[Tenant], now_ms: Callable[[], int]) -> None:
         self._store = store
         self._now_ms = now_ms
         self._tenants = {tenant.id: tenant for tenant in tenants}
-        self.deletion: set[str] = set()  # names whose last owner is not forgotten here yet
-        self.leaving: Counter[str] = Counter()  # those that are being deleted
-        self.changing = asyncio.Lock()  # each change builds on the one before
+        self.being_forgotten: set[str] = set()  # deleted, and not forgotten here yet
+        self.leaving: Counter[str] = Counter()  # tenants that are being deleted
+        self.changing = asyncio.Lock()  # serialises changes
 
-    # -- Looking -------------------------------------------------------------------------------
+    # -- Reading -------------------------------------------------------------------------------
     def get(self, tenant: str) -> Tenant:
-        """Return a tenant.
-
-        Raises:
-            Problem: 404.
-        """
+        """Return a tenant; Problem 404."""
         found = self._tenants.get(tenant)
         if found is None:
             raise not_found("tenant")
         return found
 
     def page(self, after: str, limit: int) -> list[Tenant]:
-        """Return tenants by their ids, those behind one."""
         ids = sorted(tenant for tenant in self._tenants if tenant > after)
         return [self._tenants[tenant] for tenant in ids[:limit]]
 
     def suspended(self) -> set[str]:
-        """Return the ids of those that are not let in: suspended, or about to be no more."""
+        """Return the refused ids: suspended, being deleted or being forgotten."""
         suspended = {t.id for t in self._tenants.values() if t.suspended_ms is not None}
-        return suspended | self.deletion | set(self.leaving)
+        return suspended | self.being_forgotten | set(self.leaving)
 
     def __contains__(self, tenant: str) -> bool:
-        """Whether there is a tenant."""
         return tenant in self._tenants
 
     async def left_of(self, tenant: str) -> list[str]:
-        """Return what the database has of a tenant that keeps it from being deleted, in words."""
+        """Return in words what the database has of a tenant that prevents its deletion."""
         return await self._store.read(lambda c: _left_of(c, tenant))
 
     def weights(self) -> dict[str, float]:
-        """Return the shares of the device that operators have set."""
         return {t.id: t.weight for t in self._tenants.values() if t.weight is not None}
 
     def quotas_of(self, tenant: str) -> Mapping[str, int]:
-        """Return what was set of QUOTAS for a tenant, or for one that is not there: nothing."""
+        """Return the quotas that are set for a tenant; none for an unknown tenant."""
         found = self._tenants.get(tenant)
         return found.quotas if found else {}
 
     # -- Changing ------------------------------------------------------------------------------
     async def create(self, tenant: str, change: "Change") -> Tenant:
-        """Make a tenant.
+        """Create a tenant.
 
         Raises:
-            Problem: 400; 409, there is one, or one of the name is not forgotten everywhere yet.
+            Problem: 400; 409, it exists, or its name is not forgotten everywhere yet.
         """
         if not _ID.fullmatch(tenant):
             detail = (
@@ -134,11 +126,7 @@ class Tenants:
         return made
 
     async def change(self, tenant: str, change: "Change") -> Tenant:
-        """Change what is said of a tenant.
-
-        Raises:
-            Problem: 404.
-        """
+        """Change a tenant; Problem 404."""
         async with self.changing:
             changed = self._changed(self.get(tenant), change)
             await self._store.write(lambda c: update_tenant(c, changed))
@@ -146,7 +134,7 @@ class Tenants:
         return changed
 
     async def delete(self, tenant: str) -> None:
-        """Forget a tenant, with keys and secrets; what it used stays in the books.
+        """Delete a tenant, with keys and secrets; its usage stays in the books.
 
         Raises:
             Problem: 404; 409, it has programs or runs.
@@ -158,12 +146,10 @@ class Tenants:
                 raise not_empty(left)
             del self._tenants[tenant]
 
-    def replace(self, tenants: Iterable[Tenant]) -> None:
-        """These are all tenants now."""
+    def replace_all(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {tenant.id: tenant for tenant in tenants}
 
     def _changed(self, tenant: Tenant, change: "Change") -> Tenant:
-        """Return a tenant as it is after a change."""
         since = tenant.suspended_ms
         if change.suspended is not None:
             since = (since or self._now_ms()) if change.suspended else None
@@ -178,34 +164,30 @@ class Tenants:
 
 def _not_forgotten(tenant: str, gateways: list[str]) -> Problem:
     detail = (
-        f"a tenant {tenant} was deleted, and not every gateway has forgotten it: they do as soon as"
-        " they are there, unless an operator drops them (/v1/admin/gateways)"
+        f"a tenant {tenant} was deleted, and not every gateway has forgotten it: each does so as"
+        " soon as it runs, unless an operator drops it (/v1/admin/gateways)"
     )
     return Problem(409, "being-forgotten", detail, retry_after=1, gateways=gateways)
 
 
 def not_empty(left: list[str]) -> Problem:
-    """The tenant cannot be deleted yet: this is left of it."""
+    """Return the answer for a tenant that cannot be deleted because it has `left`."""
     detail = f"the tenant still has {' and '.join(left)}: delete them first"
     return Problem(409, "not-empty", detail, left=left)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a request says of a tenant, checked. A quota that is None goes back to the usual."""
+    """A checked change of a tenant. A quota that is None returns to the default."""
 
     suspended: bool | None = None
-    weighs: bool = False  # whether it says anything of the weight
+    weighs: bool = False  # whether it sets the weight
     weight: float | None = None
     quotas: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def parse_change(body: Mapping[str, Any]) -> Change:
-    """Return the change that a JSON object asks for.
-
-    Raises:
-        Problem: 400.
-    """
+    """Return the change that a JSON object asks for; Problem 400."""
     suspended = body.get("suspended")
     if suspended is not None and not isinstance(suspended, bool):
         raise bad_request("bad-request", "`suspended` must be true or false")
@@ -240,18 +222,17 @@ _COLUMNS = "id, made_by, created_ms, suspended_ms, weight, quotas"
 
 
 def read_tenants(connection: Connection) -> list[Tenant]:
-    """Return all tenants."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM tenants")  # noqa: S608 - ours
     return [Tenant(**{**dict(row), "quotas": json.loads(row["quotas"])}) for row in rows]
 
 
 def insert_tenant(connection: Connection, tenant: Tenant) -> list[str]:
-    """Store a tenant that is new; or return the gateways that have yet to forget its name."""
+    """Store a new tenant, or return the gateways that have yet to forget its name."""
     values = (tenant.id, tenant.made_by, tenant.created_ms, tenant.suspended_ms, tenant.weight,
               json.dumps(dict(tenant.quotas)))  # fmt: skip
     connection.execute(f"INSERT INTO tenants ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
-    # Behind it: what deletes the one before at another gateway has been waited for by now.
-    gateways = remembering(connection, tenant.id)
+    # After the INSERT, which waits for the transaction of a deletion at another gateway.
+    gateways = gateways_remembering(connection, tenant.id)
     if gateways:
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant.id,))
     else:
@@ -260,7 +241,6 @@ def insert_tenant(connection: Connection, tenant: Tenant) -> list[str]:
 
 
 def update_tenant(connection: Connection, tenant: Tenant) -> None:
-    """Store what may change of a tenant."""
     connection.execute(
         "UPDATE tenants SET suspended_ms = ?, weight = ?, quotas = ? WHERE id = ?",
         (tenant.suspended_ms, tenant.weight, json.dumps(dict(tenant.quotas)), tenant.id),
@@ -269,13 +249,13 @@ def update_tenant(connection: Connection, tenant: Tenant) -> None:
 
 
 def delete_tenant(connection: Connection, tenant: str, now_ms: int) -> list[str]:
-    """Delete a tenant that has no programs and no runs; return what it has, in words."""
+    """Delete a tenant without programs and runs; else return what it has, in words."""
     left = _left_of(connection, tenant)
     if not left:
-        for table in _ALONG:
+        for table in _TENANT_TABLES:
             connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
-        depart(connection, tenant, now_ms)
+        note_departure(connection, tenant, now_ms)
         note_change(connection)
     return left
 

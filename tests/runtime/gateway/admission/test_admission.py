@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
-from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
-from tests.runtime.gateway.admission.test_pace import Time
+from tests.runtime.gateway.admission.test_retry_estimates import Time
 from tests.support.gateway.system import House
 from tests.support.worker.guests import main
 
@@ -27,10 +26,10 @@ class KnownLoad(ServerLoad):
     async def _nobody(self) -> dict[str, Any]:
         raise AssertionError
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         pass
 
-    def wait(self, tenant: str) -> ExpectedWait:
+    def expected_wait(self, tenant: str) -> ExpectedWait:
         return self.waits.get(tenant, ExpectedWait())
 
 
@@ -46,7 +45,7 @@ def admission(
 
 def refused(of: Admission, tenant: str = "a", tenant_runs: int = 0, runs: int = 0) -> Problem:
     with pytest.raises(Problem) as problem:
-        of.check(tenant, tenant_runs, runs)
+        of.check_run(tenant, tenant_runs, runs)
     return problem.value
 
 
@@ -57,35 +56,35 @@ def test_what_a_run_would_wait_is_bounded() -> None:
         "ok": ExpectedWait(29.0, 30.0),
     }
     here = admission(Time(), waits, queue_seconds=30.0)
-    here.check("ok", 0, 0)
-    here.check("nobody", 0, 0)
+    here.check_run("ok", 0, 0)
+    here.check_run("nobody", 0, 0)
     own, others = refused(here, "own"), refused(here, "others")
     assert (own.status, own.headers["Retry-After"]) == (429, "20")
     assert (others.status, others.headers["Retry-After"]) == (503, "16")
-    assert here.figures.refused == {"tenant_queue": 1, "queue": 1}
-    admission(Time(), waits, queue_seconds=0).check("own", 0, 0)
+    assert here.refused == {"tenant_queue": 1, "queue": 1}
+    admission(Time(), waits, queue_seconds=0).check_run("own", 0, 0)
 
 
 def test_no_run_begins_when_memory_is_short() -> None:
     time = Time()
     here = admission(time, left=99, memory_free_bytes=100)
     for _ in range(4):
-        here.ended("a", 1)
+        here.count_end("a", 1)
         time.now += 6.0
     problem = refused(here)
     assert (problem.status, problem.headers["Retry-After"]) == (503, "6")
-    admission(time, left=100, memory_free_bytes=100).check("a", 0, 0)
-    admission(time, left=None).check("a", 0, 0)
-    admission(time, left=0, memory_free_bytes=0).check("a", 0, 0)
+    admission(time, left=100, memory_free_bytes=100).check_run("a", 0, 0)
+    admission(time, left=None).check_run("a", 0, 0)
+    admission(time, left=0, memory_free_bytes=0).check_run("a", 0, 0)
 
 
 def test_a_tenants_limit_is_waited_for_at_its_own_pace() -> None:
     time = Time()
     here = admission(time, tenant_runs=2, runs=100)
     for number in range(20):
-        here.ended("fast", 1)
+        here.count_end("fast", 1)
         if number % 10 == 0:
-            here.ended("slow", 1)
+            here.count_end("slow", 1)
         time.now += 2.0
     fast, slow = refused(here, "fast", 2), refused(here, "slow", 2)
     assert (fast.status, fast.headers["Retry-After"]) == (429, "2")
@@ -108,12 +107,12 @@ def test_while_it_shuts_down_the_rest_of_the_drain_is_told() -> None:
 def test_what_is_away_is_told_as_long_as_it_is_away() -> None:
     time = Time()
     here = admission(time)
-    assert here.away("kernel", "gone").headers["Retry-After"] == "1"
+    assert here.unavailable("kernel", "gone").headers["Retry-After"] == "1"
     time.now += 8.0
-    assert here.away("kernel", "gone").headers["Retry-After"] == "8"
-    assert here.away("worker", "gone").headers["Retry-After"] == "1"
-    here.there()
-    assert here.away("kernel", "gone").headers["Retry-After"] == "1"
+    assert here.unavailable("kernel", "gone").headers["Retry-After"] == "8"
+    assert here.unavailable("worker", "gone").headers["Retry-After"] == "1"
+    here.note_available()
+    assert here.unavailable("kernel", "gone").headers["Retry-After"] == "1"
 
 
 async def refusal(client: Client) -> ServerError:
@@ -177,3 +176,12 @@ def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
                     await asyncio.sleep(0.1)
 
     asyncio.run(scenario())
+
+
+def test_memory_left_is_read_at_most_twice_a_second() -> None:
+    time, found = Time(), [3, 2, 1]
+    memory = MemoryGuard(found.pop, time)
+    assert [memory.left() for _ in range(5)] == [1] * 5
+    time.now += 1.0
+    assert memory.left() == 2
+    assert MemoryGuard().left() is None or MemoryGuard().left() != 0

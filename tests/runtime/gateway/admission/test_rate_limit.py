@@ -24,20 +24,20 @@ def test_one_too_many_is_refused_until_there_is_room() -> None:
     reached: list[tuple[str, str]] = []
     clock = Time()
     held = rates(reached, clock, requests_per_second=2)
-    held.request("acme")
-    held.request("acme")
+    held.take_request("acme")
+    held.take_request("acme")
     with pytest.raises(Problem) as refused:
-        held.request("acme")
+        held.take_request("acme")
     assert held.headers("acme")["x-ratelimit-remaining-requests"] == "0"
     problem = refused.value
     assert (problem.status, problem.kind, problem.fields["limit"]) == (429, "too-many-requests", 2)
     assert problem.headers["Retry-After"] == "1"
     assert reached == [("acme", "requests_per_second")]
-    held.request("others")
+    held.take_request("others")
     clock.now += 0.5
-    held.request("acme")
+    held.take_request("acme")
     with pytest.raises(Problem):
-        held.request("acme")
+        held.take_request("acme")
 
 
 def test_headers_are_as_openai_has_them() -> None:
@@ -48,7 +48,7 @@ def test_headers_are_as_openai_has_them() -> None:
         "x-ratelimit-remaining-requests": "10",
         "x-ratelimit-reset-requests": "0ms",
     }
-    held.request("acme")
+    held.take_request("acme")
     found = held.headers("acme", (600, 590, 0))
     assert found["x-ratelimit-remaining-requests"] == "9"
     assert found["x-ratelimit-reset-requests"] == "100ms"
@@ -70,6 +70,6 @@ def test_buckets_that_are_full_are_forgotten_when_there_are_many(
     held = rates([], clock, requests_per_second=2)
     monkeypatch.setattr("symphony_runtime.gateway.admission.rate_limit._TENANTS_MAX", 8)
     for number in range(40):
-        held.request(f"tenant-{number}")
+        held.take_request(f"tenant-{number}")
         clock.now += 1.0
     assert len(held._buckets) <= 9

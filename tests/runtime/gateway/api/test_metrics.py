@@ -153,12 +153,12 @@ def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> Non
             assert (status, found["missing"]) == (503, ["worker-0: not there"])
             await house.stop_kernel()
             await asyncio.sleep(0.05)
-            progress.note("kernel", "loading the model", 0.45)
+            progress.set_progress("kernel", "loading the model", 0.45)
             status, found = await ready()
             assert status == 503
             assert found["missing"][0] == "kernel: loading the model, 45 %"
             assert found["roles"][1]["progress"] == {"what": "loading the model", "share": 0.45}
-            progress.note("kernel", None, None)
+            progress.set_progress("kernel", None, None)
             words = (await ready())[1]["missing"][0]
             assert words == "kernel: starting again; runs wait for it"
             await house.start_kernel()
@@ -197,9 +197,9 @@ def test_reasons_become_few_labels() -> None:
 def test_tenants_past_a_number_are_counted_together() -> None:
     figures = RunMetrics()
     for number in range(600):
-        figures.started(f"t{number}", 0.1)
+        figures.count_start(f"t{number}", 0.1)
     assert len(figures.tenants()) == 501
     assert figures.tenants()[OTHERS].started == 100
     assert figures.total().started == 600
-    figures.started("t3", 0.1)
-    assert figures.of("t3").started == 2
+    figures.count_start("t3", 0.1)
+    assert figures.of_tenant("t3").started == 2

@@ -150,7 +150,7 @@ def test_it_goes_nowhere_else() -> None:
         answer = await call(f"{here.url}/away")
         assert answer["status"] == 200
         assert (here.seen, there.seen) == ([f"Bearer {VALUE}"], [None])
-        assert "packed" in await refused(Errno.EIO, call(f"{here.url}/packed"))
+        assert "compressed" in await refused(Errno.EIO, call(f"{here.url}/packed"))
 
     with_web(scenario)
 

@@ -44,7 +44,7 @@ def test_a_tenants_slow_names_take_its_own_places_only() -> None:
     async def main() -> None:
         names = SlowNames()
         lookups = ResolverThreads(names)
-        slow, other = lookups.of("slow"), lookups.of("other")
+        slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
         waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
         await until_asked(names, TENANT_LOOKUPS_MAX)
         (found,) = await other.resolve("a.test", 80)
@@ -63,7 +63,7 @@ def test_a_place_is_taken_until_its_thread_is_done() -> None:
 
     async def main() -> None:
         names = SlowNames()
-        mine = ResolverThreads(names).of("t")
+        mine = ResolverThreads(names).resolver_for("t")
         waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
         await until_asked(names, TENANT_LOOKUPS_MAX)
         for each in waiting:
@@ -83,7 +83,8 @@ def test_all_tenants_together_have_a_bound() -> None:
         names = SlowNames()
         lookups = ResolverThreads(names)
         waiting = [
-            asyncio.create_task(lookups.of(f"t{i}").resolve("slow")) for i in range(LOOKUPS_MAX + 5)
+            asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
+            for i in range(LOOKUPS_MAX + 5)
         ]
         await until_asked(names, LOOKUPS_MAX)
         given_up = waiting.pop()
@@ -92,7 +93,7 @@ def test_all_tenants_together_have_a_bound() -> None:
         assert len(names.asked) == LOOKUPS_MAX
         names.go.set()
         await asyncio.gather(*waiting)
-        assert len(await lookups.of(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
+        assert len(await lookups.resolver_for(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
 
     asyncio.run(main())
 
@@ -102,7 +103,7 @@ def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
         names = SlowNames()
         async with site() as there:
             allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
-            web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).of)
+            web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).resolver_for)
 
             async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
                 asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}

@@ -30,20 +30,20 @@ def in_store(tmp_path: Path, scenario: Callable[[Vault, Store], Awaitable[None]]
 
 def test_a_secret_is_kept_for_its_tenant_and_unreadable_without_the_key(tmp_path: Path) -> None:
     async def scenario(vault: Vault, store: Store) -> None:
-        assert await vault.put("a", "KEY", GOOD) == (
+        assert await vault.put_secret("a", "KEY", GOOD) == (
             {"name": "KEY", "hosts": ["api.example.com"], "created_ms": 7, "updated_ms": 7}, True
         )  # fmt: skip
         again = {**GOOD, "value": VALUE + "2"}
-        assert (await vault.put("a", "KEY", again))[1] is False
-        opened = await vault.reveal("a", ["KEY", "OTHER"])
+        assert (await vault.put_secret("a", "KEY", again))[1] is False
+        opened = await vault.reveal_secrets("a", ["KEY", "OTHER"])
         assert opened == {"KEY": Secret("KEY", VALUE + "2", ("api.example.com",))}
         assert VALUE not in repr(opened)
-        assert await vault.reveal("b", ["KEY"]) == {}
-        assert VALUE not in str(await vault.listing("a"))
+        assert await vault.reveal_secrets("b", ["KEY"]) == {}
+        assert VALUE not in str(await vault.list_secrets("a"))
         # Whoever moves a row to another tenant has nothing of it.
         await store.write(lambda c: c.execute("UPDATE secrets SET tenant = 'b'").rowcount)
         with pytest.raises(VaultError):
-            await vault.reveal("b", ["KEY"])
+            await vault.reveal_secrets("b", ["KEY"])
 
     in_store(tmp_path, scenario)
     key = tmp_path / "secrets.key"
@@ -54,13 +54,13 @@ def test_a_secret_is_kept_for_its_tenant_and_unreadable_without_the_key(tmp_path
 
 def test_a_key_that_others_can_read_or_that_is_gone_is_refused(tmp_path: Path) -> None:
     async def first(vault: Vault, store: Store) -> None:
-        await vault.put("a", "KEY", GOOD)
+        await vault.put_secret("a", "KEY", GOOD)
         (tmp_path / "secrets.key").chmod(0o640)
         with pytest.raises(VaultError, match="0600"):
             Vault(store, tmp_path, lambda: 7)
         (tmp_path / "secrets.key").unlink()
-        with pytest.raises(VaultError, match="is not there"):
-            await Vault(store, tmp_path, lambda: 7).reveal("a", ["KEY"])
+        with pytest.raises(VaultError, match="is missing"):
+            await Vault(store, tmp_path, lambda: 7).reveal_secrets("a", ["KEY"])
         (tmp_path / "secrets.key").touch(0o600)
         with pytest.raises(VaultError, match="no key"):
             Vault(store, tmp_path, lambda: 7)
@@ -82,21 +82,21 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     async def scenario(vault: Vault, store: Store) -> None:
         for wanted in bad:
             with pytest.raises(Problem) as problem:
-                await vault.put("a", "KEY", wanted)
+                await vault.put_secret("a", "KEY", wanted)
             assert problem.value.status == 400, wanted
             assert VALUE not in str(problem.value.document())
         for name in ("", "1A", "A-B", "A" * 65, "A\n"):
             with pytest.raises(Problem):
-                await vault.put("a", name, GOOD)
+                await vault.put_secret("a", name, GOOD)
         for name in ("A", "B"):
-            await vault.put("a", name, GOOD)
+            await vault.put_secret("a", name, GOOD)
         with pytest.raises(Problem) as problem:
-            await vault.put("a", "C", GOOD)
+            await vault.put_secret("a", "C", GOOD)
         assert problem.value.status == 429
-        assert (await vault.put("a", "A", GOOD))[1] is False
-        await vault.delete("a", "A")
+        assert (await vault.put_secret("a", "A", GOOD))[1] is False
+        await vault.delete_secret("a", "A")
         with pytest.raises(Problem) as problem:
-            await vault.delete("a", "A")
+            await vault.delete_secret("a", "A")
         assert problem.value.status == 404
 
     in_store(tmp_path, scenario)

@@ -50,7 +50,7 @@ def test_a_request_authenticates_its_key_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
-    find = Authentication.find
+    find = Authentication.find_key
 
     def counted(keys: Authentication, authorization: str | None) -> Key | None:
         found.append(authorization)
@@ -60,7 +60,7 @@ def test_a_request_authenticates_its_key_once(
         await client.upload(guests.HANG_WASM, "hang")
         url = f"{house.url}/v1/programs/hang/runs?detach=1"
         headers = {"Authorization": f"Bearer {house.key}"}
-        monkeypatch.setattr(Authentication, "find", counted)
+        monkeypatch.setattr(Authentication, "find_key", counted)
         async with (
             aiohttp.ClientSession(headers=headers) as session,
             session.post(url, data=json.dumps({"input": "x" * 100_000})) as response,

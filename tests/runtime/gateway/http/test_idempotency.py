@@ -204,7 +204,7 @@ def between_two(
 async def enter(store: Store, name: str) -> int:
     """A gateway starts; its start's number."""
     boot = await store.write(lambda c: next_boot(c, name))
-    await Members(store, name, boot, lambda: 0).enter()
+    await Members(store, name, boot, lambda: 0).record_start()
     return boot
 
 

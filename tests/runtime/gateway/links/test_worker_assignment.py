@@ -74,15 +74,15 @@ def test_a_worker_that_is_idle_for_long_is_given_up(tmp_path: Path) -> None:
             retired = asyncio.Event()
             house.worker.on_retire = retired.set
             own = house.gateway.services.runs.worker_assignment
-            own.look()
+            own.retire_idle()
             assert own.retired == 0, "it is nobody's: there is nothing to give up"
             await client.run("hello")
-            own.look()
+            own.retire_idle()
             assert own.retired == 0
             own._now = lambda: float("inf")
-            own.look()
+            own.retire_idle()
             await asyncio.wait_for(retired.wait(), 20)
-            own.look()
+            own.retire_idle()
             assert own.retired == 1
 
     asyncio.run(scenario())
@@ -180,8 +180,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
             tmp_path, worker=False, processes=processes, workers_per_tenant=True
         ) as house:
             runs = house.gateway.services.runs
-            assert runs._links is not None
-            links, own = runs._links[1], runs.worker_assignment
+            links, own = runs.workers, runs.worker_assignment
             asked: list[str] = []
             own.on_retire = lambda worker: asked.append(worker.name)
             async with Evil.started(house.config.socket) as evil:
@@ -196,7 +195,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
                 processes.read_notice(notice("worker-0", Started(evil.pid, 2)))
                 evil.come()
                 await evil.wait_for(m.Welcome.KIND)
-                (worker,) = own.choose("acme")
+                (worker,) = own.choose_workers("acme")
                 assert (worker.tenant, worker.pid) == ("acme", evil.pid)
                 evil.come()  # it says that it is new
                 await evil.wait_for(m.Welcome.KIND)
@@ -204,20 +203,20 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
                 assert again is not worker
                 assert again.tenant == "acme"
                 # Another tenant wants a worker: it is told to retire, and comes back instead.
-                assert own.choose("other") == []
+                assert own.choose_workers("other") == []
                 assert asked == ["worker-0"]
                 await evil.wait_for(m.Retire.KIND)
                 evil.come()
                 await evil.wait_for(m.Welcome.KIND)
                 (again,) = links.workers.values()
                 assert again.retiring
-                assert own.choose("other") == own.choose("acme") == []
+                assert own.choose_workers("other") == own.choose_workers("acme") == []
             # The supervisor has killed it; the next process is nobody's, with the same number, too.
             async with Evil.started(house.config.socket) as next_one:
                 processes.read_notice(notice("worker-0", Started(next_one.pid, 3)))
                 next_one.come()
                 await next_one.wait_for(m.Welcome.KIND)
-                (worker,) = own.choose("other")
+                (worker,) = own.choose_workers("other")
                 assert worker.tenant == "other"
 
     asyncio.run(scenario())

@@ -29,13 +29,13 @@ def test_a_tenants_memory_in_a_worker_is_bounded_by_its_limit_and_counted(tmp_pa
             await client.upload(GROWS, "grows")
             ended = await client.run("grows")
             assert (ended["status"], ended["exit_code"]) == ("exited", -1), ended
-            figures = house.gateway.services.runs.figures
-            assert figures.of("default").limits[NAME] == 1
+            figures = house.gateway.services.runs.metrics
+            assert figures.of_tenant("default").limits[NAME] == 1
             # Its quota changes at run time: nothing of it fits.
             await admin.change_tenant("default", quotas={NAME: 1 << 16})
             ended = await client.run("grows")
             assert (ended["status"], ended["limit"]) == ("killed", NAME), ended
-            assert figures.of("default").limits[NAME] == 2
+            assert figures.of_tenant("default").limits[NAME] == 2
             await admin.change_tenant("default", quotas={NAME: 5 << 16})
             assert (await client.run("grows"))["exit_code"] == 4
 

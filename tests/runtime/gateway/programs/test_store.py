@@ -87,7 +87,7 @@ def test_a_stale_or_altered_artefact_is_compiled_again(tmp_path: Path) -> None:
             lambda: path.rename(path.with_name("0" * 64 + ".other.cwasm")),
         ):
             damage()
-            programs.forget_artefacts()
+            programs._artefacts.clear()
             before = compiler.compiled
             several = await asyncio.gather(*(programs.artefact(program) for _ in range(5)))
             assert compiler.compiled == before + 1

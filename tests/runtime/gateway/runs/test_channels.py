@@ -79,11 +79,11 @@ def test_a_dropped_call_takes_and_gives_nothing() -> None:
     def scenario(channels: Channels, heard: Heard) -> None:
         dropped: Heard = []
         waiter = channels.receive("t", "c", dropped.append)
-        channels.drop("t", "c", waiter)
+        channels.cancel_call("t", "c", waiter)
         assert channels.statistics()["channels"] == 0
         waiter = channels.receive("t", "c", dropped.append)
         channels.receive("t", "c", heard.append)
-        channels.drop("t", "c", waiter)
+        channels.cancel_call("t", "c", waiter)
         channels.send("t", "c", b"1", lambda _: None)
         assert (dropped, heard) == ([], [b"1"])
 
@@ -96,17 +96,17 @@ def test_who_has_left_stands_in_no_line() -> None:
     def scenario(channels: Channels, heard: Heard) -> None:
         first = channels.receive("t", "c", heard.append)
         for _ in range(100):
-            channels.drop("t", "c", channels.receive("t", "c", heard.append))
-        channels.drop("t", "d", channels.receive("t", "d", heard.append))
+            channels.cancel_call("t", "c", channels.receive("t", "c", heard.append))
+        channels.cancel_call("t", "d", channels.receive("t", "d", heard.append))
         line = channels._tenants["t"]["c"].receivers
         assert list(line) == [first]
-        channels.drop("t", "c", first)
-        channels.drop("t", "c", first)
+        channels.cancel_call("t", "c", first)
+        channels.cancel_call("t", "c", first)
         for _ in range(CHANNEL_ITEMS_MAX):
             channels.send("t", "c", b"x", lambda _: None)
         stays = channels.send("t", "c", b"stays", heard.append)
         for _ in range(100):
-            channels.drop("t", "c", channels.send("t", "c", bytes(1000), heard.append))
+            channels.cancel_call("t", "c", channels.send("t", "c", bytes(1000), heard.append))
         assert list(channels._tenants["t"]["c"].senders) == [stays]
         assert channels._waiting["t"] == len(b"stays")
         assert heard == []
@@ -124,7 +124,7 @@ def test_only_so_many_bytes_wait() -> None:
         assert heard == []
         channels.send("t", "c", b"x", heard.append)
         assert heard == [-Errno.EAGAIN]
-        channels.drop("t", "c", waiting[3])
+        channels.cancel_call("t", "c", waiting[3])
         channels.send("t", "c", b"x", heard.append)
         assert heard == [-Errno.EAGAIN]
         channels.receive("t", "c", lambda _: None)  # one goes in

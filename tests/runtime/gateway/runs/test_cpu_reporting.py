@@ -57,7 +57,7 @@ class Kernel:
         self.spent: dict[int | str, int] = {}
         self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
-    def tell_spent(self, spent: Mapping[int | str, int]) -> None:
+    def report_cpu(self, spent: Mapping[int | str, int]) -> None:
         for whose, microseconds in spent.items():
             self.spent[whose] = self.spent.get(whose, 0) + microseconds
 
@@ -79,7 +79,7 @@ def test_while_one_tenant_has_runs_nothing_is_told() -> None:
     costs, runs, kernel = make(1)
     costs.worker_output(WORKER, [[1, b"x"]])
     costs.worker_message(WORKER, m.Received(1, 1, 1))
-    costs.written([(1, 1, "message", b"x")], 1.0)
+    costs.charge_crash_log([(1, 1, "message", b"x")], 1.0)
     assert len(runs.taken) == 2
     assert not kernel.spent
 
@@ -119,7 +119,7 @@ def test_other_messages_are_of_whom_they_speak_of(message: m.Message) -> None:
 def test_what_is_written_down_counts_too() -> None:
     costs, _, kernel = make(2)
     costs.worker_message(WORKER, m.Received(1, 1, 1))
-    costs.written([(3, 1, "message", b"x"), (3, 2, "log", {"text": "x"})], 0.5)
+    costs.charge_crash_log([(3, 1, "message", b"x"), (3, 2, "log", {"text": "x"})], 0.5)
     while 3 not in kernel.spent:
         costs.worker_message(WORKER, m.Received(1, 1, 1))
     assert kernel.spent[3] == 500_000
@@ -155,12 +155,12 @@ def test_a_tenant_rests_as_the_kernel_says_while_others_have_runs() -> None:
 
 def test_commits_are_of_the_runs_and_tenants_whose_operations_they_had() -> None:
     costs, _, kernel = make(1)
-    costs.committed({1: 0.5, "0": 0.5})
+    costs.charge_commit({1: 0.5, "0": 0.5})
     assert not kernel.spent, "one that is alone is not told of"
     costs, _, kernel = make(2)
     costs.worker_message(WORKER, m.Received(3, 1, 1))
     while 1 not in kernel.spent or "0" not in kernel.spent:
-        costs.committed({1: 0.5, "0": 0.25})
+        costs.charge_commit({1: 0.5, "0": 0.25})
     assert kernel.spent[1] % 500_000 == 0
     assert kernel.spent["0"] % 250_000 == 0
 
@@ -213,7 +213,7 @@ def test_a_request_that_fails_or_is_cancelled_is_charged_and_hears_of_it() -> No
 
 
 async def _awaited(costs: CpuReporter, tenant: str, work: Coroutine[Any, Any, T]) -> T:
-    return await costs.timed(tenant, work)
+    return await costs.charge_awaitable(tenant, work)
 
 
 def test_a_request_begins_when_its_tenants_account_has_paid() -> None:
@@ -222,9 +222,9 @@ def test_a_request_begins_when_its_tenants_account_has_paid() -> None:
 
     async def begin() -> tuple[float, float]:
         began = time.monotonic()
-        await costs.turn("others")
+        await costs.wait_pause("others")
         at_once = time.monotonic() - began
-        await costs.turn("requests")
+        await costs.wait_pause("requests")
         return at_once, time.monotonic() - began
 
     at_once, later = asyncio.run(begin())

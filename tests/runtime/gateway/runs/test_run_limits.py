@@ -319,7 +319,7 @@ def test_tokens_a_minute_slow_programs_down_and_are_429_on_the_openai_routes(
 def test_what_a_worker_tells_of_limits_is_believed_as_far_as_it_can_be() -> None:
     figures = RunMetrics()
     said = {"tickets": 3, "handles": -1, "children": "x", "live_runs": 5, 7: 7, "messages": 1 << 60}
-    figures.worker_hits("acme", said)
+    figures.count_worker_limits("acme", said)
     assert figures.statistics()["limits_reached"] == {"tickets": 3}
 
 

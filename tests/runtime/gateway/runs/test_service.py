@@ -21,7 +21,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
 from symphony_runtime.gateway.http.context import to_json
-from symphony_runtime.gateway.links.links import Modules
+from symphony_runtime.gateway.links.links import LoadedModules
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 from symphony_runtime.gateway.runs.record import RunRequest
@@ -61,20 +61,24 @@ def test_a_priority_is_a_share_of_the_tenants_service(tmp_path: Path) -> None:
 
 # --- Programs in a worker ------------------------------------------------------------------------
 def test_a_worker_keeps_machine_code_within_a_bound_and_what_runs() -> None:
-    modules = Modules(bytes_max=200 << 10)
+    modules = LoadedModules(bytes_max=200 << 10)
     for name in ("a", "b", "c", "d"):
         modules.add(name, 30 << 10)
         assert modules.too_many == (name == "d")
-    assert modules.use("a")
+    assert modules.note_use("a")
     assert modules.evict({"b", "d"}) == ["c"]
     assert not modules.too_many
-    assert (modules.use("c"), modules.use("a"), modules.use("b")) == (False, True, True)
+    assert (modules.note_use("c"), modules.note_use("a"), modules.note_use("b")) == (
+        False,
+        True,
+        True,
+    )
 
 
 def test_a_program_comes_again_after_others_took_its_place(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
         worker = house.gateway.services.runs.workers.workers["worker-0"]
-        worker.modules = Modules(bytes_max=1)  # whatever nobody runs goes at once
+        worker.modules = LoadedModules(bytes_max=1)  # unused modules are evicted at once
         await client.upload(hang(), "hang")
         held = await client.start("hang")
         for code in (1, 2, 1, 2):

@@ -358,9 +358,9 @@ def test_the_last_events_are_kept() -> None:
     trace = RunTrace(0.0, "worker-0")
     count = TRACE_EVENTS_MAX + 1000
     for start in range(0, count, 200):
-        trace.take_calls([call(index) for index in range(start, start + 200)])
+        trace.add_calls([call(index) for index in range(start, start + 200)])
     for index in range(10):
-        trace.take_preds([pred(index, steps=TRACE_EVENTS_MAX // 4)])
+        trace.add_preds([pred(index, steps=TRACE_EVENTS_MAX // 4)])
     shown = trace_events(RECORD, trace.pack())
     spans = checked(shown)
     calls = [span["ts"] / 1e6 for span in of(spans, WORKER)]
@@ -377,7 +377,7 @@ def test_preds_that_overlap_stand_on_tracks_of_their_own() -> None:
                    [5, 2, 1, 2.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
                    [5, 3, 1, 4.0, 5.0, 0, [[4.0, 5.0, 1, 1, 1]]],
                    [5, 4, 9, 1.5, 6.0, 125, []]]  # fmt: skip
-    trace.take_preds(overlapping)
+    trace.add_preds(overlapping)
     spans = checked(trace_events(RECORD, trace.pack()))
     tracks = {span["args"]["ticket"]: span["tid"] for span in of(spans, KERNEL, cat="pred")}
     assert tracks == {1: 2, 4: 3, 2: 4, 3: 2}
@@ -401,4 +401,4 @@ def test_preds_that_overlap_stand_on_tracks_of_their_own() -> None:
 )  # fmt: skip
 def test_a_worker_is_not_believed(event: Any) -> None:
     with pytest.raises(m.MessageError):
-        RunTrace(time.monotonic(), "worker-0").take_calls([call(1), event])
+        RunTrace(time.monotonic(), "worker-0").add_calls([call(1), event])

@@ -6,8 +6,8 @@ import pytest
 from symphony_runtime.gateway.runs.record import USAGE_KEYS
 from symphony_runtime.gateway.runs.usage import (
     SUMMED,
-    Chosen,
     RunUsage,
+    UsageQuery,
     add_usage,
     day_of,
     usage_page,
@@ -21,8 +21,8 @@ NOON = 1_795_262_400_000  # 2026-11-21, 12:00 UTC
 USAGE = {name: number for number, name in enumerate(USAGE_KEYS, 1)}
 
 
-async def days(store: Store, chosen: Chosen | None = None, limit: int = 100) -> list[Any]:
-    rows = await store.read(lambda c: usage_page(c, chosen or Chosen(), limit))
+async def days(store: Store, chosen: UsageQuery | None = None, limit: int = 100) -> list[Any]:
+    rows = await store.read(lambda c: usage_page(c, chosen or UsageQuery(), limit))
     return [(row["tenant"], row["day"], row["runs"], row["prompt_tokens"]) for row in rows]
 
 
@@ -34,7 +34,7 @@ def test_runs_add_up_by_tenant_and_day(tmp_path: Path, store_url: str) -> None:
         assert await days(store) == [
             ("a", "2026-11-21", 3, 2), ("b", "2026-11-21", 1, 1), ("a", "2026-11-22", 1, 1)
         ]  # fmt: skip
-        first, *_ = await store.read(lambda c: usage_page(c, Chosen(), 1))
+        first, *_ = await store.read(lambda c: usage_page(c, UsageQuery(), 1))
         assert first["wall_ms"] == 2 * USAGE["wall_ms"] + 5
         assert set(first) == {"tenant", "day", "runs", *SUMMED}
 
@@ -47,13 +47,14 @@ def test_a_part_can_be_chosen(tmp_path: Path, store_url: str) -> None:
             for day in range(3):
                 at = NOON + day * DAY_MS
                 await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
-        assert [row[:2] for row in await days(store, Chosen(tenant="b", first="2026-11-22"))] == [
+        query = UsageQuery(tenant="b", first="2026-11-22")
+        assert [row[:2] for row in await days(store, query)] == [
             ("b", "2026-11-22"), ("b", "2026-11-23")
         ]  # fmt: skip
-        assert [row[:2] for row in await days(store, Chosen(last="2026-11-21"))] == [
+        assert [row[:2] for row in await days(store, UsageQuery(last="2026-11-21"))] == [
             ("a", "2026-11-21"), ("b", "2026-11-21")
         ]  # fmt: skip
-        page = await days(store, Chosen(after=("2026-11-21", "b")), limit=1)
+        page = await days(store, UsageQuery(after=("2026-11-21", "b")), limit=1)
         assert [row[:2] for row in page] == [("a", "2026-11-22")]
 
     with_store(tmp_path, store_url, scenario)

@@ -1,4 +1,4 @@
-"""The tail: what readers were told outlives the gateway, in a bounded place."""
+"""The crash log: what readers got survives the gateway, in bounded space."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.runs.events.reader import Event
 from symphony_runtime.gateway.runs.events.stream import EventStream, StoredReader, insert_events
 from symphony_runtime.gateway.runs.record import LIMITS_MAX, Record, find_run, insert_run
-from symphony_runtime.gateway.storage import crash_log as tails
-from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_tail, read_tail
+from symphony_runtime.gateway.storage import crash_log as crash_log_module
+from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.store import Store
 
 DIED = "it died"
@@ -51,9 +51,9 @@ def recovered(folder: Path) -> dict[int, list[Event]]:
 
     async def main() -> dict[int, list[Event]]:
         store = Store(folder / "db")
-        left = read_tail(folder)
+        left = read_crash_log(folder)
         await store.write(lambda connection: fail_live_runs(connection, left, DIED, "a gateway"))
-        clear_tail(folder)
+        clear_crash_log(folder)
         told: dict[int, list[Event]] = {}
         for run in (1, 2):
             if await store.read(partial(find_run, tenant="t", run_id=f"run_{run}")) is None:
@@ -75,10 +75,10 @@ async def read(reader: StoredReader) -> list[Event]:
 
 
 async def started(store: Store, seq: int) -> EventStream:
-    journal = EventStream(store, seq, lambda _: None, store.crash_log)
+    stream = EventStream(store, seq, lambda _: None, store.crash_log)
     await store.write(lambda connection: insert_run(connection, record(seq)))
-    journal.append("status", {"status": "running"})
-    return journal
+    stream.append("status", {"status": "running"})
+    return stream
 
 
 def kinds(events: list[Event]) -> list[str]:
@@ -89,10 +89,10 @@ def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
     messages = [bytes([n % 256]) * (n * 37 % 900) for n in range(700)]
 
     async def scenario(store: Store) -> None:
-        journal, other = await started(store, 1), await started(store, 2)
-        reader = journal.open(0)
+        stream, other = await started(store, 1), await started(store, 2)
+        reader = stream.open_reader(0)
         for number, message in enumerate(messages):  # more than stays in memory
-            journal.append("message", message)
+            stream.append("message", message)
             if number % 40 == 0:
                 other.append("log", {"level": 1, "text": "é"})
                 await asyncio.sleep(0.001)
@@ -113,23 +113,23 @@ def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
 
 def test_a_reader_gets_nothing_that_is_not_in_the_file(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        journal = await started(store, 1)
-        journal.append("message", b"at once")
-        batch = await journal.open(0).next()
+        stream = await started(store, 1)
+        stream.append("message", b"at once")
+        batch = await stream.open_reader(0).next()
         assert batch is not None
         assert kinds(batch) == ["status", "message"]
-        assert {1, 2} <= set(read_tail(tmp_path)[1])
+        assert {1, 2} <= set(read_crash_log(tmp_path)[1])
 
     with_store(tmp_path, scenario)
 
 
 def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        journal = await started(store, 1)
-        row = journal.seal([("status", {"status": "exited"})])
+        stream = await started(store, 1)
+        row = stream.seal([("status", {"status": "exited"})])
         await store.write(lambda connection: insert_events(connection, 1, row))
-        journal.stored()
-        journal.finish([("status", {"status": "exited"})])
+        stream.mark_stored()
+        stream.finish([("status", {"status": "exited"})])
         await store.write(lambda connection: connection.execute("DELETE FROM runs"))
 
     with_store(tmp_path, scenario)
@@ -139,9 +139,9 @@ def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
 
 def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        journal = await started(store, 1)
+        stream = await started(store, 1)
         for number in range(10):
-            journal.append("message", bytes([number]) * 50)
+            stream.append("message", bytes([number]) * 50)
             store.crash_log.flush()
 
     with_store(tmp_path, scenario)
@@ -149,19 +149,19 @@ def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> N
     whole = (tmp_path / name).read_bytes()
     for cut in range(0, len(whole), 7):
         (tmp_path / name).write_bytes(whole[:cut])
-        found = read_tail(tmp_path).get(1, {})
+        found = read_crash_log(tmp_path).get(1, {})
         assert sorted(found) == list(range(1, 1 + len(found)))
         assert all(found[n + 2][1] == bytes([n]) * 50 for n in range(len(found) - 1))
     spoiled = bytearray(whole)
     spoiled[len(whole) // 2] ^= 1
     (tmp_path / name).write_bytes(spoiled)
-    assert 2 < len(read_tail(tmp_path)[1]) < 11
+    assert 2 < len(read_crash_log(tmp_path)[1]) < 11
 
 
 def test_old_files_go_when_all_of_them_is_in_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tails, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(crash_log_module, "SEGMENT_BYTES", 20_000)
     numbers: list[int] = []
 
     async def scenario(store: Store) -> None:
@@ -189,16 +189,16 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     real = os.write
 
     async def scenario(store: Store) -> None:
-        journal = await started(store, 1)
+        stream = await started(store, 1)
         store.crash_log.flush()
         monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: len(data) // 2]))
-        journal.append("message", b"half of it")
+        stream.append("message", b"half of it")
         store.crash_log.flush()
         monkeypatch.setattr(os, "write", real)
         assert store.crash_log.unwritten == 1
-        journal.append("message", b"again")
+        stream.append("message", b"again")
         store.crash_log.flush()
-        assert sorted(read_tail(tmp_path)[1]) == [1, 3]
+        assert sorted(read_crash_log(tmp_path)[1]) == [1, 3]
 
     with_store(tmp_path, scenario)
     # What is behind a gap cannot be told: ids go on without one.

@@ -205,12 +205,12 @@ def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
         await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
         # As soon as it has begun to send, and long before it is done.
         run = await client.start("long")
-        journal = house.gateway.services.runs.runs_of("default")[0].journal
+        journal = house.gateway.services.runs.runs_of("default")[0].events
         async with asyncio.timeout(20):
             while not journal.sent:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         filler = fill(disk, leave=RESERVE // 4)  # it would fit, but for the reserve
-        house.gateway.services.store.disk.look()
+        house.gateway.services.store.disk.measure()
         await wait_until_it_waits(journal)
         assert journal.sent < MEDIUM_TALK_SENDS * 65_536 // 2
         assert free_bytes(disk) > RESERVE // 4 - MIB
@@ -287,7 +287,7 @@ def test_programs_of_an_earlier_start_count(tmp_path: Path) -> None:
 
 def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None:
     budget = DiskBudget(disk, RESERVE)
-    room = budget.room
+    room = budget.available
     assert 0 < room <= free_bytes(disk) - RESERVE // 2
     with (disk / "file").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, room // 2 - MIB)
@@ -308,7 +308,7 @@ def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
             for held in range(0, 64 * MIB, 4 * MIB):
                 tenant = f"{filled} {held}"
                 budget.charge(tenant, held)
-                budget.look()
+                budget.measure()
                 for size in (1, 3 * MIB):
                     allowed = space.allows(held, size)
                     assert allowed is not budget.is_over(tenant, size), (filled, held, size)
@@ -325,7 +325,7 @@ def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(disk: Pa
             await upload_long_talk(house, client, LONG_TALK_SENDS)
             await acme.upload(TALK, "talk")
             run = await client.start("long")
-            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].journal)
+            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].events)
             assert free_bytes(disk) > RESERVE
             assert (await acme.run("talk", "9"))["status"] == "exited"
             assert await refusal(client.start("long")) == (429, "over-quota")
@@ -387,7 +387,7 @@ def test_the_databases_file_shrinks_after_deletions(tmp_path: Path) -> None:
             await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
         full = _size(tmp_path)
         await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
-        await store.tidy()
+        await store.shrink()
         await store.close()
         assert full > 40 * MIB
         assert _size(tmp_path) < 10 * MIB
@@ -405,7 +405,7 @@ def test_a_file_of_an_earlier_version_shrinks_too(tmp_path: Path) -> None:
     async def play() -> None:
         store = Store(path)
         await store.write(lambda c: c.execute("DROP TABLE old").rowcount)
-        await store.tidy()
+        await store.shrink()
         await store.close()
 
     asyncio.run(play())

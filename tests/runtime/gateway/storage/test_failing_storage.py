@@ -410,10 +410,10 @@ def test_a_program_that_spawns_while_the_database_is_broken_is_told(tmp_path: Pa
     in_house(tmp_path, scenario)
 
 
-def test_a_tail_whose_journals_cannot_be_stored_is_renewed_later(
+def test_crash_log_whose_streams_cannot_store_is_rotated_later(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_log, "_SETTLE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(crash_log, "_STORE_SECONDS_MAX", 0.2)
 
     async def scenario(store: Store) -> None:
         journal = EventStream(store, 1, lambda _: None, store.crash_log)
@@ -421,12 +421,12 @@ def test_a_tail_whose_journals_cannot_be_stored_is_renewed_later(
         store.crash_log.flush()
         disk.fail()
         journal.append("message", b"y")
-        renewing = asyncio.create_task(store.crash_log.renew())
+        renewing = asyncio.create_task(store.crash_log.rotate())
         with pytest.raises((StorageError, OSError)):
             await asyncio.wait_for(renewing, SECONDS)
         disk.heal()
         await asyncio.sleep(1.1)  # the journal tries again
-        await asyncio.wait_for(store.crash_log.renew(), SECONDS)
+        await asyncio.wait_for(store.crash_log.rotate(), SECONDS)
         journal.finish([])
 
     with_store(disk.folder, "", scenario)
@@ -468,7 +468,7 @@ def test_a_store_says_what_is_wrong_with_its_disk_and_goes_on_afterwards(disk: D
             with pytest.raises(StorageError) as failed:
                 await store.write(insert("a"))
             assert isinstance(failed.value, FullError) == isinstance(disk, FullDisk)
-        insisting = asyncio.create_task(store.insist(insert("b"), None, heard.append))
+        insisting = asyncio.create_task(store.write_until_stored(insert("b"), None, heard.append))
         await wait_until(lambda: len(heard) > 1)
         disk.heal()
         assert await asyncio.wait_for(insisting, SECONDS) == 1

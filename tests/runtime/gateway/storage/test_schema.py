@@ -174,7 +174,7 @@ def test_the_shipped_migrations_are_the_schema() -> None:
     [
         (["0001_a.sql", "0003_b.sql"], "without gaps"),
         (["0001_a.sql", "0001_b.sql"], "without gaps"),
-        (["0001_a.sql", "2_b.sql"], "2_b.sql is not called like a migration"),
+        (["0001_a.sql", "2_b.sql"], "2_b.sql is not named like a migration"),
     ],
 )
 def test_a_folder_with_wrong_numbers_is_refused(

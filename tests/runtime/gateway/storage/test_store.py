@@ -161,7 +161,7 @@ def test_an_empty_file_is_said_to_be_one(tmp_path: Path, caplog: pytest.LogCaptu
         assert not caplog.records
         (tmp_path / "empty").touch()
         await Store(tmp_path / "empty").close()
-        assert "empty is empty: a new database begins in it" in caplog.text
+        assert "empty is empty: it becomes a new database" in caplog.text
 
     with caplog.at_level("WARNING"):
         asyncio.run(scenario())
@@ -170,9 +170,9 @@ def test_an_empty_file_is_said_to_be_one(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         for url, words in (
-            ("mysql://host/db", "begins with postgresql://"),
+            ("mysql://host/db", "must begin with postgresql://"),
             (f"postgresql:///db?host={tmp_path}&password=hush", "cannot be reached"),
-            ("postgresql://me:hush%zz@host/db", "none that PostgreSQL understands"),
+            ("postgresql://me:hush%zz@host/db", "not a valid PostgreSQL URL"),
         ):
             with pytest.raises(StoreError, match=words) as error:
                 Store(tmp_path / "db", url)

@@ -8,10 +8,10 @@ from symphony_runtime.gateway.tenancy import audit as audit_module
 from symphony_runtime.gateway.tenancy.audit import (
     ADMIN,
     DENIED,
-    Asked,
     Audit,
+    AuditedRequest,
+    AuditQuery,
     Bounds,
-    Wanted,
     prune_audit,
 )
 from symphony_runtime.gateway.tenancy.authentication import Role, new_key
@@ -22,8 +22,10 @@ from tests.support.gateway.stores import with_store
 NOW = 1_795_262_400_000
 
 
-def denied(address: str = "10.0.0.1", action: str = "listRuns", status: int = 401) -> Asked:
-    return Asked(None, address, action, "/v1/runs", status)
+def denied(
+    address: str = "10.0.0.1", action: str = "listRuns", status: int = 401
+) -> AuditedRequest:
+    return AuditedRequest(None, address, action, "/v1/runs", status)
 
 
 def test_what_operators_do_is_noted_with_their_key_and_newest_first(
@@ -33,8 +35,10 @@ def test_what_operators_do_is_noted_with_their_key_and_newest_first(
         audit = Audit(store, lambda: NOW)
         text, key = new_key(None, Role.ADMIN, "mine", None)
         for number in range(3):
-            audit.done(Asked(key, "::1", "createTenant", "/v1/admin/tenants", 201, f"t{number}"))
-        notes = await audit.page(Wanted(), 10)
+            audit.record_change(
+                AuditedRequest(key, "::1", "createTenant", "/v1/admin/tenants", 201, f"t{number}")
+            )
+        notes = await audit.page(AuditQuery(), 10)
         assert [note["detail"] for note in notes] == ["t2", "t1", "t0"]
         assert {(n["kind"], n["key"], n["status"], n["times"]) for n in notes} == {
             (ADMIN, key.id, 201, 1)
@@ -42,7 +46,7 @@ def test_what_operators_do_is_noted_with_their_key_and_newest_first(
         assert text not in repr(notes)
         assert text.split("_", 2)[2] not in repr(notes)
         behind = notes[0]["at_ms"], notes[0]["id"]
-        assert await audit.page(Wanted(before=behind), 10) == notes[1:]
+        assert await audit.page(AuditQuery(before=behind), 10) == notes[1:]
 
     with_store(tmp_path, store_url, scenario)
 
@@ -51,11 +55,11 @@ def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path, store_url: 
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         for _ in range(1_000):
-            audit.denied(denied())
-        audit.denied(denied(status=403))
-        audit.denied(denied(action="getRun"))
+            audit.record_refusal(denied())
+        audit.record_refusal(denied(status=403))
+        audit.record_refusal(denied(action="getRun"))
         before = store.statistics()["writes"]
-        notes = await audit.page(Wanted(kind=DENIED), 10)
+        notes = await audit.page(AuditQuery(kind=DENIED), 10)
         assert store.statistics()["writes"] - before == 1
         assert sorted((n["action"], n["status"], n["times"]) for n in notes) == [
             ("getRun", 401, 1), ("listRuns", 401, 1_000), ("listRuns", 403, 1)
@@ -70,8 +74,8 @@ def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         for number in range(5_000):
-            audit.denied(denied(f"10.0.{number >> 8}.{number & 255}"))
-        notes = await audit.page(Wanted(), 10_000)
+            audit.record_refusal(denied(f"10.0.{number >> 8}.{number & 255}"))
+        notes = await audit.page(AuditQuery(), 10_000)
         assert len(notes) < 300
         assert sum(note["times"] for note in notes) == 5_000
 
@@ -86,15 +90,15 @@ def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
         audit = Audit(store, lambda: now)
         for number in range(6):
             now = NOW + number
-            audit.done(Asked(None, "", "a", "", 200, str(number)))
-            audit.denied(denied(str(number)))
+            audit.record_change(AuditedRequest(None, "", "a", "", 200, str(number)))
+            audit.record_refusal(denied(str(number)))
             await audit.flush()
         few = Bounds(admin=5, strangers=2)
         await store.write(lambda c: prune_audit(c, few, NOW))
-        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == list("54321")
-        assert [n["address"] for n in await audit.page(Wanted(DENIED), 10)] == ["5", "4"]
+        assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == list("54321")
+        assert [n["address"] for n in await audit.page(AuditQuery(DENIED), 10)] == ["5", "4"]
         await store.write(lambda c: prune_audit(c, few, NOW + 4))
-        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == ["5", "4"]
+        assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == ["5", "4"]
 
     with_store(tmp_path, store_url, scenario)
 
@@ -105,15 +109,15 @@ def test_who_floods_the_log_pushes_out_nothing_of_others(tmp_path: Path, store_u
         audit = Audit(store, lambda: now)
         _, quiet = new_key("quiet", Role.TENANT, "", None)
         _, loud = new_key("loud", Role.TENANT, "", None)
-        audit.denied(Asked(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
+        audit.record_refusal(AuditedRequest(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
         for lot in range(4):
             now = NOW + lot
             for number in range(300):
-                audit.denied(denied(f"10.0.{lot}.{number}"))
-                audit.denied(Asked(loud, "::1", f"route{number}", "/v1/runs", 403))
+                audit.record_refusal(denied(f"10.0.{lot}.{number}"))
+                audit.record_refusal(AuditedRequest(loud, "::1", f"route{number}", "/v1/runs", 403))
             await audit.flush()
         # Each source has its rows of the hour, and one for all that was more.
-        notes = await audit.page(Wanted(), 10_000)
+        notes = await audit.page(AuditQuery(), 10_000)
         by_tenant = {t: [n for n in notes if n["tenant"] == t] for t in (None, "quiet", "loud")}
         assert {t: len(each) for t, each in by_tenant.items()} == {
             None: 121, "quiet": 1, "loud": 121
@@ -123,7 +127,7 @@ def test_who_floods_the_log_pushes_out_nothing_of_others(tmp_path: Path, store_u
         # And what is kept in the end is each one's, too.
         few = Bounds(known=1_000, tenant=5, strangers=7)
         await store.write(lambda c: prune_audit(c, few, NOW - 3_600_000))
-        notes = await audit.page(Wanted(DENIED), 10_000)
+        notes = await audit.page(AuditQuery(DENIED), 10_000)
         assert len([n for n in notes if n["tenant"] is None]) == 7
         assert len([n for n in notes if n["tenant"] == "loud"]) == 5
         assert [n["key"] for n in notes if n["tenant"] == "quiet"] == [quiet.id]
@@ -137,15 +141,15 @@ def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> No
         await store.write(lambda c: c.execute("ALTER TABLE audit RENAME TO away") and None)
         for lot in range(3):
             for number in range(300):
-                audit.denied(denied(f"10.{lot}.0.{number}"))
+                audit.record_refusal(denied(f"10.{lot}.0.{number}"))
             with pytest.raises(store.errors):
                 await audit.flush()
-        held = audit.take()
+        held = audit.take_batch()
         assert held is not None
         assert len(held.rows) == 257
-        audit.take_back(held)
+        audit.restore_batch(held)
         await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO audit") and None)
-        notes = await audit.page(Wanted(), 10_000)
+        notes = await audit.page(AuditQuery(), 10_000)
         assert sum(note["times"] for note in notes) == 900
 
     with_store(tmp_path, "", scenario)
@@ -155,9 +159,11 @@ def test_notes_can_be_chosen_by_tenant(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         _, key = new_key("acme", Role.READ_ONLY, "", None)
-        audit.denied(Asked(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000))
-        audit.denied(denied())
-        (note,) = await audit.page(Wanted(tenant="acme"), 10)
+        audit.record_refusal(
+            AuditedRequest(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000)
+        )
+        audit.record_refusal(denied())
+        (note,) = await audit.page(AuditQuery(tenant="acme"), 10)
         assert (note["key"], note["tenant"], note["address"]) == (key.id, "acme", "::1")
         assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
 
@@ -174,22 +180,22 @@ def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_co
         audit = Audit(store, lambda: NOW)
         disk.fail()
         for number in range(5):
-            audit.done(Asked(None, "", "createKey", "", 507, str(number)))
-        audit.denied(denied())
+            audit.record_change(AuditedRequest(None, "", "createKey", "", 507, str(number)))
+        audit.record_refusal(denied())
         for _ in range(3):
             with pytest.raises(store.errors):
-                await audit.page(Wanted(), 10)
+                await audit.page(AuditQuery(), 10)
         assert audit.lost == 2
         disk.heal()
-        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == list("210")
-        assert [n["times"] for n in await audit.page(Wanted(DENIED), 10)] == [1]
+        assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == list("210")
+        assert [n["times"] for n in await audit.page(AuditQuery(DENIED), 10)] == [1]
         await audit.flush()
-        assert [n["times"] for n in await audit.page(Wanted(), 10)] == [1] * 4
+        assert [n["times"] for n in await audit.page(AuditQuery(), 10)] == [1] * 4
 
     with full_disk(tmp_path / "disk") as disk:
         with_store(disk.folder, "", scenario)
     words = [record.getMessage() for record in caplog.records]
-    assert sum("the next ones are lost" in each for each in words) == 1
+    assert sum("further ones are lost" in each for each in words) == 1
     assert sum("the audit log cannot be written yet" in each for each in words) == 1
     assert not [each for each in words if "never retrieved" in each]
 
@@ -197,13 +203,13 @@ def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_co
 def test_a_note_is_written_without_a_reader_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_module, "_LOT_SECONDS", 0.02)
+    monkeypatch.setattr(audit_module, "_BATCH_SECONDS", 0.02)
 
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         writing = asyncio.create_task(audit.run())
         disk.fail()
-        audit.done(Asked(None, "", "deleteTenant", "", 204))
+        audit.record_change(AuditedRequest(None, "", "deleteTenant", "", 204))
         await asyncio.sleep(0.2)
         disk.heal()
         sql = "SELECT COUNT(*) FROM audit"

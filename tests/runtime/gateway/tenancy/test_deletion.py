@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.compiler.compiler import USUAL, CompileBounds, Compiled, Compiler
-from symphony_runtime.gateway.cluster.members import depart
+from symphony_runtime.gateway.cluster.members import note_departure
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.storage import changes
@@ -323,7 +323,7 @@ def test_what_was_to_be_forgotten_when_a_gateway_died_is_forgotten_when_it_is_ba
             # It died when the tenant was gone, and what it had was not.
             store = house.gateway.services.store
             await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
-            await store.write(lambda c: depart(c, "acme", 0))
+            await store.write(lambda c: note_departure(c, "acme", 0))
 
     async def after() -> None:
         async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
@@ -348,7 +348,7 @@ def test_a_tenant_is_forgotten_at_every_gateway_before_its_name_is_free(
     tmp_path: Path, postgres: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(deletion, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(deletion, "_RETRY_SECONDS", 0.05)
 
     async def scenario() -> None:
         url = postgres.new_url()

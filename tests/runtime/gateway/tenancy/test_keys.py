@@ -37,14 +37,14 @@ def status_of(problem: pytest.ExceptionInfo[Problem]) -> tuple[int, str]:
 def test_a_key_is_refused_as_soon_as_it_is_revoked(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, _ = await operators(store)
-        text, key = await ring.create("acme", Role.TENANT, "for the site", None)
+        text, key = await ring.create_key("acme", Role.TENANT, "for the site", None)
         assert keys.admit(f"Bearer {text}").tenant == "acme"
         assert {k.name for k in await store.read(read_keys)} == {"first", "for the site"}
         for tenant in (None, "other"):
             with pytest.raises(Problem) as problem:
-                await ring.revoke(tenant, key.id)
+                await ring.revoke_key(tenant, key.id)
             assert status_of(problem) == (404, "not-found")
-        await ring.revoke("acme", key.id)
+        await ring.revoke_key("acme", key.id)
         with pytest.raises(Problem) as problem:
             keys.admit(f"Bearer {text}")
         assert problem.value.status == 401
@@ -59,17 +59,17 @@ def test_a_rotated_key_lives_for_its_grace(tmp_path: Path, store_url: str) -> No
         _, admin = new_key(None, Role.ADMIN, "first", None)
         keys = Authentication([admin], clock=lambda: now)
         ring = KeyRing(store, keys, Connections())
-        old, key = await ring.create("acme", Role.READ_ONLY, "eyes", None)
-        new, made = await ring.rotate("acme", key.id, 60_000)
+        old, key = await ring.create_key("acme", Role.READ_ONLY, "eyes", None)
+        new, made = await ring.rotate_key("acme", key.id, 60_000)
         assert (made.role, made.name, made.tenant) == (Role.READ_ONLY, "eyes", "acme")
         now = (key.created_ms + 1) / 1000
         assert [keys.admit(f"Bearer {text}").tenant for text in (old, new)] == ["acme", "acme"]
         now = (made.created_ms + 60_000) / 1000
-        assert keys.find(f"Bearer {old}") is None
-        assert keys.find(f"Bearer {new}") is made
-        newest, _ = await ring.rotate("acme", made.id, 0)
-        assert keys.find(f"Bearer {new}") is None
-        assert keys.find(f"Bearer {newest}") is not None
+        assert keys.find_key(f"Bearer {old}") is None
+        assert keys.find_key(f"Bearer {new}") is made
+        newest, _ = await ring.rotate_key("acme", made.id, 0)
+        assert keys.find_key(f"Bearer {new}") is None
+        assert keys.find_key(f"Bearer {newest}") is not None
 
     with_store(tmp_path, store_url, scenario)
 
@@ -77,10 +77,10 @@ def test_a_rotated_key_lives_for_its_grace(tmp_path: Path, store_url: str) -> No
 def test_a_key_whose_time_is_over_goes(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, _ = await operators(store)
-        _, key = await ring.create("acme", Role.TENANT, "", 1)
+        _, key = await ring.create_key("acme", Role.TENANT, "", 1)
         running = asyncio.create_task(ring.run())
         async with asyncio.timeout(20):
-            while keys.of("acme"):  # noqa: ASYNC110 - what a look in the background does
+            while keys.keys_of("acme"):  # noqa: ASYNC110 - what a look in the background does
                 await asyncio.sleep(0.01)
         assert key not in await store.read(read_keys)
         running.cancel()
@@ -92,20 +92,20 @@ def test_a_key_whose_time_is_over_goes(tmp_path: Path, store_url: str) -> None:
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, admin = await operators(store)
-        await ring.create(None, Role.READ_ONLY, "eyes", None)
-        await ring.create(None, Role.ADMIN, "for a day", 1 << 50)
+        await ring.create_key(None, Role.READ_ONLY, "eyes", None)
+        await ring.create_key(None, Role.ADMIN, "for a day", 1 << 50)
         with pytest.raises(Problem) as problem:
-            await ring.revoke(None, admin.id)
+            await ring.revoke_key(None, admin.id)
         assert status_of(problem) == (409, "last-admin-key")
-        _, second = await ring.create(None, Role.ADMIN, "second", None)
+        _, second = await ring.create_key(None, Role.ADMIN, "second", None)
         # Two of the last two: one of them stays.
-        both = [ring.revoke(None, key) for key in (admin.id, second.id)]
+        both = [ring.revoke_key(None, key) for key in (admin.id, second.id)]
         ends: list[Any] = await asyncio.gather(*both, return_exceptions=True)
         assert sorted(isinstance(end, Problem) for end in ends) == [False, True]
-        (left,) = [k for k in keys.of(None) if k.role is Role.ADMIN and k.expires_ms is None]
+        (left,) = [k for k in keys.keys_of(None) if k.role is Role.ADMIN and k.expires_ms is None]
         # Rotating the last one is how it is changed.
-        text, _ = await ring.rotate(None, left.id, 0)
-        keys.check_admin(f"Bearer {text}")
+        text, _ = await ring.rotate_key(None, left.id, 0)
+        keys.admit(f"Bearer {text}", tenants=False, operators=True)
 
     with_store(tmp_path, store_url, scenario)
 
@@ -116,9 +116,9 @@ def test_the_last_key_in_the_database_stays_whatever_is_known_of_others(
     async def scenario(store: Store) -> None:
         ring, keys, admin = await operators(store)
         _, other = new_key(None, Role.ADMIN, "another gateway has revoked it", None)
-        keys.put(other)
+        keys.put_key(other)
         with pytest.raises(Problem) as problem:
-            await ring.revoke(None, admin.id)
+            await ring.revoke_key(None, admin.id)
         assert status_of(problem) == (409, "last-admin-key")
         assert await store.read(read_keys) == [admin]
 
@@ -131,18 +131,18 @@ def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
         many = [new_key("acme", Role.TENANT, "", None)[1] for _ in range(TENANT_KEYS_MAX)]
         ring = KeyRing(store, Authentication([admin, *many]), Connections())
         with pytest.raises(Problem) as problem:
-            await ring.create("acme", Role.TENANT, "", None)
+            await ring.create_key("acme", Role.TENANT, "", None)
         assert status_of(problem) == (409, "too-many-keys")
-        await ring.create("other", Role.TENANT, "", None)
+        await ring.create_key("other", Role.TENANT, "", None)
         # Nor by rotation, which is how a key is changed all the same: without a time of grace.
         for kept in many[:2]:
             await store.write(partial(insert_key, key=kept))
         with pytest.raises(Problem) as problem:
-            await ring.rotate("acme", many[0].id, 60_000)
+            await ring.rotate_key("acme", many[0].id, 60_000)
         assert status_of(problem) == (409, "too-many-keys")
-        await ring.rotate("acme", many[0].id, 0)
-        await ring.revoke("acme", many[1].id)
-        both = [ring.create("acme", Role.TENANT, "", None) for _ in range(2)]
+        await ring.rotate_key("acme", many[0].id, 0)
+        await ring.revoke_key("acme", many[1].id)
+        both = [ring.create_key("acme", Role.TENANT, "", None) for _ in range(2)]
         ends: list[Any] = await asyncio.gather(*both, return_exceptions=True)
         assert sorted(isinstance(end, Problem) for end in ends) == [False, True]
 

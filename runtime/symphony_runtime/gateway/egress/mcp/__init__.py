@@ -1,1 +1,1 @@
-"""Tools of MCP servers: `tools` of a tenant, each by its `server`, over HTTP or `stdio`."""
+"""MCP tools: `tools` of a tenant, each on its `server`, over HTTP or `stdio`."""

@@ -1,11 +1,11 @@
-"""One MCP server: the link to it, made again when it ends, its list of tools, and calls of them.
+"""One MCP server: its link, its list of tools, and its calls.
 
-    starting ── its tools are listed ──> there ── it ends, or cannot list ──> away ─┐
+    starting ── tools are listed ──> connected ── it ends, or cannot list ──> away ─┐
         ^                                                                           │
         └────────────── after a pause that doubles with each failure ───────────────┘
 
-A call waits while the server is starting. While it is away, and when it goes away during a call,
-the call fails with words; it is never made again.
+A call waits while the server is starting. While the server is away, and when it goes away during a
+call, the call fails with a message; it is never repeated.
 """
 
 import asyncio
@@ -43,22 +43,21 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.config.egress import ToolServerOptions
-from symphony_runtime.gateway.egress.mcp.bounded_client import BoundedTransport
 from symphony_runtime.gateway.egress.mcp.stdio import stdio_transport
 
 _log = logging.getLogger(__name__)
 _CLIENT = Implementation(name="symphony", version="1")
-_STEADY_SECONDS = 10.0  # after which a server's next failure counts as its first
-_RELIST_SECONDS = 1.0  # between two listings, at least
+_STEADY_SECONDS = 10.0  # connected for so long: the next failure counts as the first
+_RELIST_SECONDS = 1.0  # between two listings at least
 _CLOSE_SECONDS = 4 * TOOL_STOP_SECONDS_MAX
 _REASON_MAX = 500  # characters
-_PAGES_MAX = SERVER_TOOLS_MAX  # of one list
-_HELD_SECONDS = 1.0  # that a call which nobody waits for any more keeps its place
+_PAGES_MAX = SERVER_TOOLS_MAX  # of one listing
+_HELD_SECONDS = 1.0  # for which a cancelled call keeps its slot
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What a server tells of one of its tools; `schema` is its arguments' JSON schema."""
+    """A server's tool; `schema` is the JSON schema of its arguments."""
 
     name: str
     description: str
@@ -70,30 +69,27 @@ class ToolServer:
 
     def __init__(self, options: ToolServerOptions) -> None:
         self.options = options
-        self.tools: dict[str, Tool] = {}  # those it had when it was there last
+        self.tools: dict[str, Tool] = {}  # as of the last listing
         self.starts = 0
         self._session: ClientSession | None = None
         self._reason = "it has not been started"
-        self._settled = asyncio.Event()  # it is there, or away
+        self._started = asyncio.Event()  # it is connected or away, not starting
         self._stopping = asyncio.Event()
-        self._stirred = asyncio.Event()  # it ended, is to be listed again, or is to stop
+        self._wake = asyncio.Event()  # it ended, must be listed again, or must stop
         self._ended = False
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._running: asyncio.Task[None] | None = None
 
     @property
-    def there(self) -> bool:
-        """Whether calls reach it."""
+    def connected(self) -> bool:
         return self._session is not None
 
     def start(self) -> None:
-        """Begin to keep it there."""
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End it; calls under way fail."""
         self._stopping.set()
-        self._stirred.set()
+        self._wake.set()
         if self._running is None:
             return
         await asyncio.wait([self._running], timeout=_CLOSE_SECONDS)
@@ -101,17 +97,17 @@ class ToolServer:
         await asyncio.wait([self._running])
 
     async def list(self) -> dict[str, Tool]:
-        """Return its tools, once it has been asked for them or could not be."""
+        """Return its tools, once the start has succeeded or failed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOOL_START_SECONDS_MAX):
-                await self._settled.wait()
+                await self._started.wait()
         return self.tools
 
     # -- Calls ---------------------------------------------------------------------------------
     async def call(
         self, tenant: str, tool: str, arguments: dict[str, Any], timeout_ms: int | None
     ) -> CallToolResult | str:
-        """Return what a tool answers, or why it does not in words.
+        """Return a tool's answer, or in words why there is none.
 
         Raises:
             SyscallError: ENOENT, it has no such tool; ETIMEDOUT.
@@ -123,21 +119,21 @@ class ToolServer:
         try:
             async with asyncio.timeout(most_ms / 1000):
                 await slots.acquire()
-                return await self._call_in(slots, tool, arguments)
+                return await self._call_with_slot(slots, tool, arguments)
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
 
-    async def _call_in(
+    async def _call_with_slot(
         self, slots: asyncio.Semaphore, tool: str, arguments: dict[str, Any]
     ) -> CallToolResult | str:
-        """Make a call that has a place, and give the place back.
+        """Make a call that has a slot, and release the slot.
 
-        The server may work on for a while at what was cancelled, and does not say for how long:
-        its place is kept, or to call and cancel would be to call without limit.
+        The server may continue to work on a cancelled call, and does not say for how long. The slot
+        is kept for a time: otherwise calls and cancels would evade the limit.
         """
         sent, held = False, 0.0
         try:
-            await self._settled.wait()
+            await self._started.wait()
             sent = self._session is not None
             return await self._call(tool, arguments)
         except asyncio.CancelledError:
@@ -153,12 +149,12 @@ class ToolServer:
         if tool not in self.tools:
             raise SyscallError(Errno.ENOENT, f"{self.options.name} has no tool {tool!r}")
         try:
-            # Not `session.call_tool`: it runs the server's own regular expressions on the answer.
+            # Not `session.call_tool`: it runs the server's regular expressions on the answer.
             params = CallToolRequestParams(name=tool, arguments=arguments)
             return await session.send_request(CallToolRequest(params=params), CallToolResult)
         except (MCPError, ValidationError, RuntimeError) as error:
-            # An error of the protocol, not the tool's: perhaps the server is not there any more.
-            self._stirred.set()
+            # An error of the protocol, not of the tool: the server may be gone.
+            self._wake.set()
             gone = self._session is not session
             what = "went away during the call" if gone else f"failed: {_words(error)}"
             return f"the tool server {self.options.name} {what}"
@@ -169,15 +165,15 @@ class ToolServer:
         pause = TOOL_RESTART_SECONDS_MIN
         while not self._stopping.is_set():
             began = loop.time()
-            self._settled.clear()
+            self._started.clear()
             self._reason = "its link ended"
             try:
-                await self._stay()
-            except Exception as error:  # whatever a server or its library comes up with
+                await self._serve_link()
+            except Exception as error:  # a server or the library may raise anything
                 self._reason = _words(error)
             finally:
                 self._session = None
-                self._settled.set()
+                self._started.set()
             if self._stopping.is_set():
                 break
             if loop.time() - began > _STEADY_SECONDS:
@@ -188,19 +184,19 @@ class ToolServer:
                     await self._stopping.wait()
             pause = min(2 * pause, TOOL_RESTART_SECONDS_MAX)
 
-    async def _stay(self) -> None:
-        """Be linked to the server until it ends or this is stopped."""
+    async def _serve_link(self) -> None:
+        """Stay connected until the server ends or `stop` is called."""
         self._ended = False
-        self._stirred.clear()
+        self._wake.clear()
         self.starts += 1
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(TOOL_START_SECONDS_MAX):
                 client = await stack.enter_async_context(self._client())
                 self.tools = await _list_tools(client.session)
             self._session = client.session
-            self._settled.set()
+            self._started.set()
             names = ", ".join(self.tools)[:_REASON_MAX]
-            _log.info("tool server %s is there: %s", self.options.name, names)
+            _log.info("tool server %s is connected: %s", self.options.name, names)
             try:
                 await self._watch(client)
             finally:
@@ -208,8 +204,8 @@ class ToolServer:
 
     async def _watch(self, client: Client) -> None:
         while not self._stopping.is_set():
-            await self._stirred.wait()
-            self._stirred.clear()
+            await self._wake.wait()
+            self._wake.clear()
             if self._ended or self._stopping.is_set():
                 return
             async with asyncio.timeout(TOOL_START_SECONDS_MAX):
@@ -225,7 +221,7 @@ class ToolServer:
 
     @contextlib.asynccontextmanager
     async def _http(self) -> AsyncIterator[Any]:
-        # A call may take as long as the operator lets it; nothing of the environment counts.
+        # No read timeout: `call` has one. The environment's proxies are ignored.
         times = httpx2.Timeout(TOOL_START_SECONDS_MAX, read=None)
         async with (
             httpx2.AsyncClient(
@@ -243,49 +239,93 @@ class ToolServer:
     def _on_end(self, reason: str) -> None:
         self._reason, self._ended = reason, True
         self._session = None
-        self._stirred.set()
+        self._wake.set()
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._stirred.set()
+            self._wake.set()
 
 
 async def _list_tools(session: ClientSession) -> dict[str, Tool]:
-    """Ask a server for its tools, page by page, until they are all or too many or too large."""
+    """Return a server's tools, page by page, up to the bounds on number and size."""
     found: dict[str, ListedTool] = {}
-    cursor, to_read, room = None, TOOL_MESSAGE_BYTES_MAX, TOOLS_BYTES_MAX
+    cursor, to_read, budget = None, TOOL_MESSAGE_BYTES_MAX, TOOLS_BYTES_MAX
     for _ in range(_PAGES_MAX):
         request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
         page = await session.send_request(request, ListToolsResult)
         to_read -= len(page.model_dump_json())
         cursor = page.next_cursor
-        room = _take(page, found, room)
-        if cursor is None or not page.tools or to_read < 0 or room < 0:
+        budget = _add_tools(page, found, budget)
+        if cursor is None or not page.tools or to_read < 0 or budget < 0:
             break
-    # What the library keeps of a list, for the headers of calls: of the tools that were taken only.
+    # The library keeps this list for the headers of calls: give it only the accepted tools.
     listed = ListToolsResult(tools=list(found.values()))
     kept = session._absorb_tool_listing(listed, complete=True).tools  # noqa: SLF001 - as `Client`
     return {tool.name: Tool(tool.name, tool.description or "", tool.input_schema) for tool in kept}
 
 
-def _take(page: ListToolsResult, found: dict[str, ListedTool], room: int) -> int:
-    """Add a page's tools to those `found`; return the bytes left, -1 when it is full."""
+def _add_tools(page: ListToolsResult, found: dict[str, ListedTool], budget: int) -> int:
+    """Add a page's tools to `found`; return the bytes left, -1 when it is full."""
     for tool in page.tools:
         if len(tool.name.encode()) > TOOL_NAME_BYTES_MAX or not tool.name.isprintable():
             continue
-        tool.output_schema = None  # nobody checks answers
-        room -= len(tool.model_dump_json())
-        if room < 0 or len(found) >= SERVER_TOOLS_MAX:
+        tool.output_schema = None  # answers are not checked
+        budget -= len(tool.model_dump_json())
+        if budget < 0 or len(found) >= SERVER_TOOLS_MAX:
             return -1
         found[tool.name] = tool
-    return room
+    return budget
 
 
 def _words(error: BaseException) -> str:
-    """Return what went wrong, of groups what went wrong first."""
+    """Return an error's message; of a group, the first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return "it took too long"
     words = (str(error) or type(error).__name__)[:_REASON_MAX]
     return "".join(c if c.isprintable() else " " for c in words)
+
+
+class TooLargeError(httpx2.TransportError):
+    """An answer is larger than allowed."""
+
+
+class BoundedTransport(httpx2.AsyncHTTPTransport):
+    """The HTTP transport for MCP, with a bound on answers; event streams have none.
+
+    The library would keep an answer of any size in memory.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(trust_env=False, limits=httpx2.Limits(max_connections=None))
+        self._bytes_max = bytes_max
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Make a request; refuse a compressed answer, whose size has no bound."""
+        request.headers["accept-encoding"] = "identity"
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise TooLargeError("its answer is compressed, which the request does not allow")
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith("text/event-stream"):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, self._bytes_max)
+        return response
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, bytes_max: int) -> None:
+        self._stream = stream
+        self._left = bytes_max
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            self._left -= len(chunk)
+            if self._left < 0:
+                raise TooLargeError("its answer is too large")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

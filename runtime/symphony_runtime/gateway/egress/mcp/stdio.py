@@ -1,7 +1,7 @@
-"""The stdio transport of MCP: a server as a process of the gateway's, a JSON message a line.
+"""The stdio transport of MCP: a child process, one JSON message per line.
 
-The library's own keeps a line of any length in memory; here a message has a bound, the process is
-ended with all that it started, and whoever holds the transport hears at once when it ends.
+The library's own transport keeps a line of any length in memory. Here a message has a bound, the
+process is killed with all its children, and its end is reported at once.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[Sess
 async def stdio_transport(
     options: ToolServerOptions, on_end: Callable[[str], None]
 ) -> AsyncIterator[Streams]:
-    """Start a server; `on_end` hears, in words, when it says nothing more. Leaving ends it.
+    """Start a server; `on_end` gets the reason for its end. The exit stops it.
 
     Raises:
         OSError: it cannot be started.
@@ -71,7 +71,7 @@ async def _read(
             why = f"it sent a message of more than {TOOL_MESSAGE_BYTES_MAX} bytes"
         except (anyio.BrokenResourceError, ConnectionError):
             why = "its session ended"
-        on_end(why)  # before those who wait for an answer hear of it
+        on_end(why)  # before calls in progress fail
 
 
 def _parse(line: bytes) -> Incoming:
@@ -92,11 +92,11 @@ async def _write(
             try:
                 await process.stdin.drain()
             except ConnectionError:
-                return  # its end is told by its output
+                return  # `_read` reports the end
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End its input, wait, then end it and all that it started."""
+    """Close its input, wait, then kill it and all its children."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -105,7 +105,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
                 break
         _signal(process, number)
-    _signal(process, signal.SIGKILL)  # what it started, and left behind
+    _signal(process, signal.SIGKILL)  # its children, if any are left
     await process.wait()
 
 

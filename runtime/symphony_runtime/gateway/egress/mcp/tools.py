@@ -1,15 +1,24 @@
-"""The tools of a tenant: those of all servers that the operator lets it use."""
+"""The tools of a tenant: those of all servers that the operator allows it."""
 
 import asyncio
+import json
 from typing import Any
 
 import msgpack
+from mcp_types import (
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
 
 from symphony_runtime.abi.egress_requests import ToolRequest
 from symphony_runtime.config.egress import ToolServerOptions
-from symphony_runtime.gateway.egress.mcp.results import content_of
 from symphony_runtime.gateway.egress.mcp.server import Tool, ToolServer
 from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
@@ -17,36 +26,35 @@ _HEADER_BYTES = 5  # of a msgpack list
 
 
 class McpTools:
-    """All tool servers, kept there from `start` to `stop`."""
+    """All tool servers, connected from `start` to `stop`."""
 
-    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: EgressMetrics) -> None:
-        self._figures = figures
+    def __init__(self, servers: tuple[ToolServerOptions, ...], metrics: EgressMetrics) -> None:
+        self._metrics = metrics
         self._servers = {options.name: ToolServer(options) for options in servers}
 
     def start(self) -> None:
-        """Start all servers; nobody waits until they are there."""
+        """Start all servers, without waiting for their connections."""
         for server in self._servers.values():
             server.start()
 
     async def stop(self) -> None:
-        """End all servers."""
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
     async def list(self, tenant: str) -> bytes:
-        """Return msgpack [{name, description, schema}] of what a tenant may call, by server.
+        """Return msgpack [{name, description, schema}] of a tenant's tools, by server.
 
         As many as fit into TOOLS_BYTES_MAX.
         """
         servers = [s for s in self._servers.values() if s.options.serves(tenant)]
         found = await asyncio.gather(*(server.list() for server in servers))
         items: list[bytes] = []
-        room = TOOLS_BYTES_MAX - _HEADER_BYTES
+        budget = TOOLS_BYTES_MAX - _HEADER_BYTES
         for server, tools in zip(servers, found, strict=True):
             for tool in tools.values():
                 item = _listed(server, tool)
-                if len(item) > room:
-                    break  # others may have small ones
-                room -= len(item)
+                if len(item) > budget:
+                    break  # other servers may have small ones
+                budget -= len(item)
                 items += [item] if item else []
         header: bytes = msgpack.Packer().pack_array_header(len(items))
         return header + b"".join(items)
@@ -64,19 +72,18 @@ class McpTools:
         answer = await server.call(tenant, tool, request.arguments, request.timeout_ms)
         ok = not (isinstance(answer, str) or answer.is_error)
         packed = _packed(ok, answer if isinstance(answer, str) else content_of(answer))
-        self._figures.tool_errors += not ok
+        self._metrics.tool_errors += not ok
         return packed
 
     def statistics(self) -> dict[str, Any]:
-        """Return of each server whether it is there, how often it was started, its tools."""
         return {
-            name: {"there": server.there, "starts": server.starts, "tools": len(server.tools)}
+            name: {"there": server.connected, "starts": server.starts, "tools": len(server.tools)}
             for name, server in self._servers.items()
         }
 
 
 def _listed(server: ToolServer, tool: Tool) -> bytes:
-    """Return a tool as the list has it; nothing, if msgpack cannot say its schema's numbers."""
+    """Return a tool's list item; b"" if msgpack cannot encode numbers of its schema."""
     name = f"{server.options.name}.{tool.name}"
     item = {"name": name, "description": tool.description, "schema": tool.schema}
     try:
@@ -92,3 +99,35 @@ def _packed(ok: bool, content: str) -> bytes:
         detail = f"the tool's answer has more than {TOOL_RESULT_BYTES_MAX} bytes"
         raise SyscallError(Errno.EFBIG, detail)
     return result
+
+
+Block = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+
+
+def content_of(result: CallToolResult) -> str:
+    """Return a result's blocks, one per line; other than text, in brackets.
+
+    A result with only structured content becomes its JSON.
+    """
+    if not result.content and result.structured_content is not None:
+        return _json(result.structured_content)
+    return "\n".join(map(_text, result.content))
+
+
+def _json(value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return "[numbers that JSON cannot say]"  # a server may send infinity or NaN
+
+
+def _text(block: Block) -> str:
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, ImageContent | AudioContent):
+        return f"[{block.mime_type}]"
+    if isinstance(block, ResourceLink):
+        return f"[{block.uri}]"
+    if isinstance(block.resource, TextResourceContents):
+        return block.resource.text
+    return f"[{block.resource.uri}]"

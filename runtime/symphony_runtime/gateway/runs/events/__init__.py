@@ -1,6 +1,5 @@
-"""Events of a run, in order, with ids that resume.
+"""Events of a run, in order, with ids from which a reader can resume.
 
-stream    what a run sends: to the crash log, to readers, to the database
-reader    reads stored events in small parts
-unsaved   the stream of a run that is not kept
+stream   `EventStream`: memory, crash log and database of one live run; `EphemeralStream`
+reader   `Cursor` and `StoredEventCache`: stored events, read in small parts
 """

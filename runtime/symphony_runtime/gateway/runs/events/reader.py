@@ -1,11 +1,11 @@
-"""Events of runs, read in small parts: a reader that does not read holds its place, and no more.
+"""Events of runs, read in small parts: an idle reader holds no events.
 
-    Event     one thing that a run's readers are told; a large message comes in several parts
-    Cursor    a place in a run's events, behind what was given; it gives the next PART_BYTES
-    Replays   rows of stored events: one copy for all readers of a tenant, bounded for each tenant
+    Event              one event for readers; a large message comes in several parts
+    Cursor             a place in a run's events; it returns the next PART_BYTES
+    StoredEventCache   rows of stored events: one copy for all readers of a tenant, bounded
 
-Parts of one tenant are made one after the other, at most one in a pass of the event loop where they
-are large: a thousand readers of one tenant are as much to the others as one.
+Parts of one tenant are made one after the other. Of large parts, each tenant makes at most one in
+a pass of the event loop: a thousand readers of one tenant cost the others as much as one.
 """
 
 import asyncio
@@ -21,18 +21,17 @@ from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.storage.database import Connection
 
 T = TypeVar("T")
-PART_BYTES = 3 * 2_048  # of events that a reader gets at once; base64 has no padding within
-LOG_CHARACTERS = PART_BYTES // 6  # of one log event: JSON may show each six times as long
-_EVENT_BYTES = 64  # what an event costs besides its data
-_ROWS_KEPT = 32  # of a tenant's, in memory
+PART_BYTES = 3 * 2_048  # that a reader gets at once; a multiple of 3: base64 has no padding within
+LOG_CHARACTERS = PART_BYTES // 6  # of one log event: JSON may need six bytes for each
+_EVENT_BYTES = 64  # overhead of an event
+_ROWS_KEPT = 32  # in memory, of one tenant
 
 
 @dataclass(slots=True)
 class Event:
-    """One thing that a run's readers are told, or a part of it: `begins` and `ends` say which.
+    """One event, or a part of it: `begins` and `ends` say which part.
 
-    `data` is the bytes of a message, else a map that JSON can hold. `total`: message bytes up to
-    the end of it.
+    `data` is the bytes of a message, else a map for JSON. `total`: message bytes up to its end.
     """
 
     id: int
@@ -45,14 +44,14 @@ class Event:
 
     @property
     def size(self) -> int:
-        """About the bytes it holds."""
+        """Approximate bytes of the event."""
         if isinstance(self.data, bytes):
             return _EVENT_BYTES + len(self.data)
         return _EVENT_BYTES + 128 + len(self.data.get("text", ""))
 
     @property
     def is_text(self) -> bool:
-        """Whether the message is UTF-8, all of it; a part says so of its message."""
+        """Whether the whole message is UTF-8; a part repeats it for its message."""
         if self._text is None:
             try:
                 self.data.decode()
@@ -62,7 +61,7 @@ class Event:
         return self._text
 
     def part(self, start: int) -> "Event":
-        """Return the part of a message that begins at a byte; text is cut between characters."""
+        """Return the part of a message from byte `start`; text is cut between characters."""
         stop = min(start + PART_BYTES, len(self.data))
         if stop < len(self.data) and self.is_text:
             while self.data[stop] & 0xC0 == 0x80:
@@ -75,39 +74,39 @@ class Event:
 
 
 _NONE: OrderedDict[tuple[int, int], list[Event]] = OrderedDict()
-Fetch = Callable[[int], Awaitable[list[Event]]]  # events after an id, or []
+Fetch = Callable[[int], Awaitable[list[Event]]]  # returns events after an id, or []
 
 
 class Cursor:
-    """A place in a run's events."""
+    """A place in a run's events. Close it to release the rows it read."""
 
     def __init__(
         self,
-        stored_events: "StoredEvents",
+        stored_events: "StoredEventCache",
         tenant: str,
         fetch: Fetch,
         after: int,
         until: int | None = None,
     ) -> None:
-        """Begin after an event's id; give none past `until`. Close it: what it has read stays."""
+        """Start after an event's id; stop at `until`."""
         self._stored_events = stored_events
         self._tenant = tenant
         self._fetch = fetch
         self._after = after
-        self._offset = 0  # bytes of the next event that were given
+        self._offset = 0  # bytes of the next event that were returned
         self._until = until
         self._open = True
-        stored_events.enter(tenant)
+        stored_events.add_reader(tenant)
 
     async def next(self) -> list[Event]:
-        """Return the next events, about PART_BYTES of them, or one part of one; [] if none is."""
+        """Return the next events, about PART_BYTES, or one part of one; [] if none."""
         given = self._cut(await self._fetch(self._after))
         if sum(event.size for event in given) >= PART_BYTES:
             await self._stored_events.wait_turn(self._tenant)
         return given
 
     def _cut(self, events: list[Event]) -> list[Event]:
-        """Return the first of some events, and go on behind them."""
+        """Return the first of some events and move behind them."""
         size, given = 0, list[Event]()
         for event in events:
             if self._until is not None and event.id > self._until:
@@ -126,21 +125,23 @@ class Cursor:
         return given
 
     def close(self) -> None:
-        """Stop reading."""
         if self._open:
             self._open = False
-            self._stored_events.leave(self._tenant)
+            self._stored_events.remove_reader(self._tenant)
 
 
 class Reads(Protocol):
-    """What stored events are read from: the store."""
+    """The store's read side."""
 
     async def read(self, operation: Callable[[Connection], T]) -> T:
-        """Run an operation that only reads; it sees what has been committed."""
+        """Run an operation that only reads committed data."""
 
 
-class StoredEvents:
-    """Stored events that are read now. Belongs to the event loop."""
+class StoredEventCache:
+    """Copies of stored events while a tenant has open readers.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, store: Reads) -> None:
         self._store = store
@@ -151,15 +152,13 @@ class StoredEvents:
 
     @property
     def held(self) -> int:
-        """Bytes of the events in memory."""
         return self._bytes.total()
 
-    def enter(self, tenant: str) -> None:
-        """One more reads a tenant's runs."""
+    def add_reader(self, tenant: str) -> None:
         self._readers[tenant] += 1
 
-    def leave(self, tenant: str) -> None:
-        """One less; what the last one read is dropped."""
+    def remove_reader(self, tenant: str) -> None:
+        """Count one reader less; the last one of a tenant drops the tenant's rows."""
         self._readers[tenant] -= 1
         if not self._readers[tenant]:
             del self._readers[tenant]
@@ -167,14 +166,14 @@ class StoredEvents:
             self._bytes.pop(tenant, None)
 
     async def wait_turn(self, tenant: str) -> None:
-        """Wait until a tenant's large part may be made: one in a pass of the event loop."""
+        """Wait until the tenant may make a large part: one in a pass of the event loop."""
         async with self._tenant_locks.of(tenant):
             await asyncio.sleep(0)
 
-    async def after(self, tenant: str, run: int, after: int) -> list[Event]:
-        """Return stored events after an id, PART_BYTES at least if there are so many; [] if none.
+    async def events_after(self, tenant: str, run: int, after: int) -> list[Event]:
+        """Return stored events after an id: PART_BYTES or all there are.
 
-        Shared: read only.
+        The list is shared: do not change it.
         """
         row = self._find(tenant, run, after + 1)
         if row is None:
@@ -222,7 +221,6 @@ class StoredEvents:
 
 
 async def read_all(cursor: Cursor) -> AsyncGenerator[Event, None]:
-    """Yield the events that a cursor gives until there is none; close it."""
     try:
         while events := await cursor.next():
             for event in events:
@@ -232,7 +230,7 @@ async def read_all(cursor: Cursor) -> AsyncGenerator[Event, None]:
 
 
 def up_to_part(events: list[Event], start: int) -> list[Event]:
-    """Return events from a place in a list: PART_BYTES with the last whole, or what is left."""
+    """Return events from `start`: up to PART_BYTES, the last one whole."""
     size = 0
     for stop in range(start, len(events)):
         size += events[stop].size
@@ -242,7 +240,6 @@ def up_to_part(events: list[Event], start: int) -> list[Event]:
 
 
 def unpack_events(first: int, body: bytes) -> list[Event]:
-    """Return the events of a row."""
     total, packed = msgpack.unpackb(body)
     events = []
     for number, (kind, data) in enumerate(packed):

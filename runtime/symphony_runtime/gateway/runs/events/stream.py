@@ -1,4 +1,22 @@
-"""A run's journal: everything that its readers are told, in order, with ids that resume.
+"""The events of one live run, from their arrival to their deletion.
+
+    Output, Logs, a change of status
+        │ append
+        v
+    EventStream, in memory ──────> LiveReader   at its own pace; the slowest one sets the credit
+        │       │                       ^
+        │       └─> CrashLog ───────────┘       before a reader gets an event, its file has it
+        │ spill past MEMORY_BYTES_SPILL, when the crash log rotates, and the rest at the end
+        v
+    rows of `run_events` ────────> StoredReader, through StoredEventCache
+        │
+        v
+    Retention deletes them with their run
+
+Each event has one owner. `EventStream` owns it until the database has it; then the database owns
+it until `Retention` deletes the run. The two others hold copies: `CrashLog` so that the next
+gateway finds what a killed one had not stored, `StoredEventCache` for readers of old events.
+`EphemeralStream` is for a run that is not stored: it hands messages to its client and keeps none.
 
     event      id (1, 2, ...), kind, data
       message  the bytes of one send
@@ -6,11 +24,8 @@
       status   {status, exit_code, reason}; the last event is the final one
       usage    the run's usage
 
-While a run is live its newest events are in memory and the older ones in the database: memory is
-bounded however much a program sends. What is in memory is in the tail, too, which outlives this
-process (`gateway/storage/crash_log.py`); readers are given nothing that is not. Readers follow at
-their own pace; the slowest one that is connected decides how much credit the program gets, and
-without readers only memory does.
+Memory is bounded however much a program sends. Readers follow at their own pace. The slowest
+connected one decides how much credit the program gets; without readers only memory does.
 """
 
 import asyncio
@@ -20,6 +35,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgpack
+from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
 
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
 from symphony_runtime.gateway.storage.crash_log import ENDED, CrashLog
@@ -27,31 +43,30 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
-MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory go to the database
+MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory are stored
 MEMORY_BYTES_MAX = 2 * MEMORY_BYTES_SPILL  # past this the program waits for the database
-_AGAIN_SECONDS = 1.0  # before events that the database did not take are written again
-_ENDED_BYTES_KEPT = 32 << 10  # that stay in memory when the run has ended, for those that follow
+_RETRY_SECONDS = 1.0  # before events that the database did not take are written again
+_ENDED_BYTES_KEPT = 32 << 10  # that stay in memory after the end, for connected readers
 
 
 class Reader(Protocol):
-    """A follower of a run. Close it: an open one that does not read holds up the run.
+    """A reader of a run. Close it: an open one that does not read holds up the run.
 
-    It holds a place in the journal, and none of the events that it was given.
+    It holds a place in the stream, and none of the events that it returned.
     """
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
         """Return the next events; [] when none came within `seconds`, None after the last.
 
-        They are about PART_BYTES, or a part of one message. What the call before returned counts as
-        taken.
+        They are about PART_BYTES, or a part of one message. A call confirms what the previous call
+        returned as taken.
         """
 
-    def close(self) -> None:
-        """Stop following."""
+    def close(self) -> None: ...
 
 
 class EventStream:
-    """The events of one live run. `on_credit` hears how many more message bytes were taken."""
+    """Events of one live run. `on_credit` gets the message bytes newly taken."""
 
     def __init__(
         self,
@@ -61,104 +76,92 @@ class EventStream:
         crash_log: CrashLog | None = None,
         tenant: str = "",
     ) -> None:
-        """Without a tail the events in memory are lost with this process."""
+        """Without a crash log the events in memory are lost with this process."""
         self.tenant = tenant
         self.finished = False
         self._crash_log = crash_log
-        self._settling: list[tuple[int, asyncio.Future[None]]] = []  # up to an event's id
+        # An event's id, and the future that is done when everything up to it is stored.
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         if crash_log is not None:
-            crash_log.join(self)
+            crash_log.attach(self)
         self._store = store
         self._run = run
         self._on_credit = on_credit
         self._events: list[Event] = []  # the newest, contiguous
         self._stored = False
-        self._sealed = False  # the rest is on its way into the database: nothing spills any more
-        self._spilling = 0  # how many of them are on their way into the database
-        self._memory = 0
+        self._sealed = False  # `seal` took the rest for the database: nothing spills any more
+        self._spilling = 0  # the first so many are being written to the database
+        self.memory = 0  # approximate bytes of the events in memory
         self._last = 0
-        self._sent = 0  # message bytes appended
-        self._charged = 0  # bytes that its tenant holds on disk for it
+        self.sent = 0  # message bytes appended
+        self._charged = 0  # bytes on disk that count for its tenant
         self._credited = 0
-        self._credit_planned = False
+        self._credit_scheduled = False
         self._readers: set[LiveReader] = set()
-        self._waiting: list[asyncio.Future[None]] = []  # readers, for more
-
-    @property
-    def sent(self) -> int:
-        """Message bytes so far."""
-        return self._sent
-
-    @property
-    def memory(self) -> int:
-        """About the bytes of the events in memory."""
-        return self._memory
+        self._waiting: list[asyncio.Future[None]] = []  # readers that wait for an event
 
     def append(self, kind: str, data: Any) -> None:
-        """Add an event and wake the readers."""
         assert not self._sealed
         if kind == "message":
-            self._sent += len(data)
-            self.plan_credit()
+            self.sent += len(data)
+            self.schedule_credit()
         self._last += 1
-        event = Event(self._last, kind, data, self._sent)
+        event = Event(self._last, kind, data, self.sent)
         self._events.append(event)
         if self._crash_log is not None:
             self._crash_log.add((self._run, event.id, kind, data))
-        self._memory += event.size
+        self.memory += event.size
         self._charge(event.size)
-        if self._memory > MEMORY_BYTES_SPILL and not self._spilling:
+        if self.memory > MEMORY_BYTES_SPILL and not self._spilling:
             self._spill()
-        self._wake()
+        self._wake_readers()
 
     def seal(self, finals: list[tuple[str, Any]]) -> tuple[int, bytes]:
-        """Return the row that completes the database (first id, body); `finals` come last in it.
+        """Return the row (first id, body) that completes the database, with `finals`.
 
-        The finals are not told yet: `finish` does when the row is safe. Nothing is added between.
+        Readers get the finals from `finish`, once the row is stored. Append nothing in between.
         """
         self._sealed = True
-        # With those of a spill under way, which may fail: the row takes the place of the spill's.
-        return self._first, _pack(self._events + self._number(finals))
+        # Includes the events of a spill under way, which may fail: the row replaces the spill's.
+        return self._first, _pack(self._events + self._number_events(finals))
 
     def finish(self, finals: list[tuple[str, Any]]) -> None:
-        """Tell the last events; no event comes any more."""
-        self._events += self._number(finals)
+        self._events += self._number_events(finals)
         self._last += len(finals)
         self.finished = True
-        self._charge(-self._charged)  # what is kept of it counts as an ended run's
-        if self._stored and self._memory > _ENDED_BYTES_KEPT:
-            self._events.clear()  # else readers that do not read would hold them
-        self._settled(self._last)
+        self._charge(-self._charged)  # `Retention` counts the stored run from now on
+        if self._stored and self.memory > _ENDED_BYTES_KEPT:
+            self._events.clear()  # readers that do not read would keep them in memory
+        self._resolve_flushes(self._last)
         if self._crash_log is not None:
-            self._crash_log.leave(self)
-        self._wake()
+            self._crash_log.detach(self)
+        self._wake_readers()
 
-    def stored(self) -> None:
-        """The end is in the database, and with it everything: the tail need not tell it again."""
+    def mark_stored(self) -> None:
+        """Note that all is stored: a restart ignores the crash log's copies."""
         self._stored = True
         if self._crash_log is not None:
             self._crash_log.add((self._run, ENDED, "", None))
 
-    def settle(self) -> "asyncio.Future[None]":
-        """Write what is in memory to the database; the future is done when it is there."""
+    def store_memory(self) -> "asyncio.Future[None]":
+        """Store what is in memory; the future is done when the database has it."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling.append((self._last, future))
+        self._flushes.append((self._last, future))
         if not self._events or self.finished:
-            self._settled(self._last)
+            self._resolve_flushes(self._last)
         elif not self._spilling and not self._sealed:
             self._spill()
         return future
 
-    def open(self, after: int) -> "LiveReader":
-        """Follow the events after an id."""
-        reader = LiveReader(self, after, self._sent if after >= self._last else self._credited)
+    def open_reader(self, after: int) -> "LiveReader":
+        reader = LiveReader(self, after, self.sent if after >= self._last else self._credited)
         self._readers.add(reader)
         return reader
 
-    def so_far(self) -> Callable[[], Cursor]:
-        """Return how to read the events that there are now, as often as it takes.
+    def cursor_factory(self) -> Callable[[], Cursor]:
+        """Return a function that makes cursors over the events so far.
 
-        Such a cursor is no reader: it holds up nothing.
+        Such a cursor is no reader: it does not hold up the run.
         """
         return partial(self.cursor, 0, self._last)
 
@@ -166,41 +169,38 @@ class EventStream:
     async def events_after(self, after: int) -> list[Event]:
         """Return some of the events after an id, [] when there are none yet."""
         if after + 1 < self._first:
-            return await self._store.stored_events.after(self.tenant, self._run, after)
+            return await self._store.stored_events.events_after(self.tenant, self._run, after)
         if self._crash_log is not None:
             self._crash_log.flush()
         return up_to_part(self._events, after + 1 - self._first)
 
     def cursor(self, after: int, until: int | None = None) -> Cursor:
-        """Return a cursor over the events after an id."""
         return Cursor(self._store.stored_events, self.tenant, self.events_after, after, until)
 
     async def wait_for_more(self) -> None:
-        """Wait until an event was added or the journal finished."""
-        # Each its own: to shield one for all from whoever leaves costs a pass of the loop.
+        # One future a reader: a shared one would need a shield, which costs a pass of the loop.
         more = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
         try:
             await more
         finally:
-            if more in self._waiting:  # it has left
+            if more in self._waiting:  # the reader was cancelled
                 self._waiting.remove(more)
 
-    def forget(self, reader: "LiveReader") -> None:
-        """A reader has gone."""
+    def remove_reader(self, reader: "LiveReader") -> None:
         self._readers.discard(reader)
-        self.plan_credit()
+        self.schedule_credit()
 
-    def plan_credit(self) -> None:
-        """Give credit in the next turn: once, however many messages this one brings."""
-        if not self._credit_planned:
-            self._credit_planned = True
+    def schedule_credit(self) -> None:
+        """Give credit in the next turn of the loop, once for all messages."""
+        if not self._credit_scheduled:
+            self._credit_scheduled = True
             asyncio.get_running_loop().call_soon(self._give_credit)
 
     # -- Inside --------------------------------------------------------------------------------
     @property
     def _first(self) -> int:
-        """Id of the first event in memory (of the next one, if memory is empty)."""
+        """Id of the first event in memory, or of the next event if memory is empty."""
         return self._last + 1 - len(self._events)
 
     def _charge(self, size: int) -> None:
@@ -208,84 +208,132 @@ class EventStream:
             self._charged += size
             self._store.disk.charge(self.tenant, size)
 
-    def _number(self, events: list[tuple[str, Any]]) -> list[Event]:
+    def _number_events(self, events: list[tuple[str, Any]]) -> list[Event]:
         first = self._last + 1
-        return [Event(first + i, kind, data, self._sent) for i, (kind, data) in enumerate(events)]
+        return [Event(first + i, kind, data, self.sent) for i, (kind, data) in enumerate(events)]
 
-    def _wake(self) -> None:
+    def _wake_readers(self) -> None:
         waiting, self._waiting = self._waiting, []
         for more in waiting:
             if not more.done():
                 more.set_result(None)
 
     def _give_credit(self) -> None:
-        self._credit_planned = False
-        if self.finished or self._memory > MEMORY_BYTES_MAX:
+        self._credit_scheduled = False
+        if self.finished or self.memory > MEMORY_BYTES_MAX:
             return
         if self._crash_log is not None and self._store.disk.must_wait(self.tenant):
-            return  # the program waits for room on the disk
-        taken = min((reader.taken for reader in self._readers), default=self._sent)
+            return  # the program waits for disk space
+        taken = min((reader.taken for reader in self._readers), default=self.sent)
         if taken > self._credited:
             self._on_credit(taken - self._credited)
             self._credited = taken
 
     def _spill(self) -> None:
         self._spilling = len(self._events)
-        if self._store.disk.low:  # what is left of it is for ends and deletions
-            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._spill_again)
+        if self._store.disk.low:  # the rest of the disk is for ends of runs and deletions
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._spill_again)
             return
         row = (self._events[0].id, _pack(self._events))
         written = self._store.write(lambda c: insert_events(c, self._run, row), self._run)
-        written.add_done_callback(self._forget_spilled)
+        written.add_done_callback(self._drop_spilled)
 
     def _spill_again(self) -> None:
         if not self._sealed:
             self._spill()
 
-    def _forget_spilled(self, written: "asyncio.Future[None]") -> None:
+    def _drop_spilled(self, written: "asyncio.Future[None]") -> None:
         if error := written.exception():
-            # The events stay; until the next attempt this one counts as under way.
+            # The events stay in memory, and `_spilling` stays set until the retry.
             _log.error("events of run %d could not be stored yet: %s", self._run, error)
-            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._spill_again)
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._spill_again)
             return
         count, self._spilling = self._spilling, 0
         gone = self._events[:count]
         del self._events[:count]
-        self._memory -= sum(event.size for event in gone)
-        self.plan_credit()
-        self._settled(self._first - 1)
-        if (self._memory > MEMORY_BYTES_SPILL or self._settling) and not self._sealed:
+        self.memory -= sum(event.size for event in gone)
+        self.schedule_credit()
+        self._resolve_flushes(self._first - 1)
+        if (self.memory > MEMORY_BYTES_SPILL or self._flushes) and not self._sealed:
             self._spill()
 
-    def _settled(self, last: int) -> None:
-        """Everything up to an event is in the database."""
-        for _, future in (done for done in self._settling if done[0] <= last):
+    def _resolve_flushes(self, last: int) -> None:
+        for _, future in (flush for flush in self._flushes if flush[0] <= last):
             if not future.done():
                 future.set_result(None)
-        self._settling = [waiting for waiting in self._settling if waiting[0] > last]
+        self._flushes = [flush for flush in self._flushes if flush[0] > last]
+
+
+_CREDIT_BYTES = SEND_WINDOW_BYTES // 4  # credit is given in batches: most runs end before the first
+
+
+class Listener(Protocol):
+    """The client of an ephemeral run."""
+
+    def message(self, data: bytes) -> None:
+        """Take a message that the program sent."""
+
+    def ended(self) -> None:
+        """Take the end of the run; nothing follows."""
+
+
+class EphemeralStream(EventStream):
+    """Events of a run that is not stored: only its client gets the messages.
+
+    Such a run costs no database write unless it fails: then its record, log and end are stored.
+    """
+
+    def __init__(
+        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Listener
+    ) -> None:
+        super().__init__(store, run, on_credit)
+        self._listener = listener
+        self._taken = 0
+
+    def append(self, kind: str, data: Any) -> None:
+        if kind == "message":
+            self.sent += len(data)
+            self._listener.message(data)
+        else:
+            super().append(kind, data)
+
+    def note_taken(self, size: int) -> None:
+        self._taken += size
+        if self._taken - self._credited >= _CREDIT_BYTES:
+            self._on_credit(self._taken - self._credited)
+            self._credited = self._taken
+
+    def finish(self, finals: list[tuple[str, Any]]) -> None:
+        super().finish(finals)
+        self._listener.ended()
+
+    def schedule_credit(self) -> None:
+        """Do nothing: only the client gives credit."""
+
+    def _spill(self) -> None:
+        """Do nothing: memory holds only a status and a bounded log."""
 
 
 class LiveReader:
-    """A reader of a journal. `taken`: message bytes that it is known to have taken."""
+    """A reader of a live run. `taken` counts the message bytes it confirmed."""
 
-    def __init__(self, journal: EventStream, after: int, taken: int) -> None:
+    def __init__(self, stream: EventStream, after: int, taken: int) -> None:
         self.taken = taken
-        self._journal = journal
-        self._cursor = journal.cursor(after)
+        self._stream = stream
+        self._cursor = stream.cursor(after)
         self._total = taken
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
-        """See `Reader`."""
         if self.taken != self._total:
             self.taken = self._total
-            self._journal.plan_credit()
+            self._stream.schedule_credit()
         events = await self._cursor.next()
         if not events:
-            if self._journal.finished:
+            if self._stream.finished:
                 return None
             try:
                 async with asyncio.timeout(seconds):
-                    await self._journal.wait_for_more()
+                    await self._stream.wait_for_more()
             except TimeoutError:
                 return []
             events = await self._cursor.next()
@@ -294,9 +342,8 @@ class LiveReader:
         return events
 
     def close(self) -> None:
-        """See `Reader`."""
         self._cursor.close()
-        self._journal.forget(self)
+        self._stream.remove_reader(self)
 
 
 class StoredReader:
@@ -306,25 +353,21 @@ class StoredReader:
         self._cursor = stored_cursor(store, run, after, tenant)
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:  # noqa: ARG002
-        """See `Reader`."""
         return await self._cursor.next() or None
 
     def close(self) -> None:
-        """See `Reader`."""
         self._cursor.close()
 
 
 def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
-    """Return a cursor over the stored events of a run."""
-
     async def fetch(after: int) -> list[Event]:
-        return await store.stored_events.after(tenant, run, after)
+        return await store.stored_events.events_after(tenant, run, after)
 
     return Cursor(store.stored_events, tenant, fetch, after)
 
 
 def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
-    """Store the events of one row (first id, body), in place of one that begins with the same."""
+    """Store a row of events (first id, body), or replace it."""
     connection.execute(
         "INSERT INTO run_events VALUES (?, ?, ?)"
         " ON CONFLICT (run, first) DO UPDATE SET body = excluded.body",
@@ -333,7 +376,7 @@ def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> N
 
 
 def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[int, bytes]:
-    """Return the row of events that are added to a run which is not live.
+    """Return a row of events of a run that is not live.
 
     `total`: the message bytes before them.
     """
@@ -343,7 +386,7 @@ def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[i
 
 
 def last_event(connection: Connection, run: int) -> tuple[int, int]:
-    """Return the id and the total of a run's last stored event (0, 0 without any)."""
+    """Return the id and the total of a run's last stored event, or (0, 0)."""
     rows = _rows(connection, run, "ORDER BY first DESC LIMIT 1")
     if not rows:
         return 0, 0

@@ -99,7 +99,7 @@ def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert (await ask(client, "tool", {"name": "t.more1"})).value["ok"] is False
 
     with_tools(tmp_path, scenario, **tables)
-    said = [r.getMessage() for r in caplog.records if "is there" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "is connected" in r.getMessage()]
     assert len(said) == 2
     assert all(len(words) < 600 for words in said)
 

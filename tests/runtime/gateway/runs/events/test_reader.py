@@ -123,7 +123,7 @@ def test_keeping_a_row_looks_at_none_of_the_others(
         cursor = stored_cursor(store, 1, 0, "a")
         for first in range(1, 4_000, 100):
             looked.clear()
-            await store.stored_events.after("a", 1, first - 1)
+            await store.stored_events.events_after("a", 1, first - 1)
             assert sum(looked) <= 200, "the row, and one that makes room for it"
             held = sum(map(size, store.stored_events._rows["a"].values()))
             assert store.stored_events.held == held
@@ -168,7 +168,7 @@ def test_a_cursor_ends_where_it_is_told_and_whole_events_come_together(tmp_path:
         await keep(store, 1, messages, at_once=250)
 
         async def fetch(after: int) -> list[Event]:
-            return await store.stored_events.after("a", 1, after)
+            return await store.stored_events.events_after("a", 1, after)
 
         cursor = Cursor(store.stored_events, "a", fetch, 10, until=700)
         batches = []

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from symphony_runtime.gateway.runs.events import stream as journals
+from symphony_runtime.gateway.runs.events import stream as stream_module
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES, Cursor, Event
 from symphony_runtime.gateway.runs.events.reader import read_all as read_cursor
 from symphony_runtime.gateway.runs.events.stream import (
@@ -37,10 +37,10 @@ def run_with_store(
     asyncio.run(main())
 
 
-async def finish(store: Store, journal: EventStream) -> None:
-    row = journal.seal(FINALS)
+async def finish(store: Store, stream: EventStream) -> None:
+    row = stream.seal(FINALS)
     await store.write(lambda connection: insert_events(connection, RUN, row))
-    journal.finish(FINALS)
+    stream.finish(FINALS)
 
 
 async def read_all(reader: Reader) -> list[Event]:
@@ -79,53 +79,53 @@ async def settle() -> None:
 
 
 def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
         messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
-        live = asyncio.create_task(read_all(journal.open(0)))
+        live = asyncio.create_task(read_all(stream.open_reader(0)))
         for number, message in enumerate(messages):
-            journal.append("message", message)
+            stream.append("message", message)
             if number % 50 == 0:
                 await asyncio.sleep(0.002)
-        journal.append("log", {"level": 1, "text": "é"})
-        await finish(store, journal)
+        stream.append("log", {"level": 1, "text": "é"})
+        await finish(store, stream)
         events = await live
         assert [event.id for event in events] == list(range(1, 1004))
         assert [e.data for e in events if e.kind == "message"] == messages
         assert [event.total for event in events[:2]] == [1000, 2000]
         assert events[-1].data == {"status": "exited"}
         for after in (0, 1, 499, 500, 1002, 1003, 5000):
-            assert await read_all(journal.open(after)) == events[after:]
+            assert await read_all(stream.open_reader(after)) == events[after:]
             assert await read_all(StoredReader(store, RUN, after)) == events[after:]
-        assert await messages_of(journal.so_far()()) == messages
+        assert await messages_of(stream.cursor_factory()()) == messages
         assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
 
     run_with_store(tmp_path, scenario)
 
 
 def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
         sent = 0
         for _ in range(200):
             # A worker sends as far as its credit goes.
             while sent - sum(credited) < 256 << 10:
-                journal.append("message", bytes(32 << 10))
+                stream.append("message", bytes(32 << 10))
                 sent += 32 << 10
-            assert journal.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
+            assert stream.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
             await asyncio.sleep(0.001)
-        await finish(store, journal)
-        assert sum(map(len, await messages_of(journal.so_far()()))) == sent
+        await finish(store, stream)
+        assert sum(map(len, await messages_of(stream.cursor_factory()()))) == sent
         assert sent > 4 << 20
 
     run_with_store(tmp_path, scenario)
 
 
 def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -> None:
-    async def scenario(_: Store, journal: EventStream, credited: list[int]) -> None:
-        journal.append("message", b"12345")
+    async def scenario(_: Store, stream: EventStream, credited: list[int]) -> None:
+        stream.append("message", b"12345")
         await settle()
         assert sum(credited) == 5  # nobody reads: nobody is waited for
-        quick, slow = journal.open(0), journal.open(1)
-        journal.append("message", b"1234567")
+        quick, slow = stream.open_reader(0), stream.open_reader(1)
+        stream.append("message", b"1234567")
         assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
         await settle()
         assert sum(credited) == 5
@@ -142,16 +142,16 @@ def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -
 
 
 def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
         for _ in range(20):
-            journal.append("message", bytes(30_000))
+            stream.append("message", bytes(30_000))
             await asyncio.sleep(0.01)
-        late = journal.open(15)
+        late = stream.open_reader(15)
         while await late.next(0):
             pass
         await settle()
-        assert sum(credited) == journal.sent == 600_000
-        journal.append("message", b"x")
+        assert sum(credited) == stream.sent == 600_000
+        stream.append("message", b"x")
         await settle()
         assert sum(credited) == 600_000
         await late.next(0)
@@ -159,7 +159,7 @@ def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Pa
         await settle()
         assert sum(credited) == 600_001
         late.close()
-        await finish(store, journal)
+        await finish(store, stream)
 
     run_with_store(tmp_path, scenario)
 
@@ -175,19 +175,19 @@ def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) ->
             raise store.errors[0]("the disk is full")
         insert_events(connection, run, row)
 
-    monkeypatch.setattr(journals, "insert_events", insert)
+    monkeypatch.setattr(stream_module, "insert_events", insert)
 
 
 def test_an_end_while_a_spill_fails_leaves_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
         fail_spills(monkeypatch, store, 1)
         for _n in range(20):
-            journal.append("message", bytes(10_000))
-        await finish(store, journal)
+            stream.append("message", bytes(10_000))
+        await finish(store, stream)
         assert store.statistics()["failed_writes"] == 1
-        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+        for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
             assert [event.id for event in await read_all(reader)] == list(range(1, 23))
 
     run_with_store(tmp_path, scenario)
@@ -196,20 +196,20 @@ def test_an_end_while_a_spill_fails_leaves_no_hole(
 def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(stream_module, "_RETRY_SECONDS", 0.1)
 
-    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
         fail_spills(monkeypatch, store, 3)
         for _n in range(30):
-            journal.append("message", bytes(10_000))
+            stream.append("message", bytes(10_000))
         await asyncio.sleep(0.05)
-        journal.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
+        stream.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
         async with asyncio.timeout(20):
             while sum(credited) < 300_000:  # noqa: ASYNC110 - the database is what is waited for
                 await asyncio.sleep(0.01)
         assert store.statistics()["failed_writes"] == 3
-        await finish(store, journal)
-        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+        await finish(store, stream)
+        for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
             assert [event.id for event in await read_all(reader)] == list(range(1, 34))
 
     run_with_store(tmp_path, scenario)
@@ -218,10 +218,10 @@ def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
 def test_an_end_while_events_are_on_their_way_to_the_database(
     tmp_path: Path, store_url: str
 ) -> None:
-    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
+    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
         for _n in range(20):  # the first of them spill at once, the rest wait for that
-            journal.append("message", bytes(100_000))
-        await finish(store, journal)
+            stream.append("message", bytes(100_000))
+        await finish(store, stream)
         await asyncio.sleep(0.1)
         assert store.statistics()["failed_writes"] == 0
         assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))

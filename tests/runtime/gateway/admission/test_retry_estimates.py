@@ -1,5 +1,5 @@
 from symphony_kernel.protocol.limits import RETRY_SECONDS_MAX
-from symphony_runtime.gateway.admission.pace import Absence, Pace, retry_after
+from symphony_runtime.gateway.admission.retry_estimates import EventInterval, Outage, retry_after
 
 
 class Time:
@@ -12,23 +12,23 @@ class Time:
 
 def test_a_pace_is_the_mean_of_late() -> None:
     time = Time()
-    pace = Pace(time)
+    pace = EventInterval(time)
     assert pace.seconds() == 1.0
     for _ in range(10):
-        pace.happened()
+        pace.record()
         time.now += 3.0
     assert pace.seconds() == 3.0
 
 
 def test_after_a_pause_it_may_be_as_long_again() -> None:
     time = Time()
-    pace = Pace(time)
+    pace = EventInterval(time)
     for _ in range(10):
-        pace.happened()
+        pace.record()
         time.now += 1.0
     time.now += 200.0
     assert pace.seconds() == 201.0
-    pace.happened()
+    pace.record()
     time.now += 0.5
     assert pace.seconds() < 202.0
     time.now += 61.0
@@ -37,11 +37,11 @@ def test_after_a_pause_it_may_be_as_long_again() -> None:
 
 def test_what_is_away_may_be_as_long_again() -> None:
     time = Time()
-    absence = Absence(time)
+    absence = Outage(time)
     assert absence.seconds() == 0.0
     time.now += 7.0
     assert absence.seconds() == 7.0
-    absence.over()
+    absence.end()
     assert absence.seconds() == 0.0
 
 

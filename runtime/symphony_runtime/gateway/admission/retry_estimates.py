@@ -1,4 +1,4 @@
-"""How often something happens, of late, and so how long until it happens again."""
+"""Estimates for Retry-After: mean interval of events, length of an outage."""
 
 import math
 import time
@@ -7,26 +7,24 @@ from collections.abc import Callable
 
 from symphony_kernel.protocol.limits import RETRY_SECONDS_MAX
 
-_TIMES = 32  # that are looked at
-_WINDOW_SECONDS = 60.0  # what is longer ago says nothing about now
+_TIMES = 32  # recent events that count
+_WINDOW_SECONDS = 60.0  # older events do not count
 
 
-class Pace:
-    """Events of one kind. Times are the clock's seconds."""
+class EventInterval:
+    """The interval of events of one kind. Times are the clock's seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._times: deque[float] = deque(maxlen=_TIMES)
 
-    def happened(self) -> None:
-        """It has happened."""
+    def record(self) -> None:
         self._times.append(self._now())
 
     def seconds(self) -> float:
-        """Return about how long it is until it happens again.
+        """Return the mean interval of the last minute; 1 if nothing is known.
 
-        From the mean of the last minute. After a longer pause: as long again. 1 if nothing is
-        known.
+        A pause since the last event makes it longer.
         """
         if not self._times:
             return 1.0
@@ -36,30 +34,28 @@ class Pace:
         return (now - self._times[0]) / len(self._times)
 
     def retry_after(self) -> int:
-        """Return the same as a header has it."""
         return retry_after(self.seconds())
 
 
-class Absence:
-    """How long something is away that is waited for; it may be as long again."""
+class Outage:
+    """An outage: the estimate is that it lasts as long again."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._since: float | None = None
 
     def seconds(self) -> float:
-        """Return how long it has been away, as far as anybody has asked."""
+        """Return how long it has lasted since the first call."""
         if self._since is None:
             self._since = self._now()
         return self._now() - self._since
 
-    def over(self) -> None:
-        """It is there."""
+    def end(self) -> None:
         self._since = None
 
 
 def retry_after(seconds: float) -> int:
-    """Return an estimate in seconds as the header has it: whole, at least 1, and bounded."""
+    """Return an estimate in seconds for the header: whole, at least 1, and bounded."""
     if not seconds < RETRY_SECONDS_MAX:  # as no NaN is
         return RETRY_SECONDS_MAX
     return max(1, math.ceil(seconds))
