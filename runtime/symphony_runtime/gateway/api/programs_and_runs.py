@@ -12,6 +12,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.compiler.compiler import CompileBounds
+from symphony_runtime.gateway.api.requests import parse_run
 from symphony_runtime.gateway.api.results import result_pieces
 from symphony_runtime.gateway.api.run_streams import stream_events
 from symphony_runtime.gateway.errors import Problem, bad_request
@@ -32,7 +33,7 @@ from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import Program, Room, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
-from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here, parse_request
+from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.trace import find_trace, trace_events
 from symphony_runtime.gateway.tenancy.deletion import unload
@@ -110,7 +111,7 @@ async def _begin(request: web.Request, detach: bool) -> tuple[Run | Record, bool
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_once(request, tenant, raw, "detach")
     body = await parse_json(request, raw) if raw else {}
-    parse = partial(parse_request, body, with_.runs.limits.of(tenant))
+    parse = partial(parse_run, body, with_.runs.limits.of(tenant))
     wanted = await beside_others(len(raw), parse)
     if detach and wanted.stream:
         raise bad_request("bad-request", "a run is either detached or streamed")
@@ -250,8 +251,8 @@ async def statistics(request: web.Request) -> web.StreamResponse:
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
         raise with_.runs.admission.away("kernel", str(error)) from error
-    counted = (with_.administration.active_requests, with_.runs, with_.store, with_.channels, with_.bodies,
-               with_.connections, with_.slow)  # fmt: skip
+    counted = (with_.administration.active_requests, with_.runs, with_.store, with_.channels,
+               with_.bodies, with_.connections, with_.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 

@@ -192,7 +192,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAICompletionRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -201,7 +201,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAIChatRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -210,7 +210,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
     ),
     Route(

@@ -28,8 +28,7 @@ from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.inbox import Inbox
-from symphony_runtime.gateway.openai.requests.limits import Room
-from symphony_runtime.gateway.openai.requests.model import Model, read_model
+from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits, read_model
 from symphony_runtime.gateway.openai.requests.parsing import (
     ParsedRequest,
     model_of,
@@ -61,7 +60,7 @@ from symphony_runtime.gateway.runs.record import Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
-Parse = Callable[[dict[str, Any], Model, Room], ParsedRequest]
+Parse = Callable[[dict[str, Any], Model, RequestLimits], ParsedRequest]
 MakeShape = Callable[
     [Record, str, ParsedRequest, dict[str, Any]], Answer
 ]  # run, model, request, body
@@ -167,8 +166,8 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     name, model = model_of(body), await with_.model()
     await check_tokens(request, tenant)
     if name == model.name:
-        room = Room.of(with_.runs.limits.of(tenant))
-        wanted = await beside_others(len(raw), partial(parse, body, model, room))
+        limits = RequestLimits.of(with_.runs.limits.of(tenant))
+        wanted = await beside_others(len(raw), partial(parse, body, model, limits))
         started = await _start_shipped(request, tenant, wanted, once)
     else:
         program = await with_.programs.find(tenant, name)
