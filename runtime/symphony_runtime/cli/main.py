@@ -24,12 +24,10 @@ from symphony_runtime.cli.output import (
     print_listing,
     progress,
 )
-from symphony_runtime.cli.serve_options import GUARD_OPTIONS, add_guard_options
+from symphony_runtime.cli.serve import add_serve, serve
 from symphony_runtime.client import Client, ClientError, Event, ServerError
 from symphony_runtime.config.serve import (
     OptionsError,
-    default_data_dir,
-    read_options,
     read_place,
     user_server_file,
 )
@@ -69,18 +67,6 @@ def _complain(error: Exception) -> int:
 
 
 # --- Commands that need no server ----------------------------------------------------------------
-def _serve(options: argparse.Namespace) -> int:
-    from symphony_runtime.supervisor.supervisor import serve
-
-    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
-             "tensor_parallel", "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens",
-             "threads", "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
-             "require_containment", *GUARD_OPTIONS)  # fmt: skip
-    given = {name: getattr(options, name) for name in names}
-    given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
-    return serve(read_options(options.config, given))
-
-
 def _build(options: argparse.Namespace) -> int:
     from symphony_runtime.cli import projects
 
@@ -293,13 +279,17 @@ async def _logs(client: Client, options: argparse.Namespace) -> int:
 
 
 async def _trace(client: Client, options: argparse.Namespace) -> int:
-    from symphony_runtime.cli.trace import write
-
     trace = await client.trace(options.run)
+    text = json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n"
+    if options.output is None:
+        sys.stdout.write(text)
+        return 0
     try:
-        write(trace, options.output)
+        options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{options.output}: {error.strerror}") from error
+    spans = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    print(f"{options.output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
     return 0
 
 
@@ -415,7 +405,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=action)
         return command
 
-    _add_serve(add("serve", "start the server", _serve))
+    add_serve(add("serve", "start the server", serve))
     _add_run(add("run", "run a program, show what it says", _with_server(_run), server, listing))
     upload = add("upload", "upload a program", _with_server(_upload), server, listing)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")
@@ -452,44 +442,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor = add("doctor", "tell what this machine has and lacks", _doctor, server, listing)
     doctor.add_argument("--model", default="tiny")
     return parser
-
-
-def _add_serve(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--model", help="tiny (the default), or a folder in Hugging Face layout")
-    serve.add_argument("--host", help="default 127.0.0.1")
-    serve.add_argument("--port", type=int, help="default 8700; 0 is any free one")
-    serve.add_argument("--workers", type=int, help="default 1")
-    serve.add_argument("--data-dir", type=Path, help=f"default {default_data_dir()}")
-    serve.add_argument("--device", choices=("auto", "cpu", "cuda"))
-    serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"))
-    serve.add_argument(
-        "--quantize", choices=("none", "int8"), help="of the weights; default none; a little loss"
-    )
-    several = "devices that share the model, a process for each; default 1"
-    serve.add_argument("--tensor-parallel", type=int, metavar="N", help=several)
-    serve.add_argument("--config", type=Path, help="a TOML file with options")
-    serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
-    room = "KV entries in host memory beside it; default as many, as far as memory goes"
-    serve.add_argument("--host-pool-tokens", type=int, help=room)
-    serve.add_argument("--disk-pool-tokens", type=int, help="and in a file; default none")
-    serve.add_argument("--threads", type=int, help="that the model computes with")
-    serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
-    gap = "a step with prompts beside others' decodes takes no longer; default 200"
-    serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
-    late = "tokens of a generation come in lots, at most so late; default 25, 0: each at once"
-    serve.add_argument("--delivery-ms", type=float, help=late)
-    serve.add_argument("--publish", action="store_true", default=None,
-                       help="programs may make KV files public")  # fmt: skip
-    locked = "start only with workers that are locked down in every way this system knows"
-    serve.add_argument("--require-containment", action="store_true", default=None, help=locked)
-    without = "keep no journal: runs end when the kernel dies"
-    serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
-                       help=without)  # fmt: skip
-    add_guard_options(serve)
-    store = "URL of a PostgreSQL database, which several gateways may share (else SYMPHONY_STORE)"
-    serve.add_argument("--store", metavar="URL", help=store)
-    # For tests and benchmarks of everything but the model.
-    serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

@@ -32,8 +32,7 @@ from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.connections.listener import check_host, listen
-from symphony_runtime.gateway.connections.slow_bodies import SlowBounds
-from symphony_runtime.gateway.connections.slow_clients import SlowClients
+from symphony_runtime.gateway.connections.slow_clients import SlowBounds, SlowClients
 from symphony_runtime.gateway.connections.slow_readers import SlowReaders
 from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.injection import Injector

@@ -27,8 +27,7 @@ from symphony_runtime.gateway.http.context import (
     tenant_of,
     to_json,
 )
-from symphony_runtime.gateway.http.idempotency import REPLAYED, read_once
-from symphony_runtime.gateway.http.idempotent_runs import start_once
+from symphony_runtime.gateway.http.idempotency import REPLAYED, read_once, start_once
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import Program, Room, count_refusals, digest_of

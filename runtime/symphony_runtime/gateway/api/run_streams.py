@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Callable, Iterator
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.api.results import message_json
-from symphony_runtime.gateway.connections.websocket_frames import WebSocketFrames
+from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, has_gone
 from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.events.reader import Event
@@ -20,6 +21,9 @@ from symphony_runtime.gateway.runs.service import Runs
 _HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
 _INBOX_SECONDS = 0.05  # before a program with a full inbox is tried again
 _EVENTS_MAX = 1 << 40
+_FINAL, _CONTINUATION = 0x80, 0
+_SHORT, _LONG = struct.Struct("!BB"), struct.Struct("!BBH")
+_LONGEST = struct.Struct("!BBQ")
 
 
 async def get_events(request: web.Request) -> web.StreamResponse:
@@ -116,6 +120,41 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Requ
                 continue
             # It has just ended; the socket closes next.
         return
+
+
+# --- WebSocket frames ----------------------------------------------------------------------------
+class WebSocketFrames:
+    """Writes a WebSocket's data frames: a large message is sent in several (RFC 6455).
+
+    aiohttp sends a message as one frame, all of it at once. It still sends pongs and the close:
+    such control frames may come between the frames of a message.
+    """
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+
+    def encode(self, opcode: int, data: bytes, *, begins: bool, ends: bool) -> bytes:
+        """Return the frame of a message, or of a part of it that begins or ends it."""
+        first = (_FINAL if ends else 0) | (opcode if begins else _CONTINUATION)
+        if len(data) < 126:
+            return _SHORT.pack(first, len(data)) + data
+        if len(data) < 1 << 16:
+            return _LONG.pack(first, 126, len(data)) + data
+        return _LONGEST.pack(first, 127, len(data)) + data
+
+    async def write(self, frames: bytes) -> None:
+        """Write; return when there is room for more.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self._request[WRITING].frames += len(frames)
+        transport.write(frames)
+        del frames
+        await self._request.writer.drain()
 
 
 Encode = Callable[[Event], tuple[int, bytes] | None]

@@ -78,28 +78,32 @@ _STRING = {"type": "string"}
 _INTEGER = {"type": "integer"}
 _OR_NULL = {"type": ["string", "null"]}
 _INTEGER_OR_NULL = {"type": ["integer", "null"]}
+
+
+def _each(schema: dict[str, Any], names: str) -> dict[str, Any]:
+    """Return properties of one schema; `names` are separated by spaces."""
+    return dict.fromkeys(names.split(), schema)
+
+
+def _enum(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
 _RUN = {
-    "id": _STRING,
-    "program": _STRING,
-    "program_name": _OR_NULL,
-    "entry": _STRING,
-    "status": {"type": "string", "enum": [*LIVE, *FINAL]},
-    "exit_code": _INTEGER_OR_NULL,
-    "reason": _STRING,
-    "error": _OR_NULL,
-    "priority": _INTEGER,
+    **_each(_STRING, "id program entry reason"),
+    **_each(_OR_NULL, "program_name error"),
+    **_each(_INTEGER_OR_NULL, "exit_code ended_ms"),
+    **_each(_INTEGER, "priority created_ms"),
+    "status": _enum(*LIVE, *FINAL),
     "limits": _object({}, LIMIT_PROPERTIES),
     "limit": {"type": ["string", "null"], "description": "the limit that has ended it"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
-    "created_ms": _INTEGER,
-    "ended_ms": _INTEGER_OR_NULL,
 }
-_HELD = _object(dict.fromkeys(("tokens", "kv_pages", "instances"), _INTEGER))
+_HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}
 _BOUND = _object(
     {
-        "default": _INTEGER_OR_NULL,
-        "maximum": _INTEGER_OR_NULL,
-        "of": {"type": "string", "enum": ["program", "run", "instance", "tenant"]},
+        **_each(_INTEGER_OR_NULL, "default maximum"),
+        "of": _enum("program", "run", "instance", "tenant"),
     }
 )
 _ROLE = _object(
@@ -111,28 +115,22 @@ _ROLE = _object(
 )
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
-    "Readiness": _object(
-        {"roles": _list(_ROLE), "missing": _list(_STRING), "degraded": _list(_STRING)}
-    ),
+    "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
     "OpenApi": _ANY,
     "Problem": _object(
-        {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING},
-        {"problems": _list(_STRING)},
+        {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
     ),
     "Wasm": {"description": "the bytes of a core WebAssembly module"},
     "Program": _object(
         {
             "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
             "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
-            "size": _INTEGER,
-            "imports": _list(_STRING),
-            "exports": _list(_STRING),
-            "entries": _list(_STRING),
-            "created_ms": _INTEGER,
+            **_each(_INTEGER, "size created_ms"),
+            **_each(_list(_STRING), "imports exports entries"),
         }
     ),
     "ProgramPage": _page("Program"),
-    "Run": _object(_RUN, {"held": {"oneOf": [_HELD, {"type": "null"}]}}),
+    "Run": _object(_RUN, {"held": _HELD}),
     "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(reference("Message"))}),
     "Trace": _object({"traceEvents": _list(_ANY), "displayTimeUnit": _STRING, "otherData": _ANY}),
     "RunStarted": _object({"id": _STRING}),
@@ -154,14 +152,9 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     "KvFile": _object(
         {
             "path": _STRING,
-            "len": _INTEGER,
-            "pages": _INTEGER,
-            "tier": {
-                "type": "string",
-                "description": "the slowest that holds one of its pages",
-            },
-            "durable": _BOOLEAN,
-            "public": _BOOLEAN,
+            **_each(_INTEGER, "len pages"),
+            "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
+            **_each(_BOOLEAN, "durable public"),
             "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
         },
         {
@@ -176,31 +169,27 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}
     ),
     "Secret": _object(
-        {"name": _STRING, "hosts": _list(_STRING), "created_ms": _INTEGER, "updated_ms": _INTEGER}
+        {"name": _STRING, "hosts": _list(_STRING), **_each(_INTEGER, "created_ms updated_ms")}
     ),
     "SecretPage": _page("Secret"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
 }
 _KEY = {
-    "id": _STRING,
+    **_each(_STRING, "id name"),
     "tenant": _OR_NULL,
-    "role": {"type": "string", "enum": ["admin", "tenant", "read-only"]},
-    "name": _STRING,
+    "role": _enum("admin", "tenant", "read-only"),
     "created_ms": _INTEGER,
     "expires_ms": _INTEGER_OR_NULL,
 }
 _ADMIN_SCHEMAS: dict[str, Any] = {
     "Tenant": _object(
         {
-            "id": _STRING,
-            "made_by": _STRING,
-            "created_ms": _INTEGER,
+            **_each(_STRING, "id made_by"),
+            **_each(_INTEGER, "created_ms keys live_runs"),
             "suspended": _BOOLEAN,
             "suspended_ms": _INTEGER_OR_NULL,
             "weight": {"type": ["number", "null"]},
             "quotas": {"type": "object", "additionalProperties": _INTEGER},
-            "keys": _INTEGER,
-            "live_runs": _INTEGER,
         }
     ),
     "TenantPage": _page("Tenant"),
@@ -215,54 +204,41 @@ _ADMIN_SCHEMAS: dict[str, Any] = {
     "UsagePage": _page("Usage"),
     "Audit": _object(
         {
-            "at_ms": _INTEGER,
-            "id": _STRING,
-            "kind": {"type": "string", "enum": ["admin", "denied"]},
-            "key": _OR_NULL,
-            "tenant": _OR_NULL,
-            "address": _STRING,
-            "action": _STRING,
-            "target": _STRING,
-            "status": _INTEGER,
-            "detail": _STRING,
+            **_each(_STRING, "id address action target detail"),
+            **_each(_OR_NULL, "key tenant"),
+            **_each(_INTEGER, "at_ms status"),
+            "kind": _enum("admin", "denied"),
             "times": {"type": "integer", "description": "how many alike, from at_ms on"},
         }
     ),
     "AuditPage": _page("Audit"),
-    "Statistics": _object({"kernel": _ANY, "gateway": _ANY}),
+    "Statistics": _object(_each(_ANY, "kernel gateway")),
 }
-_COUNTS = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _INTEGER)
+_COUNTS = _object(_each(_INTEGER, "prompt_tokens completion_tokens total_tokens"))
 # What OpenAI's clients rely on, not every field.
 _OPENAI_SCHEMAS: dict[str, Any] = {
     "OpenAIError": _object(
-        {
-            "error": _object(
-                {"message": _STRING, "type": _STRING, "param": _OR_NULL, "code": _OR_NULL}
-            )
-        }
+        {"error": _object({**_each(_STRING, "message type"), **_each(_OR_NULL, "param code")})}
     ),
     "Model": _object(
-        {"id": _STRING, "object": {"const": "model"}, "created": _INTEGER, "owned_by": _STRING},
+        {**_each(_STRING, "id owned_by"), "object": {"const": "model"}, "created": _INTEGER},
         {"max_model_len": _INTEGER},
     ),
     "ModelList": _object({"object": {"const": "list"}, "data": _list(reference("Model"))}),
     "OpenAICompletion": _object(
         {
-            "id": _STRING,
-            "object": _STRING,
+            **_each(_STRING, "id object model"),
             "created": _INTEGER,
-            "model": _STRING,
             "choices": _list(_ANY),
-            "usage": _object(_COUNTS),
+            "usage": _COUNTS,
         }
     ),
     "OpenAIResponse": _object(
         {
-            "id": _STRING,
+            **_each(_STRING, "id model"),
             "object": {"const": "response"},
             "created_at": _INTEGER,
-            "model": _STRING,
-            "status": {"type": "string", "enum": ["completed", "incomplete"]},
+            "status": _enum("completed", "incomplete"),
             "output": _list(_ANY),
             "usage": _ANY,
         }

@@ -65,15 +65,6 @@ def bound_buffers(transport: asyncio.Transport) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)
 
 
-async def drain(request: web.BaseRequest) -> None:
-    """Wait until a request's connection has room.
-
-    Raises:
-        ConnectionError: the client has gone.
-    """
-    await request.writer.drain()
-
-
 class SlowReaders:
     """Watches what is written to clients; `stop` it."""
 

@@ -32,6 +32,9 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.gateway.admission.pace import retry_after
 from symphony_runtime.gateway.cluster.members import is_there
 from symphony_runtime.gateway.errors import Problem, bad_request
+from symphony_runtime.gateway.runs.live_run import Run, new_run_id
+from symphony_runtime.gateway.runs.record import Record
+from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.deletion_steps import STEP_ROWS, delete_in_steps
 from symphony_runtime.gateway.storage.store import Store
@@ -69,6 +72,7 @@ class _Claim:
 
 
 Act = Callable[[str, bool], Awaitable[None]]
+Start = Callable[[str | None], Awaitable[Run]]  # with the id that the run is to have
 
 
 def read_once(request: web.Request, tenant: str, body: bytes, *aside: str) -> Once | None:
@@ -227,6 +231,35 @@ def _for_others(error: BaseException) -> Exception:
 
 def _under_way(detail: str) -> Problem:
     return Problem(409, "idempotency-under-way", detail, retry_after=1)
+
+
+async def start_once(
+    keys: Idempotency, runs: Runs, once: Once | None, start: Start
+) -> tuple[Run | Record, bool]:
+    """Start a run, or find the one that an earlier request of the key started; True: it was.
+
+    Raises:
+        Problem: as `start` and `Idempotency.perform`; 410, the run has been deleted since.
+    """
+    if once is None:
+        return await start(None), False
+
+    async def act(run_id: str, again: bool) -> None:
+        if not (again and await _find_run(runs, once.tenant, run_id)):
+            await start(run_id)
+
+    run_id, was_there = await keys.perform(once, new_run_id(), act)
+    found = await _find_run(runs, once.tenant, run_id)
+    if found is None:
+        raise Problem(410, "gone", "the run of this key was deleted")
+    return found, was_there
+
+
+async def _find_run(runs: Runs, tenant: str, run_id: str) -> Run | Record | None:
+    try:
+        return await runs.find(tenant, run_id)
+    except Problem:
+        return None
 
 
 # --- The database --------------------------------------------------------------------------------

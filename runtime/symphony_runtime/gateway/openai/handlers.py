@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
     OPENAI_MODELS_SHOWN_MAX,
     RUN_BODY_BYTES_MAX,
     RUN_INPUT_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.admission.rate_limit import TOKENS, tokens_refused
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.http.context import (
     answer,
@@ -22,12 +24,17 @@ from symphony_runtime.gateway.http.context import (
     services,
     tenant_of,
 )
-from symphony_runtime.gateway.http.idempotency import REPLAYED, Idempotency, Once, read_once
-from symphony_runtime.gateway.http.idempotent_runs import start_once
+from symphony_runtime.gateway.http.idempotency import (
+    REPLAYED,
+    Idempotency,
+    Once,
+    read_once,
+    start_once,
+)
 from symphony_runtime.gateway.http.responses import send_whole
+from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits, read_model
 from symphony_runtime.gateway.openai.requests.parsing import (
     ParsedRequest,
@@ -41,6 +48,7 @@ from symphony_runtime.gateway.openai.requests.parsing import (
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.openai.run_records import (
     Batches,
+    Inbox,
     kept_records,
     own_records,
     shipped_records,
@@ -53,7 +61,6 @@ from symphony_runtime.gateway.openai.serving import (
     now,
 )
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
-from symphony_runtime.gateway.openai.token_rate import check_tokens
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, RunRequest
@@ -164,7 +171,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     once = read_once(request, tenant, raw)
     body = await parse_json(request, raw)
     name, model = model_of(body), await with_.model()
-    await check_tokens(request, tenant)
+    await _check_tokens(request, tenant)
     if name == model.name:
         limits = RequestLimits.of(with_.runs.limits.of(tenant))
         wanted = await beside_others(len(raw), partial(parse, body, model, limits))
@@ -202,6 +209,25 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
         if client is not None:
             with_.clients.leave(client, served=served)
     return response
+
+
+async def _check_tokens(request: web.Request, tenant: str) -> None:
+    """Let a request of a tenant begin, if it has tokens left; its answer will tell how many.
+
+    Raises:
+        Problem: 429, there are none; 503, the kernel that counts them is away.
+    """
+    runs = services(request).runs
+    try:
+        tokens = await runs.kernel_limits.tokens(tenant)
+    except (KernelAwayError, SyscallError) as error:
+        raise runs.admission.away("kernel", str(error)) from error
+    if tokens is None:
+        return
+    request[TOKENS] = tokens
+    if tokens[2] > 0:
+        runs.figures.hit(tenant, "tokens_per_minute")
+        raise tokens_refused(*tokens)
 
 
 async def _start_shipped(
