@@ -1,4 +1,4 @@
-"""The command line: `symphony serve`, `run`, `upload`, ... (see docs/http.md)."""
+"""The command line: `symphony run`, `upload`, `runs`, ... (docs/http.md)."""
 
 import argparse
 import asyncio
@@ -35,10 +35,10 @@ from symphony_runtime.config.serve import (
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-# As a shell would say it of a process that was aborted or killed.
+# As a shell reports an aborted or a killed process.
 _EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
 _LEVELS = ("debug", "info", "warning", "error")
-_ERROR = 3  # shown without being asked for: it is how a program says why it could do nothing
+_ERROR = 3  # always shown: programs log why they failed
 _LISTED_DEFAULT = 50
 _READ_BYTES = 1 << 16
 _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone, as in `symphony runs | head`
+    except BrokenPipeError:  # the reader of our output has gone, as in `symphony runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
@@ -158,7 +158,7 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
     loop = asyncio.get_running_loop()
     following = asyncio.create_task(_show_events(client.events(run), options))
     loop.add_signal_handler(signal.SIGINT, following.cancel)
-    talking = asyncio.create_task(_talk(client, run, options.interactive))
+    sending = asyncio.create_task(_send_stdin(client, run, options.interactive))
     try:
         return await following
     except asyncio.CancelledError:
@@ -166,26 +166,26 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
         return EXIT_INTERRUPTED
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        talking.cancel()
-        await asyncio.wait([talking])
-        if not talking.cancelled() and (error := talking.exception()) is not None:
+        sending.cancel()
+        await asyncio.wait([sending])
+        if not sending.cancelled() and (error := sending.exception()) is not None:
             print(f"symphony: a message was not sent: {error}", file=sys.stderr)
 
 
-async def _talk(client: Client, run: str, interactive: bool) -> None:
-    """Send lines of stdin as messages, if asked to; then say that no message follows."""
+async def _send_stdin(client: Client, run: str, interactive: bool) -> None:
+    """Send the lines of stdin as messages, if asked to; then close the input."""
     try:
         if interactive:
             async for line in _stdin_lines():
                 await _send(client, run, line)
         await _send(client, run, b"", close=True)
     except ServerError as error:
-        if error.status != 409:  # the run has ended: nobody is there to read
+        if error.status != 409:  # the run has ended: nothing reads it
             raise
 
 
 async def _send(client: Client, run: str, message: bytes, *, close: bool = False) -> None:
-    """Send a message; wait as long as the program has too many that it has not received."""
+    """Send a message; wait while the program's inbox is full."""
     while True:
         try:
             return await client.send(run, message, close=close)
@@ -196,12 +196,12 @@ async def _send(client: Client, run: str, message: bytes, *, close: bool = False
 
 
 async def _stdin_lines() -> AsyncIterator[bytes]:
-    """Give stdin's lines without their ends, whatever it is: a terminal, a pipe or a file."""
+    """Yield stdin's lines without their ends: of a terminal, a pipe or a file."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def read() -> None:
-        # Not sys.stdin: its lock would be held while we wait, and the interpreter's end needs it.
+        # Not sys.stdin: its lock would be held while we wait, and the interpreter needs it at exit.
         with (
             contextlib.suppress(RuntimeError),  # the loop has closed: the run has ended
             open(sys.stdin.fileno(), "rb", buffering=_READ_BYTES, closefd=False) as stdin,
@@ -210,7 +210,7 @@ async def _stdin_lines() -> AsyncIterator[bytes]:
                 loop.call_soon_threadsafe(lines.put_nowait, line.removesuffix(b"\n"))
             loop.call_soon_threadsafe(lines.put_nowait, None)
 
-    # A daemon: nothing can interrupt it while it waits for a line that no run needs any longer.
+    # A daemon thread: a read cannot be interrupted when no run needs a line any longer.
     threading.Thread(target=read, daemon=True).start()
     while (line := await lines.get()) is not None:
         yield line
@@ -228,9 +228,9 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
             elif event.kind == "message":
                 output.message(event.message())
             elif event.kind == "log" and (options.verbose or event.data["level"] == _ERROR):
-                output.words(_log_line(event))
+                output.note(_log_line(event))
             elif event.kind == "status" and event.data["status"] in _EXIT_CODES:
-                output.words(f"symphony: the run {_ended_words(event.data)}")
+                output.note(f"symphony: the run {_ended_words(event.data)}")
     finally:
         output.end_line()
     return code
@@ -308,7 +308,7 @@ def _log_line(event: Event) -> str:
 
 # --- Helpers -------------------------------------------------------------------------------------
 def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
-    """Return the command as `main` calls it: with a client of the server that the user means."""
+    """Return the command as `main` calls it, with a client of the chosen server."""
 
     async def call(options: argparse.Namespace) -> int:
         url, key = _place(options)
@@ -324,14 +324,14 @@ def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
 
 
 def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return the server's address and the key, from options, environment and the local files."""
+    """Return the server's address and the key, from options, environment and local files."""
     local = read_place(user_server_file())
     url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
     if url is not None and not url.startswith(("http://", "https://")):
-        raise CommandError(f"{url} is no server's address, as http://127.0.0.1:8700 is")
+        raise CommandError(f"{url} is not a server's address like http://127.0.0.1:8700")
     operator = getattr(options, "operator", False)
     key = options.key or os.environ.get("SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY")
-    # The local server's key is for the local server: no other one gets to see it.
+    # The local server's key is never sent to another server.
     if not key and local is not None and url is not None and url.rstrip("/") == local.url:
         with contextlib.suppress(OSError):
             file = local.key_file.with_name("admin.key") if operator else local.key_file
@@ -352,7 +352,7 @@ def _program_file(program: str) -> Path | None:
 
 
 def _input(text: str) -> Any:
-    """Return the JSON that --input holds; what is no JSON is a string, @FILE is the file's text."""
+    """Return the value of --input: JSON, else the text; @FILE is the file's text."""
     if text.startswith("@"):
         return _read(Path(text[1:])).decode(errors="replace")
     try:
@@ -370,7 +370,7 @@ def _limit(text: str) -> tuple[str, int]:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError("a number from 1 is wanted")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1; it is {text!r}")
     return int(text)
 
 
@@ -394,7 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="print JSON")
     limited = argparse.ArgumentParser(add_help=False)
     limited.add_argument(
-        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most so many"
+        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most this many"
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -406,7 +406,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add_serve(add("serve", "start the server", serve))
-    _add_run(add("run", "run a program, show what it says", _with_server(_run), server, listing))
+    _add_run(add("run", "run a program and show its messages", _with_server(_run), server, listing))
     upload = add("upload", "upload a program", _with_server(_upload), server, listing)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")
     upload.add_argument("--name", help="its name (else the file's)")
@@ -421,11 +421,11 @@ def _parser() -> argparse.ArgumentParser:
     programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
     programs.add_argument("program", nargs="?", help="name or id, for rm")
     add("runs", "list runs, newest first", _with_server(_runs), server, listing, limited)
-    add("top", "show what the server does, once a second", _with_server(_top), server, listing)
-    logs = add("logs", "show what a run has logged", _with_server(_logs), server, listing)
+    add("top", "show the load of the server, once a second", _with_server(_top), server, listing)
+    logs = add("logs", "show the log of a run", _with_server(_logs), server, listing)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    trace = add("trace", "save what a traced run did, for Perfetto", _with_server(_trace), server)
+    trace = add("trace", "save the trace of a run, for Perfetto", _with_server(_trace), server)
     trace.add_argument("run", help="of `symphony run --trace`")
     trace.add_argument("-o", "--output", type=Path, help="else stdout")
     cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
@@ -435,11 +435,11 @@ def _parser() -> argparse.ArgumentParser:
     add_admin(commands, _with_server, parents)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())
-    new = add("new", "make a project for a program", _new)
+    new = add("new", "create a project for a program", _new)
     new.add_argument("name")
     new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
-    new.add_argument("--directory", type=Path, default=Path(), help="where to make its folder")
-    doctor = add("doctor", "tell what this machine has and lacks", _doctor, server, listing)
+    new.add_argument("--directory", type=Path, default=Path(), help="where to create its folder")
+    doctor = add("doctor", "check what this machine has and lacks", _doctor, server, listing)
     doctor.add_argument("--model", default="tiny")
     return parser
 
@@ -454,9 +454,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument(
-        "--trace", action="store_const", const=True, help="keep what it does for `symphony trace`"
+        "--trace", action="store_const", const=True, help="record it for `symphony trace`"
     )
-    run.add_argument("--detach", action="store_true", help="only start it, print its id")
+    run.add_argument("--detach", action="store_true", help="only start it and print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
     run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")
     run.add_argument(

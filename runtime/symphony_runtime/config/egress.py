@@ -1,19 +1,19 @@
-"""What an operator says of the outside in symphony.toml: which tools and which URLs, for whom.
+"""The tables `tools` and `http` of symphony.toml: what programs of which tenants may reach.
 
 [tools.weather]                        # an MCP server; programs call weather.forecast
 command = ["python", "weather.py"]     # started by the gateway; or url = "https://.../mcp"
-tenants = ["default"]                  # who may use it: nobody, where nobody is named
-environment = {API_KEY = "..."}        # beside PATH, HOME and the like
-directory = "tools"                    # where it runs; relative to the file
+tenants = ["default"]                  # the tenants that may use it; none by default
+environment = {API_KEY = "..."}        # in addition to PATH, HOME and the like
+directory = "tools"                    # its working directory; relative to the file
 headers = {Authorization = "..."}      # sent to `url`
 timeout_seconds = 60                   # of one call
-calls_at_once = 16                     # of one tenant; more of them wait
+calls_at_once = 16                     # of one tenant; more calls wait
 
-[[http]]                               # URLs that programs may ask for
+[[http]]                               # URLs that programs may request
 tenants = ["default"]
 urls = ["https://api.example.com/v1/", "https://*.example.org"]
-methods = ["GET", "HEAD"]              # these, where none are named
-networks = ["10.1.2.0/24"]             # not public, but may be reached under these names
+methods = ["GET", "HEAD"]              # these by default
+networks = ["10.1.2.0/24"]             # private addresses that these names may have
 """
 
 import ipaddress
@@ -37,11 +37,11 @@ from symphony_runtime.validation import StrictModel, check_table
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _METHOD = re.compile(r"[A-Z]{1,20}")
-# What lies below a path to us could lie elsewhere to a server: an encoded slash is one to some, and
-# some leave out what follows a semicolon, so that "..;x" means the folder above.
+# A server may read a path differently than we do: some take an encoded slash for a slash, and some
+# drop what follows a semicolon, so that "..;x" is the parent folder.
 _HIDDEN = re.compile(r"%2F|%5C|/(?:\.|%2E){1,2}(?:;|%3B)", re.IGNORECASE)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-EVERYBODY = "*"  # in `tenants`
+ANY_TENANT = "*"  # in `tenants`
 _Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 
 
@@ -71,7 +71,7 @@ class _HttpTable(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolServerOptions:
-    """One MCP server: `command` to start it, or the `url` where it is."""
+    """One MCP server: the `command` that starts it, or its `url`."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -84,13 +84,12 @@ class ToolServerOptions:
     calls_at_once: int = TOOL_CALLS_AT_ONCE_DEFAULT
 
     def serves(self, tenant: str) -> bool:
-        """Whether a tenant may use it."""
-        return tenant in self.tenants or EVERYBODY in self.tenants
+        return tenant in self.tenants or ANY_TENANT in self.tenants
 
 
 @dataclass(frozen=True, slots=True)
 class UrlPattern:
-    """URLs of one origin whose path begins so."""
+    """URLs of one origin whose path has a prefix."""
 
     scheme: str
     host: str
@@ -99,7 +98,7 @@ class UrlPattern:
     below: bool = False  # names below `host`, not itself
 
     def covers(self, url: URL) -> bool:
-        """Whether a URL is one of them; `url` is absolute and normalised."""
+        """Whether it includes a URL, which is absolute and normalised."""
         host = url.raw_host or ""
         named = host.endswith(f".{self.host}") if self.below else host == self.host
         if not named or (url.scheme, url.port) != (self.scheme, self.port):
@@ -112,7 +111,7 @@ class UrlPattern:
 
 @dataclass(frozen=True, slots=True)
 class HttpRule:
-    """What some tenants may ask for."""
+    """The requests that some tenants may make."""
 
     tenants: frozenset[str]
     urls: tuple[UrlPattern, ...]
@@ -120,11 +119,9 @@ class HttpRule:
     networks: tuple[Network, ...] = ()
 
     def serves(self, tenant: str) -> bool:
-        """Whether it is about a tenant."""
-        return tenant in self.tenants or EVERYBODY in self.tenants
+        return tenant in self.tenants or ANY_TENANT in self.tenants
 
     def covers(self, url: URL) -> bool:
-        """Whether it is about a URL."""
         return any(pattern.covers(url) for pattern in self.urls)
 
 
@@ -132,7 +129,7 @@ def parse_http(values: Any) -> tuple[HttpRule, ...]:
     """Return the rules in the tables `http`.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, list):
         raise ValueError("http must be a list of tables: [[http]]")
@@ -194,7 +191,7 @@ def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:
     """Return the servers in the table `tools`.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, dict):
         raise ValueError("tools must be a table of servers")

@@ -1,23 +1,22 @@
-"""What an operator may set: `symphony serve`'s options and the file behind `--config`.
+"""The options of `symphony serve`, and the file behind `--config`.
 
-The file is TOML with the options' names as keys; an option on the command line wins over it:
+The file is TOML with the options' names as keys; the command line overrides it:
 
     model = "tiny"          # or a folder in Hugging Face layout
     host = "127.0.0.1"
     port = 8700
     workers = 1
-    max_decode_gap_ms = 200 # a step with prompts beside others' decodes takes no longer
-    delivery_ms = 25        # tokens of a generation come in lots, at most so late; 0: each at once
+    max_decode_gap_ms = 200 # the longest step that computes prompts with others' decodes
+    delivery_ms = 25        # tokens of a generation are delivered together, at most this late
 
-    [tenant_weights]        # shares of the device; 1 where none stands
+    [tenant_weights]        # shares of the device; 1 by default
     research = 2
 
-What tenants and runs may use stands in its tables `limits` and `tenants`: see
-`symphony_runtime.config.limits`. Which tools and which URLs programs may reach stands in its tables
-`tools` and `http`: see `symphony_runtime.config.egress`.
+Its tables `limits` and `tenants` are described in `config.limits`, `tools` and `http` in
+`config.egress`.
 
-Where a server is, is told in two small JSON files ({url, key_file, pid}): `server.json` in its data
-directory, and one for the user, so that the other commands find it without being told.
+A server's address is in two small JSON files ({url, key_file, pid}): `server.json` in its data
+directory, and one for the user, in which the other commands find it.
 """
 
 import json
@@ -62,17 +61,16 @@ DEVICES_MAX = 64
 
 
 class OptionsError(Exception):
-    """An option or the configuration file is wrong; the words are for the operator."""
+    """An option or the configuration file is wrong. The message is for the operator."""
 
 
 def default_data_dir() -> Path:
-    """Return where a server keeps its data unless it is told."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "symphony"
 
 
 def user_server_file() -> Path:
-    """Return the file that says where this user's server is."""
+    """Return the file that holds the address of this user's server."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "symphony" / "server.json"
 
@@ -205,10 +203,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-# --- Where a server is ---------------------------------------------------------------------------
+# --- The address of a server ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ServerPlace:
-    """A server's address, the file with the default tenant's key, and its supervisor's process."""
+    """A server's address, the file with the default tenant's key, and the supervisor's pid."""
 
     url: str
     key_file: Path
@@ -216,17 +214,17 @@ class ServerPlace:
 
 
 def write_place(path: Path, place: ServerPlace) -> None:
-    """Tell where a server is; the file is replaced as a whole."""
+    """Write the file of a server, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"url": place.url, "key_file": str(place.key_file), "pid": place.pid})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.touch(mode=0o600)  # what it tells is its owner's alone
+    temporary.touch(mode=0o600)  # only its owner may read it
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
 def read_place(path: Path) -> ServerPlace | None:
-    """Return what such a file says; None if there is none, or none that can be understood."""
+    """Return what the file says, None if there is none or it cannot be parsed."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return ServerPlace(str(values["url"]), Path(values["key_file"]), int(values["pid"]))
@@ -235,9 +233,9 @@ def read_place(path: Path) -> ServerPlace | None:
 
 
 def remove_place(path: Path, pid: int, former: ServerPlace | None = None) -> None:
-    """Remove the file if it is about the server of this process.
+    """Remove the file if it is of this process's server.
 
-    `former` is what stood there before: it stands there again if that server has not ended.
+    `former` is what the file said before: it is restored if that server still runs.
     """
     place = read_place(path)
     if place is None or place.pid != pid:

@@ -1,4 +1,4 @@
-"""The handlers of operators' routes: tenants, keys, usage, the audit log."""
+"""The handlers of operators' routes: tenants, keys, gateways, usage, the audit log."""
 
 import csv
 import io
@@ -35,7 +35,6 @@ _CSV_ROWS = 1_000  # read at a time
 
 # --- Tenants -------------------------------------------------------------------------------------
 async def list_tenants(request: web.Request) -> web.StreamResponse:
-    """List tenants, by their ids."""
     limit = page_limit(request)
     found = services(request).administration.tenants.page(request.query.get("after", ""), limit + 1)
     shown = found[:limit]
@@ -44,37 +43,33 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:
-    """Make a tenant."""
     body = await _read_body(request)
     request[WORDS] = str(body.get("id", "")) if isinstance(body, dict) else ""
     wanted = parse_body(TenantBody, body)
-    with_, change = services(request), wanted.change()
-    tenant = await with_.administration.tenants.create(wanted.id, change)
-    await with_.administration.took_effect(tenant, change)
+    server, change = services(request), wanted.change()
+    tenant = await server.administration.tenants.create(wanted.id, change)
+    await server.administration.took_effect(tenant, change)
     response = await answer(_view(request, tenant), status=201)
     response.headers["Location"] = f"/v1/admin/tenants/{tenant.id}"
     return response
 
 
 async def get_tenant(request: web.Request) -> web.StreamResponse:
-    """Show a tenant."""
     return await answer(_view(request, _tenant(request)))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
-    """Change what is said of a tenant: suspended, weight, quotas."""
     body = await _read_body(request)
     if isinstance(body, dict):
         request[WORDS] = ", ".join(f"{name}: {value}" for name, value in body.items())
     change = parse_body(TenantChange, body).change()
-    with_ = services(request)
-    tenant = await with_.administration.tenants.change(request.match_info["tenant"], change)
-    await with_.administration.took_effect(tenant, change)
+    server = services(request)
+    tenant = await server.administration.tenants.change(request.match_info["tenant"], change)
+    await server.administration.took_effect(tenant, change)
     return await answer(_view(request, tenant))
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
-    """Forget a tenant that has nothing any more, with its keys; or that with all it has."""
     everything = flag(request, "everything")
     if everything:
         request[WORDS] = "everything"
@@ -87,23 +82,22 @@ def _tenant(request: web.Request) -> Tenant:
 
 
 def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
-    with_ = services(request)
+    server = services(request)
     return {
         **tenant.view(),
-        "keys": len(with_.keys.of(tenant.id)),
-        "live_runs": len(with_.runs.live(tenant.id)),
+        "keys": len(server.keys.of(tenant.id)),
+        "live_runs": len(server.runs.live(tenant.id)),
     }
 
 
 # --- Keys ----------------------------------------------------------------------------------------
 async def list_keys(request: web.Request) -> web.StreamResponse:
-    """List a tenant's keys, or the operators'."""
     keys = services(request).keys.of(_owner(request))
     return await answer({"data": [key.view() for key in keys], "next": None})
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:
-    """Make a key; it is shown this once."""
+    """Create a key; its text is shown only here."""
     owner = _owner(request)
     body = await _read_body(request)
     wanted = parse_key(body, operators=owner is None, now_ms=now_ms())
@@ -113,14 +107,12 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 
 
 async def revoke_key(request: web.Request) -> web.StreamResponse:
-    """Take a key away, at once."""
     ring = services(request).administration.ring
     await ring.revoke(_owner(request), request.match_info["key"])
     return web.Response(status=204)
 
 
 async def rotate_key(request: web.Request) -> web.StreamResponse:
-    """Make a key in another's place, which stays for a time of grace."""
     grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, KEY_GRACE_MS_MAX)
     ring = services(request).administration.ring
     text, key = await ring.rotate(_owner(request), request.match_info["key"], grace_ms)
@@ -129,7 +121,7 @@ async def rotate_key(request: web.Request) -> web.StreamResponse:
 
 
 def _owner(request: web.Request) -> str | None:
-    """Return whose keys the path is about: a tenant's, or the operators' (None)."""
+    """Return the tenant in the path, None for operators."""
     return _tenant(request).id if "tenant" in request.match_info else None
 
 
@@ -141,25 +133,24 @@ async def _shown_once(text: str, key: Key) -> web.StreamResponse:
 
 # --- Gateways ------------------------------------------------------------------------------------
 async def list_gateways(request: web.Request) -> web.StreamResponse:
-    """List the gateways of the database, with the tenants that each has yet to forget."""
     members = services(request).deletion.members
     return await answer({"data": await members.listing(), "next": None})
 
 
 async def drop_gateway(request: web.Request) -> web.StreamResponse:
-    """Wait no more for a gateway that is gone for good."""
+    """Remove a gateway that will not come back."""
     await services(request).deletion.members.drop(request.match_info["gateway"])
     return web.Response(status=204)
 
 
 # --- What was used, and what was done ------------------------------------------------------------
 async def get_usage(request: web.Request) -> web.StreamResponse:
-    """Tell what tenants used, by day and tenant; `format=csv` tells all of it at once."""
+    """Answer with the usage by day and tenant; `format=csv` sends all of it."""
     await services(request).administration.ledger.flush()
     chosen = _chosen(request)
     wanted = request.query.get("format", "json")
     if wanted not in ("json", "csv"):
-        raise bad_request("bad-request", "`format` must be json or csv")
+        raise bad_request("bad-request", f"`format` must be json or csv; it is {wanted[:20]!r}")
     if wanted == "csv":
         return await _send_csv(request, chosen)
     limit = page_limit(request)
@@ -170,7 +161,6 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
-    """Tell what operators did and what was denied, the newest first."""
     limit, kind = page_limit(request), request.query.get("kind", "")
     if kind not in ("", audit.ADMIN, audit.DENIED):
         raise bad_request("bad-request", "`kind` must be admin or denied")

@@ -1,11 +1,10 @@
-"""`GET /metrics`: what the gateway and the kernel count, in Prometheus' text format.
+"""`GET /metrics`: the metrics of gateway and kernel, in Prometheus' text format.
 
-    KernelFigures, RunFigures, roles  ->  Scrape  ->  families  ->  text
+    KernelMetrics, RunMetrics, roles  ->  Scrape  ->  families  ->  text
 
-Names are vLLM's where vLLM has the thing (with `symphony:` for `vllm:`); docs/metrics.md says what
-each means. Who may see what: the admin key sees everything, by tenant where there are tenants. A
-tenant's key sees the server's sums if it is the only tenant, and otherwise its own runs: a sum over
-two tenants would tell each of them about the other.
+Names are vLLM's where vLLM has the metric (`symphony:` for `vllm:`): see docs/metrics.md.
+The admin key sees everything, by tenant. A tenant's key sees the server's sums if it is the only
+tenant, else only its own runs: a sum over two tenants would tell each about the other.
 """
 
 from collections import Counter
@@ -37,10 +36,10 @@ _Samples = Iterable[tuple[_Labels, float]]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Everything that one answer is made of."""
+    """All values of one answer."""
 
-    model: str  # "" before the first kernel was there
-    kernel: dict[str, Any]  # as `KernelFigures.latest` gives it
+    model: str  # "" before the first kernel is ready
+    kernel: dict[str, Any]  # of `KernelMetrics.latest`
     kernel_restarts: int
     runs: RunMetrics
     live: Mapping[str, int]  # runs, by tenant
@@ -51,16 +50,16 @@ class Scrape:
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
     connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
     hanging: Collection[str] = ()  # roles
-    memory_free: int | None = None  # bytes; None: the system does not tell
+    memory_free: int | None = None  # bytes; None: unknown
     disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
-    audit_lost: int = 0  # notes, see `Audit`
+    audit_lost: int = 0  # lines, see `Audit`
     disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
 
 
 def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
     """Return the text for the admin (`tenant` None), or for a tenant's key.
 
-    `whole`: the tenant is the only one, so that the server's sums are its own.
+    `whole`: it is the only tenant, so the server's sums are its own.
     """
     if tenant is None:
         families = [*_tenants(scrape), *_server(scrape), *_operators(scrape)]
@@ -74,21 +73,20 @@ def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
 
 
 class _Families(Collector):
-    """What the library writes: families that are made already."""
+    """A collector of families that are already made."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Give them all."""
         return self._families
 
 
-# --- Runs, of everybody, of each tenant, or of one ------------------------------------------------
+# --- Runs: of all tenants, by tenant, or of one --------------------------------------------------
 def _tenants(scrape: Scrape) -> Iterator[Metric]:
     names = {*scrape.kernel.get("tenants", {}), *scrape.live}
     for name in sorted(names):
-        scrape.runs.of(name)  # a label of its own, if there is one left
+        scrape.runs.of(name)  # reserves a label of its own, if one is left
     labelled = [name for name in scrape.runs.tenants() if name != OTHERS]
     parts = [_Part.of(scrape, [name], {"tenant": name}) for name in labelled]
     if OTHERS in scrape.runs.tenants():
@@ -108,7 +106,7 @@ def _own(scrape: Scrape, tenant: str) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some tenants' runs together, and the labels that they are shown with."""
+    """The sums of some tenants' runs, and the labels that they are shown with."""
 
     labels: _Labels
     live: int
@@ -132,7 +130,7 @@ class _Part:
 
 
 def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
-    """Yield what runs come to, each part with its labels."""
+    """Yield the metrics of runs, each part with its labels."""
     parts = list(parts)
     text = _Text(scrape.model)
 
@@ -172,7 +170,7 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
 
 
 def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
-    """Yield what gateway, workers and kernel count of limits; `cpu_ms` even before any."""
+    """Yield how often limits were reached; `cpu_ms` even if never."""
     for part in parts:
         hits = Counter({"cpu_ms": 0})
         hits.update(part.figures.limits)
@@ -183,7 +181,7 @@ def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
 
 # --- The server ----------------------------------------------------------------------------------
 def _server(scrape: Scrape) -> Iterator[Metric]:
-    """Yield what the model and the device do, whoever it is for."""
+    """Yield the metrics of the model and the device."""
     text, kernel = _Text(scrape.model), scrape.kernel
     for name, key, words in _GAUGES:
         if key in kernel:
@@ -265,13 +263,13 @@ _HISTOGRAMS = (
 
 
 def _usage(kernel: dict[str, Any]) -> float:
-    idle = kernel.get("prefix_cache_idle_pages", 0)  # given up as soon as somebody wants them
+    idle = kernel.get("prefix_cache_idle_pages", 0)  # evicted as soon as pages are needed
     used = kernel["pages"] - kernel["pages_free"] - idle
     return float(used / kernel["pages"])
 
 
 def _operators(scrape: Scrape) -> Iterator[Metric]:
-    """Yield what is no tenant's business: the processes, requests and the database."""
+    """Yield the metrics that only operators see: processes, requests, the database."""
     text, roles = _Text(""), scrape.roles
     there = {name: found for name, found in roles.items() if found is not None}
     yield text.gauge("role_up", "1 while the process is there",
@@ -347,7 +345,7 @@ def _egress(text: "_Text", egress: EgressMetrics) -> Iterator[Metric]:
 
 
 class _Text:
-    """Makes families of the library's; all samples name the model, as vLLM's do."""
+    """Makes the library's metric families; all samples name the model, as vLLM's do."""
 
     def __init__(self, model: str) -> None:
         self._common = {"model_name": model} if model else {}

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 DOCUMENT = web.AppKey("openapi", bytes)
 EVENTS = "text/event-stream"
 _PROBLEM = "application/problem+json"
-_BEFORE_ROUTES = (400, 417)  # what is no HTTP is refused before anybody looks whose path it is
+_BEFORE_ROUTES = (400, 417)  # invalid HTTP is refused before a route is found
 _OF_BODIES = (408, 413, 415, 429)
 PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
-    403: "it may not be: the operator does not let it, the tenant is suspended, the key only reads",
-    404: "there is none, or it is not yours",
+    403: "not allowed: by the operator, as the tenant is suspended, or with a read-only key",
+    404: "it does not exist, or is another tenant's",
     405: "the path does not take this method",
-    408: "the body came too slowly",
-    409: "it does not fit what is there: a run that has ended, or has not, or another model's file",
+    408: "the body arrived too slowly",
+    409: "a conflict: the run has ended, or has not, or the file is another model's",
     410: "the run of this Idempotency-Key was deleted",
     413: "the body is too large",
-    415: "the body is packed (Content-Encoding)",
+    415: "the body is compressed (Content-Encoding)",
     417: "an expectation (Expect) other than 100-continue",
-    422: "this Idempotency-Key was another request's",
-    426: "the request is no WebSocket handshake",
-    429: "over the tenant's quota, or too much of its own waits; see Retry-After",
+    422: "this Idempotency-Key was used for another request",
+    426: "the request is not a WebSocket handshake",
+    429: "over the tenant's quota, or too many of its requests wait; see Retry-After",
     500: "the server made a mistake",
-    503: "not now; see Retry-After",
+    503: "unavailable now; see Retry-After",
     507: "the server's disk is full",
 }
 
@@ -47,12 +47,10 @@ _SECURITY: dict[str, list[dict[str, list[str]]]] = {
 
 
 async def get_openapi(request: web.Request) -> web.StreamResponse:
-    """Answer with the document."""
     return web.Response(body=request.app[DOCUMENT], content_type="application/json")
 
 
 def build_document(routes: "tuple[Route, ...]") -> dict[str, Any]:
-    """Return the OpenAPI document of a route table."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -76,7 +74,6 @@ def build_document(routes: "tuple[Route, ...]") -> dict[str, Any]:
 
 
 def encode_document(routes: "tuple[Route, ...]") -> bytes:
-    """Return the document's JSON."""
     return to_json(build_document(routes))
 
 
@@ -117,7 +114,9 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
-    known = set() if route.access.value == "open" else {401, 403, 503}  # the database may be away
+    known = (
+        set() if route.access.value == "open" else {401, 403, 503}
+    )  # 503: the database may be away
     stored = {507} if route.writes else set()
     paced = {429} if route.access.value in ("tenant", "any") else set()
     named = {404} if "{" in route.path else set()

@@ -1,7 +1,7 @@
-"""Requests' bodies that come too slowly: whoever brings one byte a minute holds what waits for it.
+"""Slow clients: bodies that arrive too slowly. `slow_readers` has answers that are not read.
 
-A body has `grace_seconds` and, beside them, the time that its bytes take at the least rate. Only
-time counts in which we waited for the client.
+A client that sends one byte a minute holds resources. So a body has `grace_seconds`, plus the time
+that its bytes take at the least rate. Only the time in which we wait for the client counts.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from symphony_runtime.gateway.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlowBounds:
-    """How slow a client may be that brings a body."""
+    """How slowly a client may send a body."""
 
     grace_seconds: float = SLOW_GRACE_SECONDS
     bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN
@@ -28,7 +28,7 @@ class SlowBounds:
 
 
 class SlowBodies:
-    """Reads bodies, as fast as they come and no slower than they must."""
+    """Reads bodies as fast as they arrive, within the bounds."""
 
     def __init__(self, bounds: SlowBounds) -> None:
         self.cut = 0  # since the start
@@ -38,12 +38,12 @@ class SlowBodies:
         """Yield a request's body in chunks of at most `size` bytes.
 
         Raises:
-            Problem: 408, it comes too slowly; the connection ends.
+            Problem: 408, it arrives too slowly; the connection ends.
         """
         content, loop = request.content, asyncio.get_running_loop()
         waited, received = 0.0, 0
         while True:
-            if content.is_eof():  # all of it is here, as it is of nearly every request
+            if content.is_eof():  # the rest has arrived, as with nearly every request
                 chunk = await content.read(size)
             else:
                 began = loop.time()
@@ -60,16 +60,16 @@ class SlowBodies:
 
     def _too_slow(self, request: web.BaseRequest, received: int) -> Problem:
         self.cut += 1
-        request.protocol.close()  # what still comes is not read
+        request.protocol.close()  # the rest is not read
         detail = (
-            f"the body came too slowly: {received} bytes, and then fewer than "
+            f"the body arrived too slowly: {received} bytes, and then fewer than "
             f"{self._bounds.bytes_a_second} a second for {self._bounds.grace_seconds:g} s"
         )
         return Problem(408, "slow-body", detail)
 
 
 class SlowClients:
-    """Both, each with its bound."""
+    """Slow bodies and slow readers, each with its bound."""
 
     def __init__(
         self, bounds: SlowBounds | None = None, readers: SlowReaders | None = None
@@ -78,7 +78,6 @@ class SlowClients:
         self.readers = readers or SlowReaders()
 
     def statistics(self) -> dict[str, int]:
-        """Return how many of either were cut off, and the bytes that readers have not taken."""
         return {
             "slow_bodies": self.uploads.cut,
             "slow_readers": self.readers.cut,

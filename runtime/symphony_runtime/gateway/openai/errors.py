@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}."""
 
 import json
 import logging
@@ -6,7 +6,13 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.errors import Handler, Problem, broken_body, of_framework, of_storage
+from symphony_runtime.gateway.errors import (
+    Handler,
+    Problem,
+    broken_body,
+    problem_of_http_error,
+    problem_of_storage,
+)
 
 _log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -31,7 +37,6 @@ class OpenAIError(Problem):
         self.code = code
 
     def document(self) -> dict[str, Any]:
-        """Return the error's document."""
         error = {
             "message": self.detail,
             "type": _type_of(self.status),
@@ -41,10 +46,9 @@ class OpenAIError(Problem):
         return {"error": error}
 
     def response(self) -> web.Response:
-        """Return the answer."""
         return web.Response(
             status=self.status,
-            # ASCII: it may repeat what was asked, and that need not be Unicode (lone surrogates).
+            # ASCII: it may repeat the request, which may hold lone surrogates.
             body=json.dumps(self.document()).encode(),
             content_type="application/json",
             headers=self.headers,
@@ -52,19 +56,18 @@ class OpenAIError(Problem):
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> OpenAIError:
-    """The request says something that is wrong, or is not done here."""
     return OpenAIError(400, message, param=param, code=code)
 
 
-def of_problem(problem: Problem) -> OpenAIError:
-    """Return a problem of any other part of the gateway as OpenAI's clients know it."""
+def openai_error_of(problem: Problem) -> OpenAIError:
+    """Return another part's problem in OpenAI's shape."""
     code = _CODES.get(problem.status, problem.kind.replace("-", "_"))
     return OpenAIError(problem.status, problem.detail, code=code, headers=problem.headers)
 
 
 @web.middleware
 async def openai_errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn everything that is raised on an OpenAI route into an error of OpenAI's shape."""
+    """Turn every exception on an OpenAI route into an error of OpenAI's shape."""
     path = request.path
     if path not in _PATHS and not path.startswith("/v1/models/"):
         return await handler(request)
@@ -73,17 +76,17 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
     except OpenAIError:
         raise
     except Problem as problem:
-        raise of_problem(problem) from problem
+        raise openai_error_of(problem) from problem
     except web.HTTPException as error:
-        raise of_problem(of_framework(error)) from error
+        raise openai_error_of(problem_of_http_error(error)) from error
     except web.RequestPayloadError as error:
-        raise of_problem(broken_body()) from error
+        raise openai_error_of(broken_body()) from error
     except ConnectionError:
-        raise  # whoever asked has gone
+        raise  # the client has gone
     except Exception as error:
-        if (failing := of_storage(error)) is not None:
+        if (failing := problem_of_storage(error)) is not None:
             _log.warning("%s %s: %s", request.method, request.path, error)
-            raise of_problem(failing) from error
+            raise openai_error_of(failing) from error
         _log.exception("%s %s failed", request.method, request.path)
         raise OpenAIError(500, "the server made a mistake; its log says which") from error
 

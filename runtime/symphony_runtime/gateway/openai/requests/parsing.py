@@ -141,7 +141,7 @@ def _check_echoed(request: ResponseBody) -> None:
 
 
 def read_messages(value: Any, param: str) -> list[dict[str, str]]:
-    """Return a conversation as the chat template takes it: content is text.
+    """Return a conversation for the chat template, each message with its text.
 
     Raises:
         OpenAIError: 400.
@@ -155,12 +155,12 @@ def pack(value: Any) -> bytes:
     """Return a job, or messages, as the program reads them.
 
     Raises:
-        OpenAIError: 400, text in it is not Unicode.
+        OpenAIError: 400, a text in it is not Unicode.
     """
     try:
         packed: bytes = msgpack.packb(value)
     except UnicodeEncodeError as error:
-        raise refused("the request holds a lone surrogate, which is no character") from error
+        raise refused("the request holds a lone surrogate, which is not a character") from error
     return packed
 
 
@@ -186,7 +186,7 @@ def _prompts(value: Any, model: Model) -> list[str | bytes]:
 
 
 def _token_ids(value: Any, model: Model) -> bytes:
-    # There may be very many: all at once.
+    # There may be very many: checked by C loops.
     if not isinstance(value, list) or not value or not {int}.issuperset(map(type, value)):
         raise refused("`prompt` must hold strings, or non-empty lists of token ids", "prompt")
     if min(value) < 0 or max(value) >= model.vocab_size:
@@ -305,6 +305,6 @@ def model_of(body: Any) -> str:
 
 
 def no_such_model(name: str) -> OpenAIError:
-    """There is none, or it is another tenant's: the two look the same."""
+    """Return 404. A missing model and another tenant's look the same."""
     message = f"The model `{name}` does not exist or you do not have access to it."
     return OpenAIError(404, message, param="model", code="model_not_found")
