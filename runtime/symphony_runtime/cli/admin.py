@@ -6,7 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from symphony_runtime.cli.output import CommandError, first, local_time, print_json, print_listing
+from symphony_runtime.cli.output import (
+    CommandError,
+    first,
+    local_time,
+    print_json,
+    print_listing,
+    time_of,
+)
 from symphony_runtime.client import Client
 
 Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
@@ -16,20 +23,19 @@ _DAY_MS = 86_400_000
 # --- Tenants -------------------------------------------------------------------------------------
 async def list_tenants(client: Client, options: argparse.Namespace) -> int:
     tenants = await first(client.tenants(), options.limit)
-    rows = (
-        (
-            tenant["id"],
-            "suspended" if tenant["suspended"] else "",
-            "" if tenant["weight"] is None else tenant["weight"],
-            tenant["keys"],
-            tenant["live_runs"],
-            _pairs(tenant["quotas"]),
-            local_time(tenant["created_ms"]),
-        )
-        for tenant in tenants
+    print_listing(
+        options,
+        tenants,
+        {
+            "TENANT": "id",
+            "STATE": lambda tenant: "suspended" if tenant["suspended"] else "",
+            "WEIGHT": lambda tenant: "" if tenant["weight"] is None else tenant["weight"],
+            "KEYS": "keys",
+            "LIVE": "live_runs",
+            "QUOTAS": lambda tenant: _pairs(tenant["quotas"]),
+            "MADE": time_of("created_ms"),
+        },
     )
-    headings = ("TENANT", "STATE", "WEIGHT", "KEYS", "LIVE", "QUOTAS", "MADE")
-    print_listing(options, tenants, headings, rows)
     return 0
 
 
@@ -92,17 +98,17 @@ def _pairs(values: dict[str, Any]) -> str:
 # --- Keys ----------------------------------------------------------------------------------------
 async def list_keys(client: Client, options: argparse.Namespace) -> int:
     keys = await client.keys(options.tenant)
-    rows = (
-        (
-            key["id"],
-            key["role"],
-            key["name"],
-            local_time(key["created_ms"]),
-            local_time(key["expires_ms"]) if key["expires_ms"] else "",
-        )
-        for key in keys
+    print_listing(
+        options,
+        keys,
+        {
+            "KEY": "id",
+            "ROLE": "role",
+            "NAME": "name",
+            "MADE": time_of("created_ms"),
+            "UNTIL": time_of("expires_ms"),
+        },
     )
-    print_listing(options, keys, ("KEY", "ROLE", "NAME", "MADE", "UNTIL"), rows)
     return 0
 
 
@@ -137,16 +143,16 @@ def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> int:
 # --- Gateways ------------------------------------------------------------------------------------
 async def list_gateways(client: Client, options: argparse.Namespace) -> int:
     gateways = await first(client.gateways(), options.limit)
-    rows = (
-        (
-            gateway["id"],
-            "here" if gateway["here"] else "",
-            local_time(gateway["seen_ms"]),
-            " ".join(gateway["forgetting"]),
-        )
-        for gateway in gateways
+    print_listing(
+        options,
+        gateways,
+        {
+            "GATEWAY": "id",
+            "": lambda gateway: "here" if gateway["here"] else "",
+            "SEEN": time_of("seen_ms"),
+            "HAS YET TO FORGET": lambda gateway: " ".join(gateway["forgetting"]),
+        },
     )
-    print_listing(options, gateways, ("GATEWAY", "", "SEEN", "HAS YET TO FORGET"), rows)
     return 0
 
 
@@ -163,11 +169,9 @@ async def show_usage(client: Client, options: argparse.Namespace) -> int:
         sys.stdout.write(await client.usage_csv(query))
         return 0
     days = [day async for day in client.usage(query)]
-    columns = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
-               "cpu_ms", "kv_token_ms")  # fmt: skip
-    rows = (tuple(day[column] for column in columns) for day in days)
-    headings = tuple(column.upper().replace("_", " ") for column in columns)
-    print_listing(options, days, headings, rows)
+    fields = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
+              "cpu_ms", "kv_token_ms")  # fmt: skip
+    print_listing(options, days, {field.upper().replace("_", " "): field for field in fields})
     return 0
 
 
@@ -175,21 +179,20 @@ async def show_audit(client: Client, options: argparse.Namespace) -> int:
     query = {"kind": options.kind, "tenant": options.tenant}
     query = {name: value for name, value in query.items() if value is not None}
     notes = await first(client.audit(query), options.limit)
-    rows = (
-        (
-            local_time(note["at_ms"]),
-            note["kind"],
-            note["key"] or note["address"],
-            note["action"],
-            note["target"],
-            note["status"],
-            note["times"],
-            note["detail"],
-        )
-        for note in notes
+    print_listing(
+        options,
+        notes,
+        {
+            "WHEN": time_of("at_ms"),
+            "KIND": "kind",
+            "WHO": lambda note: note["key"] or note["address"],
+            "WHAT": "action",
+            "WHERE": "target",
+            "STATUS": "status",
+            "TIMES": "times",
+            "WORDS": "detail",
+        },
     )
-    headings = ("WHEN", "KIND", "WHO", "WHAT", "WHERE", "STATUS", "TIMES", "WORDS")
-    print_listing(options, notes, headings, rows)
     return 0
 
 

@@ -14,6 +14,7 @@ from symphony_runtime.cli.output import (
     local_time,
     print_json,
     print_listing,
+    time_of,
 )
 from symphony_runtime.client import Client
 
@@ -24,19 +25,18 @@ _STDOUT = Path("-")
 
 async def list_files(client: Client, options: argparse.Namespace) -> int:
     files = await first(client.kv(options.prefix), options.limit)
-    rows = (
-        (
-            file["path"],
-            file["len"],
-            file["pages"],
-            file["tier"],
-            _kept(file),
-            local_time(file["expires_ms"]) if file["expires_ms"] else "",
-        )
-        for file in files
+    print_listing(
+        options,
+        files,
+        {
+            "PATH": "path",
+            "TOKENS": "len",
+            "PAGES": "pages",
+            "TIER": "tier",
+            "KEPT": _kept,
+            "UNTIL": time_of("expires_ms"),
+        },
     )
-    headings = ("PATH", "TOKENS", "PAGES", "TIER", "KEPT", "UNTIL")
-    print_listing(options, files, headings, rows)
     return 0
 
 

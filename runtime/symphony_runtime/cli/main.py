@@ -19,10 +19,10 @@ from symphony_runtime.cli.output import (
     CommandError,
     RunOutput,
     first,
-    local_time,
     print_json,
     print_listing,
     progress,
+    time_of,
 )
 from symphony_runtime.cli.serve import add_serve, serve
 from symphony_runtime.client import Client, ClientError, Event, ServerError
@@ -120,17 +120,17 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
         await client.delete_program(options.program)
         return 0
     programs = await first(client.programs(), options.limit)
-    rows = (
-        (
-            p["name"] or "-",
-            p["id"][:19],
-            p["size"],
-            ",".join(p["entries"]),
-            local_time(p["created_ms"]),
-        )
-        for p in programs
+    print_listing(
+        options,
+        programs,
+        {
+            "NAME": lambda program: program["name"] or "-",
+            "ID": lambda program: program["id"][:19],
+            "BYTES": "size",
+            "ENTRIES": lambda program: ",".join(program["entries"]),
+            "UPLOADED": time_of("created_ms"),
+        },
     )
-    print_listing(options, programs, ("NAME", "ID", "BYTES", "ENTRIES", "UPLOADED"), rows)
     return 0
 
 
@@ -249,20 +249,24 @@ def _ended_words(run: dict[str, Any]) -> str:
 
 async def _runs(client: Client, options: argparse.Namespace) -> int:
     runs = await first(client.runs(), options.limit)
-    rows = (
-        (
-            run["id"],
-            run["program_name"] or run["program"][:19],
-            run["status"] if run["exit_code"] is None else f"{run['status']} {run['exit_code']}",
-            (run["usage"] or {}).get("completion_tokens", ""),
-            local_time(run["created_ms"]),
-            run["reason"],
-        )
-        for run in runs
+    print_listing(
+        options,
+        runs,
+        {
+            "ID": "id",
+            "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
+            "STATUS": _state,
+            "TOKENS": lambda run: (run["usage"] or {}).get("completion_tokens", ""),
+            "BEGUN": time_of("created_ms"),
+            "REASON": "reason",
+        },
     )
-    headings = ("ID", "PROGRAM", "STATUS", "TOKENS", "BEGUN", "REASON")
-    print_listing(options, runs, headings, rows)
     return 0
+
+
+def _state(run: dict[str, Any]) -> str:
+    code = run["exit_code"]
+    return str(run["status"]) if code is None else f"{run['status']} {code}"
 
 
 async def _top(client: Client, options: argparse.Namespace) -> int:

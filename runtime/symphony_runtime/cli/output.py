@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -100,18 +100,22 @@ def progress(words: str) -> Iterator[None]:
 def print_listing(
     options: argparse.Namespace,
     items: list[dict[str, Any]],
-    headings: tuple[str, ...],
-    rows: Iterable[tuple[object, ...]],
+    columns: Mapping[str, str | Callable[[dict[str, Any]], object]],
 ) -> None:
-    """Show items as JSON with --json, else as a table with a row for each."""
+    """Show items as JSON with --json, else as a table with a row for each.
+
+    `columns` has the headings, each with an item's field or a function of the item.
+    """
     if options.json:
         print_json(items)
         return
-    table = [headings, *(tuple(map(_shown, row)) for row in rows)]
+    table = [[*columns]]
+    for item in items:
+        cells = (item[of] if isinstance(of, str) else of(item) for of in columns.values())
+        table.append([*map(_shown, cells)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
 def _shown(cell: object) -> str:
@@ -121,6 +125,11 @@ def _shown(cell: object) -> str:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def time_of(field: str) -> Callable[[dict[str, Any]], str]:
+    """Return a column of `print_listing` with a moment, "" for none."""
+    return lambda item: local_time(item[field]) if item[field] else ""
 
 
 def local_time(milliseconds: int) -> str:

@@ -81,64 +81,101 @@ _Runs = Annotated[int, Field(ge=1, le=RUNS_LIVE_MAX)]
 _Weight = Annotated[float, Field(ge=TENANT_WEIGHT_MIN, lt=TENANT_WEIGHT_MAX)]
 
 
-class ServeOptions(StrictModel):
-    """The options of `symphony serve`."""
+def _flag(default: Any, words: str, **bounds: Any) -> Any:
+    """Return an option that is also a flag of `symphony serve`, with its help."""
+    return Field(default=default, description=words, **bounds)
 
-    model: str = "tiny"
-    host: str = "127.0.0.1"
-    port: int = Field(default=8700, ge=0, le=65_535)  # 0: any free one
-    tls_cert: Path | None = None  # PEM files: the gateway speaks TLS; both, or neither
-    tls_key: Path | None = None
-    behind_proxy: bool = False  # a proxy in front ends TLS
-    workers: int = Field(default=1, ge=1, le=WORKERS_MAX)
-    workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
-    data_dir: Path = Field(default_factory=default_data_dir)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    quantize: Literal["none", "int8"] = "none"  # the weights of products, on the CPU
+
+class ServeOptions(StrictModel):
+    """The options of `symphony serve`. Those with a description are flags, too."""
+
+    model: str = _flag("tiny", "tiny, or a folder in Hugging Face layout")
+    host: str = _flag("127.0.0.1", "the address to listen on")
+    port: int = _flag(8700, "0: any free one", ge=0, le=65_535)
+    tls_cert: Path | None = _flag(
+        None, "PEM file with the certificate and its chain: the gateway speaks TLS"
+    )
+    tls_key: Path | None = _flag(None, "PEM file with its private key")
+    behind_proxy: bool = _flag(False, "a proxy in front ends TLS: serve other machines without TLS")
+    workers: int = _flag(1, "worker processes", ge=1, le=WORKERS_MAX)
+    workers_per_tenant: bool = _flag(
+        False, "no worker runs two tenants' programs; needs as many workers as live tenants"
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="default: symphony in XDG_DATA_HOME, else in ~/.local/share",
+    )
+    device: Literal["auto", "cpu", "cuda"] = _flag("auto", "where the model runs")
+    dtype: Literal["auto", "fp32", "bf16"] = _flag("auto", "of weights and KV pages")
+    quantize: Literal["none", "int8"] = _flag(
+        "none", "of the weights on the CPU; it loses a little accuracy"
+    )
     executor: Literal["torch", "simulated"] = "torch"
-    # Devices that share the model, a process for each.
-    tensor_parallel: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    pool_bytes: Annotated[int, Field(ge=1)] | None = None
+    tensor_parallel: int = _flag(
+        1, "devices that share the model, a process for each", ge=1, le=DEVICES_MAX
+    )
+    pool_bytes: int | None = _flag(None, "memory for KV pages", ge=1)
     # The part of the pool for prefixes that programs offer.
     prefix_cache_share: float = Field(default=PREFIX_CACHE_SHARE, ge=0, le=1)
-    # The host tier in tokens. None: as much as the device's pool has, as far as memory goes.
-    host_pool_tokens: _Count | None = None
-    disk_pool_tokens: _Count = 0  # the disk tier, a file in the data directory
+    host_pool_tokens: int | None = _flag(
+        None, "KV entries in host memory; by default as in the pool, if memory allows", ge=0
+    )
+    disk_pool_tokens: int = _flag(0, "KV entries in a file of the data directory", ge=0)
     tenant_host_tokens_max: _Count | None = None  # None: all
     tenant_disk_tokens_max: _Count | None = None
     audit_seconds: _Seconds = AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
-    threads: Annotated[int, Field(ge=1)] | None = None
-    drain_seconds: _Seconds = DRAIN_SECONDS_MAX
-    queue_seconds_max: _Seconds = QUEUE_SECONDS_MAX  # a run that would wait longer: 503; 0: any
-    memory_free_bytes_min: _Count = MEMORY_FREE_BYTES_MIN  # with less left: 503; 0: never
-    slow_grace_seconds: _Seconds = SLOW_GRACE_SECONDS  # for clients that send nothing of a body
-    slow_bytes_a_second: int = Field(
-        default=SLOW_BYTES_A_SECOND_MIN, ge=1
-    )  # that they send at least
-    # A client that reads nothing of its answer for so long is cut off.
-    slow_reader_seconds: float = Field(default=SLOW_READER_SECONDS, ge=1)
+    threads: int | None = _flag(None, "of the model's computations", ge=1)
+    drain_seconds: float = _flag(DRAIN_SECONDS_MAX, "the time of live runs after SIGTERM", ge=0)
+    queue_seconds_max: float = _flag(
+        QUEUE_SECONDS_MAX, "a run that would wait longer is answered 503 or 429; 0: any time", ge=0
+    )
+    memory_free_bytes_min: int = _flag(
+        MEMORY_FREE_BYTES_MIN, "with less free memory a run is answered 503; 0: never", ge=0
+    )
+    slow_grace_seconds: float = _flag(
+        SLOW_GRACE_SECONDS, "for clients that send nothing of a body", ge=0
+    )
+    slow_bytes_a_second: int = _flag(
+        SLOW_BYTES_A_SECOND_MIN, "that clients send of a body at least", ge=1
+    )
+    slow_reader_seconds: float = _flag(
+        SLOW_READER_SECONDS, "a client that reads nothing for so long is cut off", ge=1
+    )
     runs_live_max: _Runs = RUNS_LIVE_MAX
     tenant_runs_live_max: _Runs = TENANT_RUNS_LIVE_MAX
     run_kept_seconds_max: _Count = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
     tenant_runs_kept_max: _Count = TENANT_RUNS_KEPT_MAX  # the oldest above it are deleted
     tenant_kept_bytes_max: _Count = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
-    # Of the data directory's disk, for deletions and ends of runs. None: see `usual_reserve`.
-    disk_reserve_bytes: _Count | None = None
-    disk_bytes_max: _Count | None = None  # of the data directory; None: the whole disk
+    # None: see `usual_reserve`.
+    disk_reserve_bytes: int | None = _flag(
+        None, "disk space for deletions and ends of runs; default: a twentieth", ge=0
+    )
+    disk_bytes_max: int | None = _flag(
+        None, "the most that the data directory may take; default: the whole disk", ge=0
+    )
     # An unused program is deleted after so many days; 0: never.
     program_unused_days_max: int = Field(default=0, ge=0, le=PROGRAM_DAYS_MAX)
-    publish: bool = False  # programs may make KV files public: other tenants read them
+    publish: bool = _flag(False, "programs may make KV files public: other tenants read them")
     # On disk, of one tenant's KV files.
     tenant_durable_bytes_max: _Count = TENANT_DURABLE_BYTES_MAX
-    require_containment: bool = False  # no worker that is contained less than this user allows
-    store: str = Field(default="", repr=False)  # URL of a PostgreSQL database; else SQLite
-    journal: bool = True  # the kernel recovers its state after a crash
+    require_containment: bool = _flag(
+        False, "refuse workers that are not contained in every way that this system allows"
+    )
+    # Not in repr: it may hold a password.
+    store: str = _flag(
+        "", "URL of a PostgreSQL database for several gateways (or SYMPHONY_STORE)", repr=False
+    )
+    journal: bool = _flag(True, "keep no journal: runs end when the kernel crashes")
     hang_seconds: _Seconds = HANG_SECONDS  # of silence, before a role is restarted; 0: never
-    # How long a step may take when prompts are computed with others' decodes; 0: any time.
-    max_decode_gap_ms: _Seconds = DECODE_GAP_MS_DEFAULT
-    # How late tokens of a generation may be delivered, several at once; 0: each at once.
-    delivery_ms: float = Field(default=DELIVERY_MS_DEFAULT, ge=0, le=DELIVERY_MS_MAX)
+    max_decode_gap_ms: float = _flag(
+        DECODE_GAP_MS_DEFAULT, "the longest step of prompts with others' decodes; 0: any time", ge=0
+    )
+    delivery_ms: float = _flag(
+        DELIVERY_MS_DEFAULT,
+        "tokens of a generation are delivered together, at most this late; 0: each at once",
+        ge=0,
+        le=DELIVERY_MS_MAX,
+    )
     # Tenants' shares of the device relative to each other; 1.0 is the default.
     tenant_weights: dict[str, _Weight] = Field(default_factory=dict)
     simulated: dict[str, Any] = Field(default_factory=dict)  # cost model of that executor

@@ -29,6 +29,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Problem(Exception):  # noqa: N818 - the RFC's word
     """An answer that is an error. `kind` names it for machines, `fields` add members to it."""
 
+    content_type = "application/problem+json"
+
     def __init__(
         self,
         status: int,
@@ -62,7 +64,7 @@ class Problem(Exception):  # noqa: N818 - the RFC's word
             status=self.status,
             # ASCII: it may repeat the request, which may hold lone surrogates.
             body=json.dumps(self.document()).encode(),
-            content_type="application/problem+json",
+            content_type=self.content_type,
             headers=self.headers,
         )
 
@@ -96,8 +98,24 @@ def problem_of_storage(error: Exception) -> Problem | None:
     return None
 
 
-def broken_body() -> Problem:
-    return bad_request("bad-http", "the body is not valid HTTP")
+def problem_of(request: web.Request, error: Exception) -> Problem | None:
+    """Return the answer to a handler's exception, logged if the server is at fault.
+
+    None: the client has gone, in the middle of its body or of a stream.
+    """
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, web.RequestPayloadError):
+        return bad_request("bad-http", "the body is not valid HTTP")
+    if isinstance(error, web.HTTPException):
+        return _problem_of_http_error(error)
+    if isinstance(error, ConnectionError) and has_gone(request):
+        return None
+    if (failing := problem_of_storage(error)) is not None:
+        _log.warning("%s %s: %s", request.method, request.path, error)
+        return failing
+    _log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return Problem(500, "internal", "the server made a mistake; its log says which")
 
 
 @web.middleware
@@ -105,20 +123,9 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
     """Turn every exception into a problem document."""
     try:
         return await handler(request)
-    except Problem as problem:
-        return problem.response()
-    except web.RequestPayloadError:
-        return broken_body().response()
-    except web.HTTPException as error:
-        return problem_of_http_error(error).response()
     except Exception as error:
-        if isinstance(error, ConnectionError) and has_gone(request):
-            return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
-        if (failing := problem_of_storage(error)) is not None:
-            _log.warning("%s %s: %s", request.method, request.path, error)
-            return failing.response()
-        _log.exception("%s %s failed", request.method, request.path)
-        return Problem(500, "internal", "the server made a mistake; its log says which").response()
+        problem = problem_of(request, error)
+        return web.Response(status=_CLIENT_GONE) if problem is None else problem.response()
 
 
 async def answer_expect(request: web.Request) -> web.Response | None:
@@ -137,7 +144,7 @@ def has_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def problem_of_http_error(error: web.HTTPException) -> Problem:
+def _problem_of_http_error(error: web.HTTPException) -> Problem:
     """Return the framework's exception, such as 404 for an unknown path, as a problem."""
     kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
     details = {404: "there is no such route", 405: "the route does not take this method"}

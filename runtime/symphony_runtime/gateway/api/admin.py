@@ -18,6 +18,7 @@ from symphony_runtime.gateway.http.context import (
     flag,
     number,
     page_limit,
+    page_of,
     read_json,
     services,
 )
@@ -37,9 +38,8 @@ _CSV_ROWS = 1_000  # read at a time
 async def list_tenants(request: web.Request) -> web.StreamResponse:
     limit = page_limit(request)
     found = services(request).administration.tenants.page(request.query.get("after", ""), limit + 1)
-    shown = found[:limit]
-    following = shown[-1].id if len(found) > limit else None
-    return await answer({"data": [_view(request, t) for t in shown], "next": following})
+    views = [_view(request, tenant) for tenant in found]
+    return await answer(page_of(views, limit, lambda tenant: tenant["id"]))
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:
@@ -155,9 +155,7 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
         return await _send_csv(request, chosen)
     limit = page_limit(request)
     rows = await services(request).store.read(lambda c: usage_page(c, chosen, limit + 1))
-    shown = rows[:limit]
-    following = f"{shown[-1]['day']}.{shown[-1]['tenant']}" if len(rows) > limit else None
-    return await answer({"data": shown, "next": following})
+    return await answer(page_of(rows, limit, lambda row: f"{row['day']}.{row['tenant']}"))
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
@@ -167,9 +165,7 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     before = _place(request.query["after"]) if request.query.get("after") else audit.LATEST
     wanted = audit.Wanted(kind, request.query.get("tenant", ""), before)
     rows = await services(request).administration.audit.page(wanted, limit + 1)
-    shown = rows[:limit]
-    following = f"{shown[-1]['at_ms']}.{shown[-1]['id']}" if len(rows) > limit else None
-    return await answer({"data": shown, "next": following})
+    return await answer(page_of(rows, limit, lambda row: f"{row['at_ms']}.{row['id']}"))
 
 
 def _chosen(request: web.Request) -> Chosen:

@@ -22,6 +22,7 @@ from symphony_runtime.gateway.http.context import (
     flag,
     number,
     page_limit,
+    page_of,
     read_chunks,
     services,
     tenant_of,
@@ -52,8 +53,7 @@ async def list_kv(request: web.Request) -> web.StreamResponse:
     found = await _ask(
         request, "kv_list", prefix=prefix, after=_checked_path(after), limit=limit + 1
     )
-    following = found[limit - 1]["path"] if len(found) > limit else None
-    return await answer({"data": found[:limit], "next": following})
+    return await answer(page_of(found, limit, lambda file: file["path"]))
 
 
 async def get_kv(request: web.Request) -> web.StreamResponse:

@@ -20,6 +20,7 @@ from symphony_runtime.gateway.http.context import (
     answer,
     flag,
     page_limit,
+    page_of,
     parse_json,
     read_body,
     run_off_loop,
@@ -156,9 +157,8 @@ async def list_runs(request: web.Request) -> web.StreamResponse:
         return await _list_live(request, limit)
     after = request.query.get("after", "")
     records = await services(request).runs.page(tenant_of(request), after, limit + 1)
-    shown = records[:limit]
-    following = shown[-1].id if len(records) > limit else None
-    return await answer({"data": [record.view() for record in shown], "next": following})
+    views = [record.view() for record in records]
+    return await answer(page_of(views, limit, lambda run: run["id"]))
 
 
 async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:

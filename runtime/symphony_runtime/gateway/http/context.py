@@ -270,6 +270,12 @@ def page_limit(request: web.Request) -> int:
     return number(text, "limit", 1, PAGE_ITEMS_MAX)
 
 
+def page_of(items: list[Any], limit: int, cursor: Callable[[Any], str]) -> dict[str, Any]:
+    """Return a page of a listing, from one item more than `limit` if there are more."""
+    shown = items[:limit]
+    return {"data": shown, "next": cursor(shown[-1]) if len(items) > limit else None}
+
+
 def number(text: str, what: str, low: int, high: int) -> int:
     """Return the integer in a header or a query.
 

@@ -1,20 +1,11 @@
 """Errors in OpenAI's shape: {"error": {message, type, param, code}}."""
 
-import json
-import logging
 from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.errors import (
-    Handler,
-    Problem,
-    broken_body,
-    problem_of_http_error,
-    problem_of_storage,
-)
+from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
-_log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _PATHS = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"}
 _OVERLOADED = 429
@@ -22,6 +13,8 @@ _OVERLOADED = 429
 
 class OpenAIError(Problem):
     """An answer that is an error. `param` names the field of the request that caused it."""
+
+    content_type = "application/json"
 
     def __init__(
         self,
@@ -45,15 +38,6 @@ class OpenAIError(Problem):
         }
         return {"error": error}
 
-    def response(self) -> web.Response:
-        return web.Response(
-            status=self.status,
-            # ASCII: it may repeat the request, which may hold lone surrogates.
-            body=json.dumps(self.document()).encode(),
-            content_type="application/json",
-            headers=self.headers,
-        )
-
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> OpenAIError:
     return OpenAIError(400, message, param=param, code=code)
@@ -61,7 +45,9 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
 
 def openai_error_of(problem: Problem) -> OpenAIError:
     """Return another part's problem in OpenAI's shape."""
-    code = _CODES.get(problem.status, problem.kind.replace("-", "_"))
+    code: str | None = _CODES.get(problem.status, problem.kind.replace("-", "_"))
+    if problem.kind == "internal":
+        code = None
     return OpenAIError(problem.status, problem.detail, code=code, headers=problem.headers)
 
 
@@ -75,20 +61,11 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         return await handler(request)
     except OpenAIError:
         raise
-    except Problem as problem:
-        raise openai_error_of(problem) from problem
-    except web.HTTPException as error:
-        raise openai_error_of(problem_of_http_error(error)) from error
-    except web.RequestPayloadError as error:
-        raise openai_error_of(broken_body()) from error
-    except ConnectionError:
-        raise  # the client has gone
     except Exception as error:
-        if (failing := problem_of_storage(error)) is not None:
-            _log.warning("%s %s: %s", request.method, request.path, error)
-            raise openai_error_of(failing) from error
-        _log.exception("%s %s failed", request.method, request.path)
-        raise OpenAIError(500, "the server made a mistake; its log says which") from error
+        problem = problem_of(request, error)
+        if problem is None:
+            raise
+        raise openai_error_of(problem) from error
 
 
 def _type_of(status: int) -> str:

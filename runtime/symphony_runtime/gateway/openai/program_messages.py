@@ -108,8 +108,8 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
-    told: dict[str, Any] = msgpack.unpackb(data[at:end])
-    return Failure(told["status"], told["code"], told["param"] or None, told["message"])
+    failure: dict[str, Any] = msgpack.unpackb(data[at:end])
+    return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])
 
 
 def _logprobs(packed: bytes) -> list[TokenLogprob]:

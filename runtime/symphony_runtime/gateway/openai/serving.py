@@ -20,7 +20,7 @@ from symphony_runtime.gateway.runs.service import Runs
 
 GONE = "its client went away"
 _ID_BYTES = 40  # of a token id
-_TOLD_BYTES = 200  # of a token with its log-probability, about
+_LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
@@ -152,15 +152,15 @@ async def answer_stream(
 
 def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
     """Yield events joined, and large ones cut, to about _WRITE_BYTES."""
-    told = begin
+    pending = begin
     for event in events:
-        told += event
-        if len(told) >= _WRITE_BYTES:
-            for at in range(0, len(told), _WRITE_BYTES):
-                yield told[at : at + _WRITE_BYTES]
-            told = b""
-    if told:
-        yield told
+        pending += event
+        if len(pending) >= _WRITE_BYTES:
+            for at in range(0, len(pending), _WRITE_BYTES):
+                yield pending[at : at + _WRITE_BYTES]
+            pending = b""
+    if pending:
+        yield pending
 
 
 def _closed(request: web.Request) -> ConnectionError:
@@ -188,8 +188,8 @@ def _event(record: Record, answer: Answer) -> bytes:
 
 def _size(piece: Piece) -> int:
     """Return about how many bytes of memory a piece takes."""
-    told = sum(1 + len(token.top) for token in piece.logprobs or ())
-    return sys.getsizeof(piece.text) + _TOLD_BYTES * told
+    entries = sum(1 + len(token.top) for token in piece.logprobs or ())
+    return sys.getsizeof(piece.text) + _LOGPROB_BYTES * entries
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -197,7 +197,7 @@ def _joined(pieces: list[Piece]) -> Piece:
     last = pieces[-1]
     logprobs = None
     if pieces[0].logprobs is not None:
-        logprobs = [told for piece in pieces for told in piece.logprobs or []]
+        logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
 
 
