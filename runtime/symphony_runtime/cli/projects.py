@@ -66,7 +66,7 @@ def new(name: str, lang: str, directory: Path) -> Path:
             the SDK's sources are not next to this package.
     """
     if not _NAME.fullmatch(name):
-        raise ProjectError(f"{name!r} is not a project name: a-z first, then a-z, 0-9, _ and -")
+        raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
     if lang not in LANGUAGES:
         raise ProjectError(f"unknown language {lang!r}: there are {' and '.join(LANGUAGES)}")
     project = directory.resolve() / name

@@ -32,7 +32,6 @@ LIMIT_PROPERTIES = {
 }
 _LIMITS = {"type": "object", "properties": LIMIT_PROPERTIES, "additionalProperties": False}
 _USUAL = TenantLimits()
-_EXPIRES_MS_MAX = (1 << 53) - 1  # JSON's clients have no larger integers
 # Of fields whose problems have a kind of their own.
 _KINDS = {"priority": "bad-limit", "limits": "bad-limit", "quotas": "bad-quota", "role": "bad-role"}
 
@@ -85,7 +84,8 @@ class KeyBody(StrictModel):
         "tenant", description="an operator's key is admin by default"
     )
     name: str = Field("", max_length=NAME_BYTES_MAX)
-    expires_ms: Annotated[int, Field(ge=0, le=_EXPIRES_MS_MAX)] | None = None
+    # Some JSON parsers have no larger integers.
+    expires_ms: Annotated[int, Field(ge=0, le=(1 << 53) - 1)] | None = None
 
 
 def parse_body(model: type[Body], body: Any) -> Body:
