@@ -88,10 +88,7 @@ async def serve(
     progress: StartupProgress | None = None,
     processes: Processes | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Start the gateway, and stop it at the end of the block.
-
-    `progress` and `processes` describe the other roles. Without `processes` any process may
-    connect as a worker.
+    """Start the gateway; stop it at the end of the block. Any process may be a worker by default.
 
     Raises:
         ConfigError: the configuration cannot be served.
@@ -121,8 +118,7 @@ async def serve(
         stack.push_async_callback(load.stop)
         runs = Runs(
             store, programs, channels, config, boot, retention, egress,
-            Admission(_admission_bounds(config), load, MemoryGuard()), administration, limits,
-            figures,
+            _admission(config, load), administration, limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
@@ -326,14 +322,15 @@ def _limits(config: GatewayConfig, administration: Administration) -> Limits:
     return Limits(usual, config.tenants, administration.tenants.quotas_of)
 
 
-def _admission_bounds(config: GatewayConfig) -> AdmissionBounds:
-    return AdmissionBounds(
+def _admission(config: GatewayConfig, load: ServerLoad) -> Admission:
+    bounds = AdmissionBounds(
         runs=config.runs_live_max,
         tenant_runs=config.tenant_runs_live_max,
         queue_seconds=config.queue_seconds_max,
         memory_free_bytes=config.memory_free_bytes_min,
         drain_seconds=config.drain_seconds,
     )
+    return Admission(bounds, load, MemoryGuard())
 
 
 def _slow_clients(config: GatewayConfig) -> SlowClients:

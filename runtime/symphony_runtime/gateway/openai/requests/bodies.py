@@ -3,6 +3,7 @@
 Unknown fields are refused by name, so that no request is answered as if it had asked for less.
 """
 
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -183,7 +184,7 @@ def _checked(kind: type[AnyBody], given: dict[str, Any]) -> AnyBody:
     except FieldError as error:
         if error.unknown:
             raise _unrecognized(error.unknown[0]) from error
-        raise refused(str(error), error.field) from error
+        raise refused(str(error), re.split(r"[.[]", error.field)[0]) from error
     options = checked.stream_options
     if options is not None and not checked.stream:
         raise refused("`stream_options` needs `stream: true`", "stream_options")
