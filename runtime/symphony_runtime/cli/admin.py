@@ -1,4 +1,4 @@
-"""`symphony admin`: tenants, keys, what was used and what was done. For operators."""
+"""`symphony admin`: tenants, keys, gateways, usage and the audit log. For operators."""
 
 import argparse
 import sys
@@ -6,7 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from symphony_runtime.cli.output import CommandError, first, local_time, print_json, print_listing
+from symphony_runtime.cli.output import (
+    CommandError,
+    first,
+    local_time,
+    print_json,
+    print_listing,
+    time_of,
+)
 from symphony_runtime.client import Client
 
 Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
@@ -15,61 +22,52 @@ _DAY_MS = 86_400_000
 
 # --- Tenants -------------------------------------------------------------------------------------
 async def list_tenants(client: Client, options: argparse.Namespace) -> int:
-    """Show what tenants there are."""
     tenants = await first(client.tenants(), options.limit)
-    rows = (
-        (
-            tenant["id"],
-            "suspended" if tenant["suspended"] else "",
-            "" if tenant["weight"] is None else tenant["weight"],
-            tenant["keys"],
-            tenant["live_runs"],
-            _pairs(tenant["quotas"]),
-            local_time(tenant["created_ms"]),
-        )
-        for tenant in tenants
+    print_listing(
+        options,
+        tenants,
+        {
+            "TENANT": "id",
+            "STATE": lambda tenant: "suspended" if tenant["suspended"] else "",
+            "WEIGHT": lambda tenant: "" if tenant["weight"] is None else tenant["weight"],
+            "KEYS": "keys",
+            "LIVE": "live_runs",
+            "QUOTAS": lambda tenant: _pairs(tenant["quotas"]),
+            "MADE": time_of("created_ms"),
+        },
     )
-    headings = ("TENANT", "STATE", "WEIGHT", "KEYS", "LIVE", "QUOTAS", "MADE")
-    print_listing(options, tenants, headings, rows)
     return 0
 
 
 async def show_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Show one tenant."""
     return _show(options, await client.tenant(options.tenant))
 
 
 async def create_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Make a tenant."""
     return _show(options, await client.create_tenant(options.tenant, **_change(options)))
 
 
 async def set_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Change a tenant's share of the device or what it may have."""
     change = _change(options)
     if not change:
-        raise CommandError("what is to change? --weight or --quota says it")
+        raise CommandError("nothing to change: give --weight or --quota")
     return _show(options, await client.change_tenant(options.tenant, **change))
 
 
 async def suspend_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Refuse a tenant's keys, and end its runs."""
     return _show(options, await client.change_tenant(options.tenant, suspended=True))
 
 
 async def resume_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Let a tenant that was suspended go on."""
     return _show(options, await client.change_tenant(options.tenant, suspended=False))
 
 
 async def delete_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Forget a tenant that has nothing any more, or everything that it has."""
     await client.delete_tenant(options.tenant, everything=options.everything)
     return 0
 
 
 def _change(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what is to be said of a tenant."""
     change: dict[str, Any] = {}
     if options.weight is not None:
         change["weight"] = None if options.weight == "usual" else float(options.weight)
@@ -99,24 +97,22 @@ def _pairs(values: dict[str, Any]) -> str:
 
 # --- Keys ----------------------------------------------------------------------------------------
 async def list_keys(client: Client, options: argparse.Namespace) -> int:
-    """Show a tenant's keys, or the operators'."""
     keys = await client.keys(options.tenant)
-    rows = (
-        (
-            key["id"],
-            key["role"],
-            key["name"],
-            local_time(key["created_ms"]),
-            local_time(key["expires_ms"]) if key["expires_ms"] else "",
-        )
-        for key in keys
+    print_listing(
+        options,
+        keys,
+        {
+            "KEY": "id",
+            "ROLE": "role",
+            "NAME": "name",
+            "MADE": time_of("created_ms"),
+            "UNTIL": time_of("expires_ms"),
+        },
     )
-    print_listing(options, keys, ("KEY", "ROLE", "NAME", "MADE", "UNTIL"), rows)
     return 0
 
 
 async def create_key(client: Client, options: argparse.Namespace) -> int:
-    """Make a key and show it, this once."""
     wanted: dict[str, Any] = {"name": options.name}
     if options.role is not None:
         wanted["role"] = options.role
@@ -126,13 +122,11 @@ async def create_key(client: Client, options: argparse.Namespace) -> int:
 
 
 async def rotate_key(client: Client, options: argparse.Namespace) -> int:
-    """Make a key in another's place and show it, this once."""
     made = await client.rotate_key(options.tenant, options.key_id, options.grace_ms)
     return _show_key(options, made)
 
 
 async def revoke_key(client: Client, options: argparse.Namespace) -> int:
-    """Take a key away, at once."""
     await client.revoke_key(options.tenant, options.key_id)
     return 0
 
@@ -148,64 +142,57 @@ def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> int:
 
 # --- Gateways ------------------------------------------------------------------------------------
 async def list_gateways(client: Client, options: argparse.Namespace) -> int:
-    """Show the gateways that share the database."""
     gateways = await first(client.gateways(), options.limit)
-    rows = (
-        (
-            gateway["id"],
-            "here" if gateway["here"] else "",
-            local_time(gateway["seen_ms"]),
-            " ".join(gateway["forgetting"]),
-        )
-        for gateway in gateways
+    print_listing(
+        options,
+        gateways,
+        {
+            "GATEWAY": "id",
+            "": lambda gateway: "here" if gateway["here"] else "",
+            "SEEN": time_of("seen_ms"),
+            "HAS YET TO FORGET": lambda gateway: " ".join(gateway["forgetting"]),
+        },
     )
-    print_listing(options, gateways, ("GATEWAY", "", "SEEN", "HAS YET TO FORGET"), rows)
     return 0
 
 
 async def drop_gateway(client: Client, options: argparse.Namespace) -> int:
-    """Wait no more for a gateway that is gone for good."""
     await client.drop_gateway(options.gateway)
     return 0
 
 
 # --- Usage and the audit log ---------------------------------------------------------------------
 async def show_usage(client: Client, options: argparse.Namespace) -> int:
-    """Show what tenants used, by day."""
     query = {"tenant": options.tenant, "from": options.first, "to": options.last}
     query = {name: value for name, value in query.items() if value is not None}
     if options.csv:
         sys.stdout.write(await client.usage_csv(query))
         return 0
     days = [day async for day in client.usage(query)]
-    columns = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
-               "cpu_ms", "kv_token_ms")  # fmt: skip
-    rows = (tuple(day[column] for column in columns) for day in days)
-    headings = tuple(column.upper().replace("_", " ") for column in columns)
-    print_listing(options, days, headings, rows)
+    fields = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
+              "cpu_ms", "kv_token_ms")  # fmt: skip
+    print_listing(options, days, {field.upper().replace("_", " "): field for field in fields})
     return 0
 
 
 async def show_audit(client: Client, options: argparse.Namespace) -> int:
-    """Show what operators did and what was denied, the newest first."""
     query = {"kind": options.kind, "tenant": options.tenant}
     query = {name: value for name, value in query.items() if value is not None}
     notes = await first(client.audit(query), options.limit)
-    rows = (
-        (
-            local_time(note["at_ms"]),
-            note["kind"],
-            note["key"] or note["address"],
-            note["action"],
-            note["target"],
-            note["status"],
-            note["times"],
-            note["detail"],
-        )
-        for note in notes
+    print_listing(
+        options,
+        notes,
+        {
+            "WHEN": time_of("at_ms"),
+            "KIND": "kind",
+            "WHO": lambda note: note["key"] or note["address"],
+            "WHAT": "action",
+            "WHERE": "target",
+            "STATUS": "status",
+            "TIMES": "times",
+            "WORDS": "detail",
+        },
     )
-    headings = ("WHEN", "KIND", "WHO", "WHAT", "WHERE", "STATUS", "TIMES", "WORDS")
-    print_listing(options, notes, headings, rows)
     return 0
 
 
@@ -215,7 +202,7 @@ def add_admin(
     wrap: Callable[[Command], Callable[[argparse.Namespace], int]],
     parents: dict[str, argparse.ArgumentParser],
 ) -> None:
-    """Add `admin` and what there is under it; `parents` has "server", "listing" and "limited"."""
+    """Add `admin` and its actions; `parents` has "server", "listing" and "limited"."""
     words = "tenants, keys, usage, audit log (needs the admin key: --key, SYMPHONY_ADMIN_KEY)"
     admin = commands.add_parser("admin", help=words, description=words)
     things = admin.add_subparsers(title="things", required=True, metavar="THING")
@@ -237,57 +224,60 @@ def add_admin(
     _add_tenants(group("tenants", "who may use the server"), add, parents["limited"])
     _add_keys(group("keys", "a tenant's keys, or without --tenant the operators'"), add)
     gateways = group("gateways", "the gateways that share a database")
-    add(gateways, "list", "list them, with the deleted tenants each has yet to forget",
+    add(gateways, "list", "list them, with deleted tenants that each still holds",
         list_gateways, parents["limited"])  # fmt: skip
-    dropped = add(gateways, "drop", "wait no more for one that is gone for good", drop_gateway)
+    dropped = add(gateways, "drop", "remove one that will not come back", drop_gateway)
     dropped.add_argument("gateway", help="its id, as `list` shows it")
-    used = add(things, "usage", "what tenants used, by day (UTC)", show_usage)
+    used = add(things, "usage", "usage of tenants, by day (UTC)", show_usage)
     used.add_argument("--tenant", help="only this one's")
     used.add_argument("--from", dest="first", metavar="DAY", help="the first day, as 2026-11-21")
     used.add_argument("--to", dest="last", metavar="DAY", help="the last day")
     used.add_argument("--csv", action="store_true", help="print CSV")
-    log = add(things, "audit", "what operators did and what was denied", show_audit,
+    log = add(things, "audit", "operators' changes and denied requests", show_audit,
               parents["limited"])  # fmt: skip
     log.add_argument("--kind", choices=("admin", "denied"))
-    log.add_argument("--tenant", help="only what was asked with its keys")
+    log.add_argument("--tenant", help="only requests with its keys")
 
 
 def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None:
     add(group, "list", "list tenants", list_tenants, limited)
-    made = add(group, "create", "make a tenant; it has no key yet", create_tenant)
+    made = add(group, "create", "create a tenant; it has no key yet", create_tenant)
     changed = add(group, "set", "change a tenant's share or quotas", set_tenant)
     for command in (made, changed):
         command.add_argument("tenant")
         command.add_argument(
-            "--weight", type=_weight, metavar="N", help="share of the device; usual: the options'"
+            "--weight",
+            type=_weight,
+            metavar="N",
+            help="share of the device; usual: as in the options",
         )
         command.add_argument(
             "--quota", type=_quota, action="append", metavar="NAME=NUMBER",
-            help="the most that it may have (docs/limits.md); NAME=usual takes it back",
+            help="a limit of the tenant (docs/limits.md); NAME=usual resets it",
         )  # fmt: skip
     for name, words, action in (
         ("show", "show a tenant", show_tenant),
         ("suspend", "refuse a tenant's keys and end its runs", suspend_tenant),
-        ("resume", "let a suspended tenant go on", resume_tenant),
-        ("delete", "forget a tenant that has nothing any more", delete_tenant),
+        ("resume", "resume a suspended tenant", resume_tenant),
+        ("delete", "delete a tenant that has nothing left", delete_tenant),
     ):
         command = add(group, name, words, action)
         command.add_argument("tenant")
         if action is delete_tenant:
             command.add_argument(
-                "--everything", action="store_true", help="and first of all whatever it has"
+                "--everything", action="store_true", help="first delete everything that it has"
             )
 
 
 def _add_keys(group: Any, add: Any) -> None:
     listed = add(group, "list", "list keys", list_keys)
-    made = add(group, "create", "make a key and show it, this once", create_key)
+    made = add(group, "create", "create a key and show it, only this once", create_key)
     made.add_argument("--role", choices=("admin", "tenant", "read-only"))
     made.add_argument("--name", default="", help="what it is for")
-    made.add_argument("--days", type=float, help="how long it is valid; else for ever")
-    rotated = add(group, "rotate", "make a key in another's place", rotate_key)
-    rotated.add_argument("--grace-ms", type=int, default=0, help="the old one stays for so long")
-    revoked = add(group, "revoke", "take a key away, at once", revoke_key)
+    made.add_argument("--days", type=float, help="how long it is valid; default for ever")
+    rotated = add(group, "rotate", "replace a key", rotate_key)
+    rotated.add_argument("--grace-ms", type=int, default=0, help="how long the old key stays valid")
+    revoked = add(group, "revoke", "revoke a key at once", revoke_key)
     for command in (rotated, revoked):
         command.add_argument("key_id", metavar="KEY", help="its id, as `list` shows it")
     for command in (listed, made, rotated, revoked):

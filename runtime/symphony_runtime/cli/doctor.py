@@ -1,4 +1,4 @@
-"""`symphony doctor`: what this machine has, and what is missing for what."""
+"""`symphony doctor`: checks what this machine has for Symphony."""
 
 import asyncio
 import importlib.util
@@ -25,7 +25,7 @@ _COMMAND_SECONDS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `needed`: without it the server does not work."""
+    """One result. `needed`: the server does not work without it."""
 
     name: str
     good: bool
@@ -34,7 +34,7 @@ class Check:
 
 
 def examine(model: str, url: str | None) -> list[Check]:
-    """Look at everything; `url` is the server that commands would use."""
+    """Check everything; `url` is the server that commands would use."""
     return [
         _python(),
         _package("torch", "runs the model"),
@@ -64,12 +64,12 @@ def _package(name: str, why: str, exactly: str | None = None) -> Check:
     except PackageNotFoundError:
         return Check(name, False, f"not installed; {why}")
     if exactly is not None and found != exactly:
-        return Check(name, False, f"{found}, but {exactly} is the one that works")
+        return Check(name, False, f"{found}, but Symphony needs {exactly}")
     return Check(name, True, found)
 
 
 def _native() -> Check:
-    # The kernel's side answers, which the runtime does not import.
+    # In a process: the runtime does not import the kernel.
     return _asked("native kernels", "symphony_kernel.executor.native", "--check")
 
 
@@ -84,19 +84,19 @@ def _hostcalls() -> Check:
 
 
 def _containment() -> Check:
-    # A process of its own: what it gives up it does not get back.
+    # In a process: rights that are given up do not come back.
     return _asked("containment", "symphony_runtime.sandboxing")
 
 
 def _asked(name: str, *module: str) -> Check:
-    """What a module of ours says of itself in a process of its own."""
+    """Return what a module of ours reports in a process of its own."""
     command = (sys.executable, "-m", *module)
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, text=True, timeout=_COMMAND_SECONDS_MAX, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name, False, f"cannot be asked for: {error}", needed=False)
+        return Check(name, False, f"the check failed: {error}", needed=False)
     words = (done.stdout or done.stderr).strip().splitlines()
     return Check(name, done.returncode == 0, words[-1] if words else "", needed=False)
 
@@ -127,7 +127,9 @@ def _data_dir(path: Path) -> Check:
     parts = sorted(parts_of(path).items(), key=lambda part: -part[1])
     if parts:
         words += "; it holds " + ", ".join(f"{name}: {size >> 20} MiB" for name, size in parts)
-    held = (path / "reserve").exists()  # half of the reserve is free space, the other this file
+    held = (
+        path / "reserve"
+    ).exists()  # this file is half of the reserve, the other half is free space
     return Check("data directory", free >= reserve // 2 if held else free >= reserve, words)
 
 
@@ -145,7 +147,9 @@ def _port(host: str, port: int, url: str | None) -> Check:
 
 def _server(url: str | None) -> Check:
     if url is None:
-        return Check("server", False, "none is known: `symphony serve` starts one", needed=False)
+        return Check(
+            "server", False, "no server is known: `symphony serve` starts one", needed=False
+        )
     try:
         ready, roles = asyncio.run(_ask_ready(url))
     except (ClientError, TimeoutError) as error:
@@ -161,7 +165,7 @@ async def _ask_ready(url: str) -> tuple[bool, list[dict[str, object]]]:
 
 def _rust() -> Check:
     name, missing = "rust", f"no compiler with the target {_RUST_TARGET}"
-    # Debian's rustc first: where it has the target, rustup's usually has not.
+    # Debian's rustc first: if it has the target, rustup's usually has not.
     candidates = dict.fromkeys(filter(None, ("/usr/bin/rustc", shutil.which("rustc"))))
     for rustc in candidates:
         root = _output(rustc, "--print", "sysroot")

@@ -1,4 +1,4 @@
-"""`symphony kv`: named KV files, listed, shown, fetched, brought and removed."""
+"""`symphony kv`: list, show, download, upload and remove named KV files."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from symphony_runtime.cli.output import (
     local_time,
     print_json,
     print_listing,
+    time_of,
 )
 from symphony_runtime.client import Client
 
@@ -23,21 +24,19 @@ _STDOUT = Path("-")
 
 
 async def list_files(client: Client, options: argparse.Namespace) -> int:
-    """Show what files there are."""
     files = await first(client.kv(options.prefix), options.limit)
-    rows = (
-        (
-            file["path"],
-            file["len"],
-            file["pages"],
-            file["tier"],
-            _kept(file),
-            local_time(file["expires_ms"]) if file["expires_ms"] else "",
-        )
-        for file in files
+    print_listing(
+        options,
+        files,
+        {
+            "PATH": "path",
+            "TOKENS": "len",
+            "PAGES": "pages",
+            "TIER": "tier",
+            "KEPT": _kept,
+            "UNTIL": time_of("expires_ms"),
+        },
     )
-    headings = ("PATH", "TOKENS", "PAGES", "TIER", "KEPT", "UNTIL")
-    print_listing(options, files, headings, rows)
     return 0
 
 
@@ -47,7 +46,6 @@ def _kept(file: dict[str, Any]) -> str:
 
 
 async def stat(client: Client, options: argparse.Namespace) -> int:
-    """Show all that is known of one file."""
     file = await client.kv_stat(options.path)
     if options.json:
         print_json(file)
@@ -62,7 +60,7 @@ async def stat(client: Client, options: argparse.Namespace) -> int:
 
 
 async def get(client: Client, options: argparse.Namespace) -> int:
-    """Write a file to disk, or to stdout; what is there is replaced as a whole."""
+    """Write a file to disk, or to stdout; an existing file is replaced atomically."""
     output = options.output or Path(f"{PurePosixPath(options.path).name}.safetensors")
     pieces = client.kv_download(options.path)
     if output == _STDOUT:
@@ -93,7 +91,6 @@ async def _write(pieces: AsyncIterator[bytes], file: IO[bytes], words: str) -> i
 
 
 async def put(client: Client, options: argparse.Namespace) -> int:
-    """Bring a file."""
     given = {
         "replace": not options.keep_old,
         "rebuild": options.rebuild or None,
@@ -121,7 +118,6 @@ async def _pieces(file: IO[bytes], meter: Meter) -> AsyncIterator[bytes]:
 
 
 async def remove(client: Client, options: argparse.Namespace) -> int:
-    """Remove a name."""
     await client.kv_remove(options.path)
     return 0
 
@@ -132,7 +128,7 @@ def add_kv(
     parents: dict[str, argparse.ArgumentParser],
 ) -> None:
     """Add `kv` and its actions; `parents` has "server", "listing" and "limited"."""
-    kv = commands.add_parser("kv", help="list, show, fetch, bring or remove named KV files")
+    kv = commands.add_parser("kv", help="list, show, download, upload or remove named KV files")
     actions = kv.add_subparsers(title="actions", required=True, metavar="ACTION")
     usual = [parents["server"], parents["listing"]]
 
@@ -145,17 +141,17 @@ def add_kv(
 
     listed = add("list", "list files", list_files, parents["limited"])
     listed.add_argument(
-        "prefix", nargs="?", default="", help="public/TENANT/ is what one publishes"
+        "prefix", nargs="?", default="", help="public/TENANT/: the files that a tenant publishes"
     )
     add("stat", "show a file", stat).add_argument("path")
-    got = add("get", "fetch a file (safetensors)", get)
+    got = add("get", "download a file (safetensors)", get)
     got.add_argument("path")
     got.add_argument("-o", "--output", type=Path, metavar="FILE", help="- is stdout")
-    brought = add("put", "bring a file (safetensors)", put)
+    brought = add("put", "upload a file (safetensors)", put)
     brought.add_argument("file", type=Path, metavar="FILE")
     brought.add_argument("path")
-    brought.add_argument("--rebuild", action="store_true", help="compute K and V from its tokens")
+    brought.add_argument("--rebuild", action="store_true", help="recompute K and V from its tokens")
     brought.add_argument("--public", action="store_true", help="other tenants may read it")
-    brought.add_argument("--keep-ms", type=int, help="how long it is to stay; else for ever")
+    brought.add_argument("--keep-ms", type=int, help="how long it is kept; default for ever")
     brought.add_argument("--keep-old", action="store_true", help="replace nothing")
     add("rm", "remove a name", remove).add_argument("path")

@@ -1,4 +1,4 @@
-"""The command line: `symphony serve`, `run`, `upload`, ... (see docs/http.md)."""
+"""The command line: `symphony run`, `upload`, `runs`, ... (docs/http.md)."""
 
 import argparse
 import asyncio
@@ -19,17 +19,15 @@ from symphony_runtime.cli.output import (
     CommandError,
     RunOutput,
     first,
-    local_time,
     print_json,
     print_listing,
     progress,
+    time_of,
 )
-from symphony_runtime.cli.serve_options import GUARD_OPTIONS, add_guard_options
+from symphony_runtime.cli.serve import add_serve, serve
 from symphony_runtime.client import Client, ClientError, Event, ServerError
 from symphony_runtime.config.serve import (
     OptionsError,
-    default_data_dir,
-    read_options,
     read_place,
     user_server_file,
 )
@@ -37,10 +35,10 @@ from symphony_runtime.config.serve import (
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-# As a shell would say it of a process that was aborted or killed.
+# As a shell reports an aborted or a killed process.
 _EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
 _LEVELS = ("debug", "info", "warning", "error")
-_ERROR = 3  # shown without being asked for: it is how a program says why it could do nothing
+_ERROR = 3  # always shown: programs log why they failed
 _LISTED_DEFAULT = 50
 _READ_BYTES = 1 << 16
 _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
@@ -55,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone, as in `symphony runs | head`
+    except BrokenPipeError:  # the reader of our output has gone, as in `symphony runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
@@ -69,18 +67,6 @@ def _complain(error: Exception) -> int:
 
 
 # --- Commands that need no server ----------------------------------------------------------------
-def _serve(options: argparse.Namespace) -> int:
-    from symphony_runtime.supervisor.supervisor import serve
-
-    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
-             "tensor_parallel", "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens",
-             "threads", "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
-             "require_containment", *GUARD_OPTIONS)  # fmt: skip
-    given = {name: getattr(options, name) for name in names}
-    given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
-    return serve(read_options(options.config, given))
-
-
 def _build(options: argparse.Namespace) -> int:
     from symphony_runtime.cli import projects
 
@@ -134,17 +120,17 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
         await client.delete_program(options.program)
         return 0
     programs = await first(client.programs(), options.limit)
-    rows = (
-        (
-            p["name"] or "-",
-            p["id"][:19],
-            p["size"],
-            ",".join(p["entries"]),
-            local_time(p["created_ms"]),
-        )
-        for p in programs
+    print_listing(
+        options,
+        programs,
+        {
+            "NAME": lambda program: program["name"] or "-",
+            "ID": lambda program: program["id"][:19],
+            "BYTES": "size",
+            "ENTRIES": lambda program: ",".join(program["entries"]),
+            "UPLOADED": time_of("created_ms"),
+        },
     )
-    print_listing(options, programs, ("NAME", "ID", "BYTES", "ENTRIES", "UPLOADED"), rows)
     return 0
 
 
@@ -172,7 +158,7 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
     loop = asyncio.get_running_loop()
     following = asyncio.create_task(_show_events(client.events(run), options))
     loop.add_signal_handler(signal.SIGINT, following.cancel)
-    talking = asyncio.create_task(_talk(client, run, options.interactive))
+    sending = asyncio.create_task(_send_stdin(client, run, options.interactive))
     try:
         return await following
     except asyncio.CancelledError:
@@ -180,26 +166,26 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
         return EXIT_INTERRUPTED
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        talking.cancel()
-        await asyncio.wait([talking])
-        if not talking.cancelled() and (error := talking.exception()) is not None:
+        sending.cancel()
+        await asyncio.wait([sending])
+        if not sending.cancelled() and (error := sending.exception()) is not None:
             print(f"symphony: a message was not sent: {error}", file=sys.stderr)
 
 
-async def _talk(client: Client, run: str, interactive: bool) -> None:
-    """Send lines of stdin as messages, if asked to; then say that no message follows."""
+async def _send_stdin(client: Client, run: str, interactive: bool) -> None:
+    """Send the lines of stdin as messages, if asked to; then close the input."""
     try:
         if interactive:
             async for line in _stdin_lines():
                 await _send(client, run, line)
         await _send(client, run, b"", close=True)
     except ServerError as error:
-        if error.status != 409:  # the run has ended: nobody is there to read
+        if error.status != 409:  # the run has ended: nothing reads it
             raise
 
 
 async def _send(client: Client, run: str, message: bytes, *, close: bool = False) -> None:
-    """Send a message; wait as long as the program has too many that it has not received."""
+    """Send a message; wait while the program's inbox is full."""
     while True:
         try:
             return await client.send(run, message, close=close)
@@ -210,12 +196,12 @@ async def _send(client: Client, run: str, message: bytes, *, close: bool = False
 
 
 async def _stdin_lines() -> AsyncIterator[bytes]:
-    """Give stdin's lines without their ends, whatever it is: a terminal, a pipe or a file."""
+    """Yield stdin's lines without their ends: of a terminal, a pipe or a file."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def read() -> None:
-        # Not sys.stdin: its lock would be held while we wait, and the interpreter's end needs it.
+        # Not sys.stdin: its lock would be held while we wait, and the interpreter needs it at exit.
         with (
             contextlib.suppress(RuntimeError),  # the loop has closed: the run has ended
             open(sys.stdin.fileno(), "rb", buffering=_READ_BYTES, closefd=False) as stdin,
@@ -224,7 +210,7 @@ async def _stdin_lines() -> AsyncIterator[bytes]:
                 loop.call_soon_threadsafe(lines.put_nowait, line.removesuffix(b"\n"))
             loop.call_soon_threadsafe(lines.put_nowait, None)
 
-    # A daemon: nothing can interrupt it while it waits for a line that no run needs any longer.
+    # A daemon thread: a read cannot be interrupted when no run needs a line any longer.
     threading.Thread(target=read, daemon=True).start()
     while (line := await lines.get()) is not None:
         yield line
@@ -242,9 +228,9 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
             elif event.kind == "message":
                 output.message(event.message())
             elif event.kind == "log" and (options.verbose or event.data["level"] == _ERROR):
-                output.words(_log_line(event))
+                output.note(_log_line(event))
             elif event.kind == "status" and event.data["status"] in _EXIT_CODES:
-                output.words(f"symphony: the run {_ended_words(event.data)}")
+                output.note(f"symphony: the run {_ended_words(event.data)}")
     finally:
         output.end_line()
     return code
@@ -263,20 +249,24 @@ def _ended_words(run: dict[str, Any]) -> str:
 
 async def _runs(client: Client, options: argparse.Namespace) -> int:
     runs = await first(client.runs(), options.limit)
-    rows = (
-        (
-            run["id"],
-            run["program_name"] or run["program"][:19],
-            run["status"] if run["exit_code"] is None else f"{run['status']} {run['exit_code']}",
-            (run["usage"] or {}).get("completion_tokens", ""),
-            local_time(run["created_ms"]),
-            run["reason"],
-        )
-        for run in runs
+    print_listing(
+        options,
+        runs,
+        {
+            "ID": "id",
+            "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
+            "STATUS": _state,
+            "TOKENS": lambda run: (run["usage"] or {}).get("completion_tokens", ""),
+            "BEGUN": time_of("created_ms"),
+            "REASON": "reason",
+        },
     )
-    headings = ("ID", "PROGRAM", "STATUS", "TOKENS", "BEGUN", "REASON")
-    print_listing(options, runs, headings, rows)
     return 0
+
+
+def _state(run: dict[str, Any]) -> str:
+    code = run["exit_code"]
+    return str(run["status"]) if code is None else f"{run['status']} {code}"
 
 
 async def _top(client: Client, options: argparse.Namespace) -> int:
@@ -293,13 +283,17 @@ async def _logs(client: Client, options: argparse.Namespace) -> int:
 
 
 async def _trace(client: Client, options: argparse.Namespace) -> int:
-    from symphony_runtime.cli.trace import write
-
     trace = await client.trace(options.run)
+    text = json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n"
+    if options.output is None:
+        sys.stdout.write(text)
+        return 0
     try:
-        write(trace, options.output)
+        options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{options.output}: {error.strerror}") from error
+    spans = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    print(f"{options.output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
     return 0
 
 
@@ -318,7 +312,7 @@ def _log_line(event: Event) -> str:
 
 # --- Helpers -------------------------------------------------------------------------------------
 def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
-    """Return the command as `main` calls it: with a client of the server that the user means."""
+    """Return the command as `main` calls it, with a client of the chosen server."""
 
     async def call(options: argparse.Namespace) -> int:
         url, key = _place(options)
@@ -334,14 +328,14 @@ def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
 
 
 def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return the server's address and the key, from options, environment and the local files."""
+    """Return the server's address and the key, from options, environment and local files."""
     local = read_place(user_server_file())
     url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
     if url is not None and not url.startswith(("http://", "https://")):
-        raise CommandError(f"{url} is no server's address, as http://127.0.0.1:8700 is")
+        raise CommandError(f"{url} is not a server's address like http://127.0.0.1:8700")
     operator = getattr(options, "operator", False)
     key = options.key or os.environ.get("SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY")
-    # The local server's key is for the local server: no other one gets to see it.
+    # The local server's key is never sent to another server.
     if not key and local is not None and url is not None and url.rstrip("/") == local.url:
         with contextlib.suppress(OSError):
             file = local.key_file.with_name("admin.key") if operator else local.key_file
@@ -362,7 +356,7 @@ def _program_file(program: str) -> Path | None:
 
 
 def _input(text: str) -> Any:
-    """Return the JSON that --input holds; what is no JSON is a string, @FILE is the file's text."""
+    """Return the value of --input: JSON, else the text; @FILE is the file's text."""
     if text.startswith("@"):
         return _read(Path(text[1:])).decode(errors="replace")
     try:
@@ -380,7 +374,7 @@ def _limit(text: str) -> tuple[str, int]:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError("a number from 1 is wanted")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1; it is {text!r}")
     return int(text)
 
 
@@ -404,7 +398,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="print JSON")
     limited = argparse.ArgumentParser(add_help=False)
     limited.add_argument(
-        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most so many"
+        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most this many"
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -415,8 +409,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=action)
         return command
 
-    _add_serve(add("serve", "start the server", _serve))
-    _add_run(add("run", "run a program, show what it says", _with_server(_run), server, listing))
+    add_serve(add("serve", "start the server", serve))
+    _add_run(add("run", "run a program and show its messages", _with_server(_run), server, listing))
     upload = add("upload", "upload a program", _with_server(_upload), server, listing)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")
     upload.add_argument("--name", help="its name (else the file's)")
@@ -431,11 +425,11 @@ def _parser() -> argparse.ArgumentParser:
     programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
     programs.add_argument("program", nargs="?", help="name or id, for rm")
     add("runs", "list runs, newest first", _with_server(_runs), server, listing, limited)
-    add("top", "show what the server does, once a second", _with_server(_top), server, listing)
-    logs = add("logs", "show what a run has logged", _with_server(_logs), server, listing)
+    add("top", "show the load of the server, once a second", _with_server(_top), server, listing)
+    logs = add("logs", "show the log of a run", _with_server(_logs), server, listing)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    trace = add("trace", "save what a traced run did, for Perfetto", _with_server(_trace), server)
+    trace = add("trace", "save the trace of a run, for Perfetto", _with_server(_trace), server)
     trace.add_argument("run", help="of `symphony run --trace`")
     trace.add_argument("-o", "--output", type=Path, help="else stdout")
     cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
@@ -445,51 +439,13 @@ def _parser() -> argparse.ArgumentParser:
     add_admin(commands, _with_server, parents)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())
-    new = add("new", "make a project for a program", _new)
+    new = add("new", "create a project for a program", _new)
     new.add_argument("name")
     new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
-    new.add_argument("--directory", type=Path, default=Path(), help="where to make its folder")
-    doctor = add("doctor", "tell what this machine has and lacks", _doctor, server, listing)
+    new.add_argument("--directory", type=Path, default=Path(), help="where to create its folder")
+    doctor = add("doctor", "check what this machine has and lacks", _doctor, server, listing)
     doctor.add_argument("--model", default="tiny")
     return parser
-
-
-def _add_serve(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--model", help="tiny (the default), or a folder in Hugging Face layout")
-    serve.add_argument("--host", help="default 127.0.0.1")
-    serve.add_argument("--port", type=int, help="default 8700; 0 is any free one")
-    serve.add_argument("--workers", type=int, help="default 1")
-    serve.add_argument("--data-dir", type=Path, help=f"default {default_data_dir()}")
-    serve.add_argument("--device", choices=("auto", "cpu", "cuda"))
-    serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"))
-    serve.add_argument(
-        "--quantize", choices=("none", "int8"), help="of the weights; default none; a little loss"
-    )
-    several = "devices that share the model, a process for each; default 1"
-    serve.add_argument("--tensor-parallel", type=int, metavar="N", help=several)
-    serve.add_argument("--config", type=Path, help="a TOML file with options")
-    serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
-    room = "KV entries in host memory beside it; default as many, as far as memory goes"
-    serve.add_argument("--host-pool-tokens", type=int, help=room)
-    serve.add_argument("--disk-pool-tokens", type=int, help="and in a file; default none")
-    serve.add_argument("--threads", type=int, help="that the model computes with")
-    serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
-    gap = "a step with prompts beside others' decodes takes no longer; default 200"
-    serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
-    late = "tokens of a generation come in lots, at most so late; default 25, 0: each at once"
-    serve.add_argument("--delivery-ms", type=float, help=late)
-    serve.add_argument("--publish", action="store_true", default=None,
-                       help="programs may make KV files public")  # fmt: skip
-    locked = "start only with workers that are locked down in every way this system knows"
-    serve.add_argument("--require-containment", action="store_true", default=None, help=locked)
-    without = "keep no journal: runs end when the kernel dies"
-    serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
-                       help=without)  # fmt: skip
-    add_guard_options(serve)
-    store = "URL of a PostgreSQL database, which several gateways may share (else SYMPHONY_STORE)"
-    serve.add_argument("--store", metavar="URL", help=store)
-    # For tests and benchmarks of everything but the model.
-    serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -502,9 +458,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument(
-        "--trace", action="store_const", const=True, help="keep what it does for `symphony trace`"
+        "--trace", action="store_const", const=True, help="record it for `symphony trace`"
     )
-    run.add_argument("--detach", action="store_true", help="only start it, print its id")
+    run.add_argument("--detach", action="store_true", help="only start it and print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
     run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")
     run.add_argument(

@@ -1,22 +1,22 @@
-"""What the commands show: listings and JSON on stdout, a run's messages and bytes as they come."""
+"""The commands' output: listings, JSON, a run's messages, progress."""
 
 import argparse
 import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-_METER_SECONDS = 0.1  # between two lines about how far something is
+_METER_SECONDS = 0.1  # between updates of a Meter
 
 
 class RunOutput:
-    """A run's messages on stdout as they come, and words about the run on stderr.
+    """A run's messages on stdout as they come, and notes about the run on stderr.
 
-    Messages are pieces of one text, unless `lines` gives each a line of its own. On a terminal
-    whatever else is shown begins on a new line; in a file stand the program's bytes alone.
+    Messages are pieces of one text, unless `lines` gives each a line of its own. On a terminal a
+    note begins on a new line. A file gets the program's bytes alone.
     """
 
     def __init__(self, *, lines: bool) -> None:
@@ -24,7 +24,6 @@ class RunOutput:
         self._line_open = False
 
     def message(self, message: bytes) -> None:
-        """Show what the program has sent."""
         if self._lines and not message.endswith(b"\n"):
             message += b"\n"
         sys.stdout.buffer.write(message)
@@ -32,25 +31,24 @@ class RunOutput:
         if message:
             self._line_open = not message.endswith(b"\n")
 
-    def words(self, words: str) -> None:
-        """Show a line on stderr."""
+    def note(self, words: str) -> None:
         if sys.stderr.isatty():
             self.end_line()
         print(words, file=sys.stderr)
 
     def end_line(self) -> None:
-        """On a terminal, end the line that the program has left open."""
+        """End the line that the program has left open on a terminal."""
         if self._line_open and sys.stdout.isatty():
             print(flush=True)
             self._line_open = False
 
 
 class CommandError(Exception):
-    """The command cannot be done; the words are for the user."""
+    """The command failed. The message is for the user."""
 
 
 class Meter:
-    """Shows on a terminal how many bytes of something have passed; nothing stays of it."""
+    """Shows on a terminal how many bytes have passed, and removes the line at the end."""
 
     def __init__(self, words: str, total: int = 0) -> None:
         self.done = 0
@@ -67,7 +65,6 @@ class Meter:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def add(self, size: int) -> None:
-        """So many bytes more have passed."""
         self.done += size
         now = time.monotonic()
         if self._terminal and now - self._shown >= _METER_SECONDS:
@@ -78,7 +75,7 @@ class Meter:
 
 
 async def first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Return the first items of a listing."""
+    """Return the first `limit` items of a listing."""
     taken: list[dict[str, Any]] = []
     async for item in items:
         taken.append(item)
@@ -89,7 +86,7 @@ async def first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[s
 
 @contextlib.contextmanager
 def progress(words: str) -> Iterator[None]:
-    """Show on a terminal what is under way; nothing stays of it."""
+    """Show on a terminal what is in progress, and remove the line at the end."""
     terminal = sys.stderr.isatty()
     if terminal:
         print(f"{words} ...", end="", file=sys.stderr, flush=True)
@@ -103,31 +100,39 @@ def progress(words: str) -> Iterator[None]:
 def print_listing(
     options: argparse.Namespace,
     items: list[dict[str, Any]],
-    headings: tuple[str, ...],
-    rows: Iterable[tuple[object, ...]],
+    columns: Mapping[str, str | Callable[[dict[str, Any]], object]],
 ) -> None:
-    """Show items as JSON with --json, else as a table with a row for each."""
+    """Show items as JSON with --json, else as a table with a row for each.
+
+    `columns` has the headings, each with an item's field or a function of the item.
+    """
     if options.json:
         print_json(items)
         return
-    table = [headings, *(tuple(map(_shown, row)) for row in rows)]
+    table = [[*columns]]
+    for item in items:
+        cells = (item[of] if isinstance(of, str) else of(item) for of in columns.values())
+        table.append([*map(_shown, cells)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
 def _shown(cell: object) -> str:
-    """Return a cell as a terminal may show it: strangers have written some of them."""
+    """Return a cell with printable characters only: other tenants may have written it."""
     return "".join(c if c.isprintable() else "?" for c in str(cell))
 
 
 def print_json(value: object) -> None:
-    """Show a value as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def time_of(field: str) -> Callable[[dict[str, Any]], str]:
+    """Return a column of `print_listing` with a moment, "" for none."""
+    return lambda item: local_time(item[field]) if item[field] else ""
+
+
 def local_time(milliseconds: int) -> str:
-    """Return a moment, in milliseconds since 1970, as the user's clock has it."""
+    """Return a Unix time in milliseconds as the user's local time."""
     moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC).astimezone()
     return moment.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,8 +1,8 @@
 """Guest projects on the developer's machine: `symphony new` and `symphony build`.
 
 A project is a folder that compiles to one LIP: a Cargo package (Rust) or an AssemblyScript package.
-`new` makes one that builds without a network: outside this repository the SDK's sources travel
-with the project (`vendor/`). `build` finds a compiler and leaves `build/<name>.wasm`.
+`new` creates one that builds without a network: outside this repository it holds a copy of the SDK
+(`vendor/`). `build` finds a compiler and writes `build/<name>.wasm`.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 LANGUAGES = ("rust", "assemblyscript")
 
 _WASM_TARGET = "wasm32-unknown-unknown"
-_SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # where Debian puts its packages'
+_SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _SDKS = {
@@ -26,7 +26,7 @@ _SDKS = {
     "assemblyscript": _REPOSITORY / "guest_sdk" / "assemblyscript",
 }
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-# Where a project outside the repository keeps the SDK; the folder is named as it is imported.
+# The SDK's place in a project outside the repository; the folder has the import's name.
 _VENDORED = {
     "rust": Path("vendor") / "symphony",
     "assemblyscript": Path("vendor") / "symphony-lip",
@@ -43,28 +43,27 @@ _NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
 
 
 class ProjectError(Exception):
-    """A project cannot be made or built; the message says what to do about it."""
+    """A project cannot be created or built. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RustToolchain:
-    """A cargo and the rustc it has to use."""
+    """A cargo and the rustc that it uses."""
 
     cargo: str
     rustc: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """The process environment with which cargo runs."""
         return os.environ | {"RUSTC": self.rustc}
 
 
 def new(name: str, lang: str, directory: Path) -> Path:
-    """Make the project `name` as the new folder `directory/name` and return that folder.
+    """Create the project `name` as the new folder `directory/name`; return that folder.
 
     Raises:
-        ProjectError: the name is not a package's, the language is unknown, the folder exists
-            already, or the SDK's sources are not beside this package.
+        ProjectError: the name is no package name, the language is unknown, the folder exists, or
+            the SDK's sources are not next to this package.
     """
     if not _NAME.fullmatch(name):
         raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
@@ -81,11 +80,11 @@ def new(name: str, lang: str, directory: Path) -> Path:
 
 
 def build(directory: Path) -> Path:
-    """Compile the project in `directory` to `directory/build/<name>.wasm` and return that path.
+    """Compile the project in `directory` to `directory/build/<name>.wasm`; return that path.
 
     Raises:
-        ProjectError: it is no project, no compiler is installed, or the compiler refused it; the
-            message holds the compiler's own words.
+        ProjectError: it is no project, there is no compiler, or the compiler failed; the message
+            has its output.
     """
     directory = directory.resolve()
     if (directory / "Cargo.toml").is_file():
@@ -98,7 +97,7 @@ def build(directory: Path) -> Path:
 def find_rust_toolchain() -> RustToolchain:
     """Return the first Rust toolchain that can compile to Wasm.
 
-    Looked at: CARGO and RUSTC of the environment, those on PATH (rustup's), then the system's.
+    It tries CARGO and RUSTC of the environment, those on PATH (rustup's), then the system's.
 
     Raises:
         ProjectError: none can; the message says what to install.
@@ -131,14 +130,14 @@ def _write_template(source: Path, project: Path, root: Path, values: dict[str, s
 
 
 def _place_sdk(project: Path, lang: str) -> dict[str, str]:
-    """Return the template's paths from the project: `sdk`, and `packages`, where asc looks for it.
+    """Return the SDK's paths from the project: `sdk`, and `packages`, where asc searches.
 
-    Outside of the repository the SDK's sources are copied into the project first.
+    Outside the repository the SDK's sources are copied into the project first.
     """
     sdk = _SDKS[lang]
     if not sdk.is_dir():
         raise ProjectError(
-            f"the {lang} SDK is not beside this installation ({sdk}); install Symphony from a "
+            f"the {lang} SDK is not next to this installation ({sdk}); install Symphony from a "
             "clone with `pip install -e .`"
         )
     project.mkdir(parents=True, exist_ok=True)
@@ -164,7 +163,7 @@ def _rust_candidates() -> Iterator[RustToolchain]:
 
 
 def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
-    # rustc names the library's folder even where it does not exist.
+    # rustc prints the library's folder even if it does not exist.
     asked = subprocess.run(  # noqa: S603 - the developer's own compiler
         [toolchain.rustc, "--print", "target-libdir", "--target", _WASM_TARGET],
         capture_output=True,
@@ -204,7 +203,7 @@ def _cargo_package(directory: Path) -> str:
 
 
 def _cargo_modules(output: str, directory: Path) -> Iterator[Path]:
-    """Yield the Wasm files of the package itself that cargo's JSON lines tell of."""
+    """Yield the package's own Wasm files from cargo's JSON lines."""
     for line in output.splitlines():
         if not line.startswith("{"):
             continue
@@ -238,7 +237,7 @@ def _npm_package(directory: Path) -> str:
 
 
 def _find_asc(directory: Path) -> list[str]:
-    """Return the command of the project's own compiler, or of the one beside the SDK."""
+    """Return the command of the project's own compiler, or of the SDK's."""
     node = shutil.which("node")
     homes = [directory, *directory.parents, _SDKS["assemblyscript"]]
     for home in homes:
@@ -252,7 +251,7 @@ def _find_asc(directory: Path) -> list[str]:
 
 
 def _run(command: list[str], directory: Path, environment: dict[str, str]) -> str:
-    """Run a compiler in the project's folder and return what it wrote to its standard output."""
+    """Run a compiler in the project's folder; return its standard output."""
     done = subprocess.run(  # noqa: S603 - the developer's own compiler
         command,
         cwd=directory,
@@ -273,7 +272,7 @@ def _run(command: list[str], directory: Path, environment: dict[str, str]) -> st
 def _install(module: Path, directory: Path, name: str) -> Path:
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
-    # Whoever reads the module meanwhile gets the old one or the new one, never half of it.
+    # A reader gets the old module or the new one, never half of one.
     part = target.with_suffix(f".{os.getpid()}")
     shutil.copyfile(module, part)
     part.replace(target)

@@ -1,9 +1,9 @@
-"""`symphony top`: what a server does now, once a second.
+"""`symphony top`: the load of a server, once a second.
 
     /readyz, /metrics, /v1/runs?live=1  ->  Sample  ->  two of them: snapshot  ->  tables
 
-Rates are differences of two samples. A tenant's key shows its own runs, and the server's figures
-where no other tenant could be told of; the admin key shows every tenant, and no single runs.
+Rates are differences of two samples. A tenant's key shows its own runs, and the server's metrics if
+they tell nothing about other tenants. The admin key shows every tenant, and no single runs.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server said at one moment (`at`: seconds, of a clock of ours)."""
+    """The server's answers at one moment (`at`: seconds of a monotonic clock)."""
 
     at: float
     ready: bool
@@ -39,7 +39,7 @@ class Sample:
     runs: list[JsonObject] | None  # None with the admin key
 
     def sum(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the series with a name and (at least) some labels; None: none has."""
+        """Return the sum of the series with a name and at least these labels, None without any."""
         found = [
             value
             for (name_, labels_), value in self.series.items()
@@ -48,7 +48,7 @@ class Sample:
         return sum(found) if found else None
 
     def values(self, label: str) -> list[str]:
-        """Return the values that a label has anywhere."""
+        """Return all values of a label."""
         return sorted({dict(labels)[label] for _, labels in self.series if label in dict(labels)})
 
 
@@ -56,7 +56,7 @@ async def take_sample(client: Client) -> Sample:
     """Ask the server.
 
     Raises:
-        ClientError: it is not there, or the key is not one of its keys.
+        ClientError: it does not answer, or refuses the key.
     """
     ready, roles = await client.ready()
     text = await client.metrics()
@@ -78,13 +78,13 @@ async def _runs(client: Client) -> list[JsonObject] | None:
 
 
 def make_snapshot(before: Sample, now: Sample) -> JsonObject:
-    """Return what `--json` prints: gauges of `now`, and rates since `before`."""
+    """Return the output of `--json`: gauges of `now`, and rates since `before`."""
     seconds = max(now.at - before.at, 1e-9)
 
     def rate(name: str, **labels: str) -> float | None:
         new = now.sum(name, **labels)
         old = before.sum(name, **labels)
-        # A series that is new counted from zero; one that fell began anew.
+        # A new series started at zero; one that fell has restarted.
         return None if new is None else round(max(new - (old or 0.0), 0.0) / seconds, 3)
 
     steps = rate("steps_total")
@@ -143,10 +143,10 @@ def _tenant(name: str, now: Sample, rate: Any) -> JsonObject:
 
 # --- The screen ----------------------------------------------------------------------------------
 async def show(client: Client, *, as_json: bool) -> int:
-    """Print one snapshot, or on a terminal one a second until Ctrl-C; return the exit code.
+    """Print one snapshot, or one a second on a terminal until Ctrl-C; return the exit code.
 
     Raises:
-        ClientError: the server is not there from the beginning, or refuses the key.
+        ClientError: the server does not answer at first, or refuses the key.
     """
     before = await take_sample(client)
     await asyncio.sleep(_SECONDS)
@@ -178,7 +178,6 @@ async def _keep_showing(
 
 
 def draw(snapshot: JsonObject, url: str) -> Group:
-    """Return a snapshot as tables."""
     state = "ready" if snapshot["ready"] else "not ready"
     head = Text(f"{url}  {snapshot['model'] or ''}  {state}", style="bold")
     parts: list[Text | Table] = [head, _roles_table(snapshot["roles"]), _figures(snapshot)]
@@ -197,7 +196,7 @@ def _roles_table(roles: list[JsonObject]) -> Table:
         table.add_column(heading, justify="right" if heading in ("CPU", "MEMORY") else "left")
     for role in roles:
         progress = role.get("progress")
-        state = "ready" if role["ready"] else "not there"
+        state = "ready" if role["ready"] else "absent"
         if progress is not None:
             state = f"{progress['what']}, {int(100 * progress['share'])} %"
         memory = role["resident_bytes"]
@@ -264,7 +263,7 @@ def _table(columns: dict[str, str], rows: Iterable[JsonObject], count: int) -> T
     for number, heading in enumerate(columns):
         table.add_column(heading, justify="left" if number == 0 else "right")
     for row in list(rows)[:_ROWS_MAX]:
-        # As text: a name may hold what the library takes for markup.
+        # As Text: a name may look like the library's markup.
         table.add_row(*(Text(_cell(row.get(key))) for key in columns.values()))
     return table
 

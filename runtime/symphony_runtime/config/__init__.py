@@ -1,7 +1,7 @@
-"""Configuration: what an operator may set, checked before a role starts.
+"""Configuration: the operator's options, checked before a role starts.
 
 serve       the options of `symphony serve`, and the file of `--config`
-limits      what runs and tenants may use
-egress      which tools and URLs programs may call, for which tenants
+limits      the limits of runs and tenants
+egress      the tools and URLs that programs may use, by tenant
 transport   how clients reach the gateway: this machine only, TLS, or a proxy
 """

@@ -1,27 +1,28 @@
-"""What an operator says of the outside in symphony.toml: which tools and which URLs, for whom.
+"""The tables `tools` and `http` of symphony.toml: what programs of which tenants may reach.
 
 [tools.weather]                        # an MCP server; programs call weather.forecast
 command = ["python", "weather.py"]     # started by the gateway; or url = "https://.../mcp"
-tenants = ["default"]                  # who may use it: nobody, where nobody is named
-environment = {API_KEY = "..."}        # beside PATH, HOME and the like
-directory = "tools"                    # where it runs; relative to the file
+tenants = ["default"]                  # the tenants that may use it; none by default
+environment = {API_KEY = "..."}        # in addition to PATH, HOME and the like
+directory = "tools"                    # its working directory; relative to the file
 headers = {Authorization = "..."}      # sent to `url`
 timeout_seconds = 60                   # of one call
-calls_at_once = 16                     # of one tenant; more of them wait
+calls_at_once = 16                     # of one tenant; more calls wait
 
-[[http]]                               # URLs that programs may ask for
+[[http]]                               # URLs that programs may request
 tenants = ["default"]
 urls = ["https://api.example.com/v1/", "https://*.example.org"]
-methods = ["GET", "HEAD"]              # these, where none are named
-networks = ["10.1.2.0/24"]             # not public, but may be reached under these names
+methods = ["GET", "HEAD"]              # these by default
+networks = ["10.1.2.0/24"]             # private addresses that these names may have
 """
 
 import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from symphony_kernel.protocol.limits import (
     HTTP_RULES_MAX,
     TOOL_CALL_MS_DEFAULT,
@@ -32,18 +33,45 @@ from symphony_kernel.protocol.limits import (
 )
 from yarl import URL
 
+from symphony_runtime.validation import StrictModel, check_table
+
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _METHOD = re.compile(r"[A-Z]{1,20}")
-# What lies below a path to us could lie elsewhere to a server: an encoded slash is one to some, and
-# some leave out what follows a semicolon, so that "..;x" means the folder above.
+# A server may read a path differently than we do: some take an encoded slash for a slash, and some
+# drop what follows a semicolon, so that "..;x" is the parent folder.
 _HIDDEN = re.compile(r"%2F|%5C|/(?:\.|%2E){1,2}(?:;|%3B)", re.IGNORECASE)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-EVERYBODY = "*"  # in `tenants`
+ANY_TENANT = "*"  # in `tenants`
+_Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+
+
+class _ToolsTable(StrictModel):
+    """A table `tools.NAME`."""
+
+    command: _Texts = ()
+    url: str = ""
+    tenants: _Texts = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+    directory: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    timeout_seconds: float = Field(
+        TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=TOOL_CALL_MS_MAX / 1000
+    )
+    calls_at_once: int = Field(TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=TOOL_CALLS_AT_ONCE_MAX)
+
+
+class _HttpTable(StrictModel):
+    """A table `http`."""
+
+    tenants: _Texts = ()
+    urls: _Texts = ()
+    methods: _Texts = ()
+    networks: _Texts = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServerOptions:
-    """One MCP server: `command` to start it, or the `url` where it is."""
+    """One MCP server: the `command` that starts it, or its `url`."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -56,13 +84,12 @@ class ToolServerOptions:
     calls_at_once: int = TOOL_CALLS_AT_ONCE_DEFAULT
 
     def serves(self, tenant: str) -> bool:
-        """Whether a tenant may use it."""
-        return tenant in self.tenants or EVERYBODY in self.tenants
+        return tenant in self.tenants or ANY_TENANT in self.tenants
 
 
 @dataclass(frozen=True, slots=True)
 class UrlPattern:
-    """URLs of one origin whose path begins so."""
+    """URLs of one origin whose path has a prefix."""
 
     scheme: str
     host: str
@@ -71,7 +98,7 @@ class UrlPattern:
     below: bool = False  # names below `host`, not itself
 
     def covers(self, url: URL) -> bool:
-        """Whether a URL is one of them; `url` is absolute and normalised."""
+        """Whether it includes a URL, which is absolute and normalised."""
         host = url.raw_host or ""
         named = host.endswith(f".{self.host}") if self.below else host == self.host
         if not named or (url.scheme, url.port) != (self.scheme, self.port):
@@ -84,7 +111,7 @@ class UrlPattern:
 
 @dataclass(frozen=True, slots=True)
 class HttpRule:
-    """What some tenants may ask for."""
+    """The requests that some tenants may make."""
 
     tenants: frozenset[str]
     urls: tuple[UrlPattern, ...]
@@ -92,11 +119,9 @@ class HttpRule:
     networks: tuple[Network, ...] = ()
 
     def serves(self, tenant: str) -> bool:
-        """Whether it is about a tenant."""
-        return tenant in self.tenants or EVERYBODY in self.tenants
+        return tenant in self.tenants or ANY_TENANT in self.tenants
 
     def covers(self, url: URL) -> bool:
-        """Whether it is about a URL."""
         return any(pattern.covers(url) for pattern in self.urls)
 
 
@@ -104,7 +129,7 @@ def parse_http(values: Any) -> tuple[HttpRule, ...]:
     """Return the rules in the tables `http`.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, list):
         raise ValueError("http must be a list of tables: [[http]]")
@@ -114,21 +139,20 @@ def parse_http(values: Any) -> tuple[HttpRule, ...]:
 
 
 def _rule(where: str, table: Any) -> HttpRule:
-    check_keys(where, table, {"tenants", "urls", "methods", "networks"})
-    patterns = tuple(_pattern(where, text) for text in texts(where, table, "urls"))
+    wanted = check_table(_HttpTable, table, where)
+    patterns = tuple(_pattern(where, text) for text in wanted.urls)
     if not patterns:
-        raise ValueError(f"{where}: urls says what may be asked for")
-    methods = texts(where, table, "methods") or ("GET", "HEAD")
-    for method in methods:
+        raise ValueError(f"{where}: urls must name one URL at least")
+    for method in wanted.methods:
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise ValueError(f"{where}: {method!r} is no method that programs may use")
-    networks = [_network(where, text) for text in texts(where, table, "networks")]
-    # Who names an address means it.
+    networks = [_network(where, text) for text in wanted.networks]
+    # An address in a URL is allowed even where it is not public.
     networks += [_network(where, p.host) for p in patterns if _is_address(p.host)]
     return HttpRule(
-        tenants=frozenset(texts(where, table, "tenants")),
+        tenants=frozenset(wanted.tenants),
         urls=patterns,
-        methods=frozenset(methods),
+        methods=frozenset(wanted.methods or ("GET", "HEAD")),
         networks=tuple(networks),
     )
 
@@ -167,7 +191,7 @@ def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:
     """Return the servers in the table `tools`.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, dict):
         raise ValueError("tools must be a table of servers")
@@ -180,79 +204,33 @@ def _server(name: str, table: Any) -> ToolServerOptions:
     where = f"tools.{name}"
     if not _SERVER_NAME.fullmatch(name):
         raise ValueError(f"{where}: a server's name has letters, digits, - and _")
-    known = {"command", "url", "tenants", "environment", "directory", "headers",
-             "timeout_seconds", "calls_at_once"}  # fmt: skip
-    check_keys(where, table, known)
-    command = texts(where, table, "command")
-    url = table.get("url", "")
-    if bool(command) == bool(url):
-        raise ValueError(f"{where}: one of command and url says what it is")
-    if url:
-        _check_url(where, url)
-    for key, of in (("environment", command), ("directory", command), ("headers", url)):
-        if key in table and not of:
-            raise ValueError(f"{where}: {key} goes with {'url' if key == 'headers' else 'command'}")
-    seconds = number(where, table, "timeout_seconds", TOOL_CALL_MS_DEFAULT / 1000, (
-        0.001, TOOL_CALL_MS_MAX / 1000))  # fmt: skip
-    at_once = number(where, table, "calls_at_once", TOOL_CALLS_AT_ONCE_DEFAULT, (
-        1, TOOL_CALLS_AT_ONCE_MAX))  # fmt: skip
-    directory = table.get("directory")
-    if not isinstance(directory, str | None):
-        raise ValueError(f"{where}: directory must be text")
+    wanted = check_table(_ToolsTable, table, where)
+    if bool(wanted.command) == bool(wanted.url):
+        raise ValueError(f"{where}: it needs either a command or a url")
+    if wanted.url:
+        _check_url(where, wanted.url)
+    needed = {"environment": "command", "directory": "command", "headers": "url"}
+    for key in needed.keys() & wanted.model_fields_set:
+        if not getattr(wanted, needed[key]):
+            raise ValueError(f"{where}: {key} goes with {needed[key]}")
     return ToolServerOptions(
         name=name,
-        command=command,
-        url=url,
-        tenants=frozenset(texts(where, table, "tenants")),
-        environment=_strings(where, table, "environment"),
-        directory=Path(directory) if directory is not None else None,
-        headers=_strings(where, table, "headers"),
-        timeout_ms=round(seconds * 1000),
-        calls_at_once=int(at_once),
+        command=wanted.command,
+        url=wanted.url,
+        tenants=frozenset(wanted.tenants),
+        environment=wanted.environment,
+        directory=Path(wanted.directory) if wanted.directory is not None else None,
+        headers=wanted.headers,
+        timeout_ms=round(wanted.timeout_seconds * 1000),
+        calls_at_once=wanted.calls_at_once,
     )
 
 
-def _check_url(where: str, url: Any) -> None:
+def _check_url(where: str, url: str) -> None:
     try:
         parsed = URL(url)
         good = parsed.scheme in ("http", "https") and bool(parsed.host)
-    except (TypeError, ValueError):
+    except ValueError:
         good = False
     if not good:
         raise ValueError(f"{where}: url must be http://... or https://...")
-
-
-# --- Values --------------------------------------------------------------------------------------
-def check_keys(where: str, table: Any, known: set[str]) -> None:
-    """Raise ValueError unless a table has known keys only."""
-    if not isinstance(table, dict):
-        raise ValueError(f"{where} must be a table")
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{where}: no option is called {key!r}")
-
-
-def texts(where: str, table: dict[str, Any], key: str) -> tuple[str, ...]:
-    """Return a list of texts; ValueError."""
-    found = table.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
-        raise ValueError(f"{where}: {key} must be a list of texts")
-    return tuple(found)
-
-
-def number(
-    where: str, table: dict[str, Any], key: str, default: float, bounds: tuple[float, float]
-) -> float:
-    """Return a number within bounds; ValueError."""
-    found = table.get(key, default)
-    low, high = bounds
-    if type(found) not in (int, float) or not low <= found <= high:
-        raise ValueError(f"{where}: {key} must be from {low} to {high}")
-    return float(found)
-
-
-def _strings(where: str, table: dict[str, Any], key: str) -> dict[str, str]:
-    found = table.get(key, {})
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ValueError(f"{where}: {key} must be a table of texts")
-    return dict(found)

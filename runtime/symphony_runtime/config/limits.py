@@ -1,16 +1,15 @@
-"""What runs and tenants may use, as the operator says it.
+"""The operator's limits of runs and tenants.
 
-    [limits]                            # of everybody: default and maximum
+    [limits]                            # of every tenant: default and maximum
     cpu_ms = 30_000
     wall_ms = {default = 600_000, max = 3_600_000}
 
     [tenants.research.limits]           # of one tenant
     cpu_ms = 600_000
 
-A number is both what there is when nobody says anything and the most that may be asked for. What
-administrators set at run time for a tenant (its quotas) goes before its table here, and that before
-everybody's. The limits themselves are in `symphony_kernel.protocol.limit_table`; `python -m
-tools.limits_page` writes the tables of docs/limits.md.
+A number is both the default and the maximum. A tenant's quotas, which administrators set at run
+time, override its table here, and that overrides `limits`. The limits themselves are in
+`symphony_kernel.protocol.limit_table`; `python -m tools.limits_page` writes docs/limits.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ _TENANT_KEYS = {"limits"}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit's value when nobody says anything, and the most there may be; None: no limit."""
+    """A limit's default and maximum; None: no limit."""
 
     default: int | None
     most: int | None
@@ -44,7 +43,7 @@ USUAL: Bounds = {limit.name: Bound(limit.default, limit.default) for limit in LI
 
 
 class LimitRefusedError(ValueError):
-    """What a run asks for is more, or less, than it may; or no number."""
+    """A run asks for more or less than a limit allows, or not for an integer."""
 
     def __init__(self, name: str, least: int, most: int) -> None:
         super().__init__(f"`limits.{name}` must be an integer from {least} to {most}")
@@ -53,16 +52,16 @@ class LimitRefusedError(ValueError):
 
 @dataclass(frozen=True)
 class TenantLimits:
-    """What a tenant and its runs may use."""
+    """The limits of a tenant and its runs."""
 
     bounds: Bounds = field(default_factory=lambda: USUAL)
 
     def most(self, name: str) -> int | None:
-        """Return the tenant's maximum; None: there is none."""
+        """Return the tenant's maximum, None for no limit."""
         return self.bounds[name].most
 
     def at_most(self, name: str) -> int:
-        """Return the tenant's maximum of a limit that everybody has."""
+        """Return the tenant's maximum of a limit that every tenant has."""
         most = self.bounds[name].most
         assert most is not None, name
         return most
@@ -71,7 +70,7 @@ class TenantLimits:
         """Return all limits of a run that asks for these.
 
         Raises:
-            LimitRefusedError: one is no integer within its bounds.
+            LimitRefusedError: one is not an integer within its bounds.
             KeyError: a run has no such limit.
         """
         chosen = {limit.name: self._default(limit.name) for limit in RUN_LIMITS}
@@ -85,21 +84,21 @@ class TenantLimits:
         return chosen
 
     def of_kernel(self) -> dict[str, int | None]:
-        """Return those of the tenant that the kernel looks after."""
+        """Return the tenant's limits that the kernel enforces."""
         most = {name: self.bounds[name].most for name in KERNEL_TENANT_LIMITS}
         disk, durable = self.bounds["disk_bytes"].most, self.at_most("kv_durable_bytes")
         return most if disk is None else most | {"kv_durable_bytes": min(disk, durable)}
 
     def of_worker(self, run: Mapping[str, int]) -> dict[str, int]:
-        """Return what a worker is told of a run with these limits: those of its tenant, too."""
+        """Return the limits of a run that a worker enforces, with its tenant's."""
         return {**run, **{name: self.at_most(name) for name in WORKER_TENANT_LIMITS}}
 
     def of_compiler(self) -> dict[str, int]:
-        """Return what bounds the compiling of the tenant's programs."""
+        """Return the limits of compiling the tenant's programs."""
         return {name: self.at_most(name) for name in COMPILER_LIMITS}
 
     def view(self) -> dict[str, Any]:
-        """Return what its owner is shown: by name, with default and maximum."""
+        """Return the limits as `GET /v1/limits` shows them."""
         return {
             limit.name: {
                 "default": self.bounds[limit.name].default,
@@ -116,7 +115,7 @@ class TenantLimits:
 
 
 class Limits:
-    """The limits of all tenants. `quotas` says what was set for one at run time."""
+    """The limits of all tenants. `quotas` returns those of a tenant at run time."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class Limits:
         self._known: dict[str, tuple[Mapping[str, int], TenantLimits]] = {}
 
     def of(self, tenant: str) -> TenantLimits:
-        """Return what a tenant may use now: the same object as long as that does not change."""
+        """Return a tenant's limits: the same object until they change."""
         quotas = self._quotas(tenant)
         known = self._known.get(tenant)
         if known is None or known[0] != quotas:
@@ -140,12 +139,12 @@ class Limits:
         return known[1]
 
 
-# --- What an operator writes ---------------------------------------------------------------------
+# --- The operator's tables ---------------------------------------------------------------------
 def parse_limits(values: object, what: str = "limits") -> dict[str, Bound]:
     """Return the bounds in a table of limits.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{what} must be a table")
@@ -156,14 +155,14 @@ def parse_tenants(values: object) -> dict[str, dict[str, Bound]]:
     """Return the bounds of each tenant in the table `tenants`.
 
     Raises:
-        ValueError: in words for the operator.
+        ValueError: the message is for the operator.
     """
     if not isinstance(values, dict):
         raise ValueError("tenants must be a table")
     found = {}
     for tenant, said in values.items():
         if not isinstance(said, dict) or set(said) - _TENANT_KEYS:
-            raise ValueError(f"tenants.{tenant} is a table with `limits`")
+            raise ValueError(f"tenants.{tenant} must be a table with `limits`")
         found[tenant] = parse_limits(said.get("limits", {}), f"tenants.{tenant}.limits")
     return found
 
@@ -173,16 +172,18 @@ def _bound(what: str, name: str, value: object) -> Bound:
     if limit is None:
         raise ValueError(f"{what}: there is no such limit; there are {', '.join(BY_NAME)}")
     if limit.ceiling is None:
-        raise ValueError(f"{what} is always {limit.default}")
+        raise ValueError(f"{what} is always {limit.default} and cannot be set")
     if not isinstance(value, dict):
         most = _number(what, limit, value)
         return Bound(most, most)
     if set(value) - _KEYS or "max" not in value or not limit.by_run:
-        raise ValueError(f"{what} is a number, or for a run's {{default = .., max = ..}}")
+        raise ValueError(
+            f"{what} must be a number, or for a run's limit {{default = .., max = ..}}"
+        )
     most = _number(f"{what}.max", limit, value["max"])
     default = _number(f"{what}.default", limit, value.get("default", min(most, limit.default or 0)))
     if default > most:
-        raise ValueError(f"{what}: the default is above the maximum")
+        raise ValueError(f"{what}: the default, {default}, is above the maximum, {most}")
     return Bound(default, most)
 
 
@@ -190,5 +191,7 @@ def _number(what: str, limit: Limit, value: object) -> int:
     ceiling = limit.ceiling
     assert ceiling is not None
     if not isinstance(value, int) or isinstance(value, bool) or not limit.least <= value <= ceiling:
-        raise ValueError(f"{what} must be an integer from {limit.least} to {ceiling}")
+        raise ValueError(
+            f"{what} must be an integer from {limit.least} to {ceiling}; it is {value!r}"
+        )
     return value

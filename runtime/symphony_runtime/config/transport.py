@@ -1,7 +1,7 @@
-"""How clients reach the gateway: this machine only, TLS, or a proxy in front that ends TLS.
+"""How clients reach the gateway: from this machine, with TLS, or through a proxy that ends TLS.
 
-Keys and programs' inputs travel on these connections, so off loopback nothing is served in the
-open unless the operator says that a proxy stands in front (`--behind-proxy`).
+Keys and inputs of programs travel on these connections. So other machines are served without TLS
+only if the operator says that a proxy ends it (`--behind-proxy`).
 """
 
 import ipaddress
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 class TransportError(Exception):
-    """It cannot be served so; the words are for the operator."""
+    """The host cannot be served so. The message is for the operator."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -31,7 +31,7 @@ def check_transport(host: str, cert: Path | None, key: Path | None, *, behind_pr
     """Check that a host may be served so.
 
     Raises:
-        TransportError: it may not; what to do is in the words.
+        TransportError: it may not; the message says what to do.
     """
     if (cert is None) != (key is None):
         raise TransportError("tls_cert and tls_key go together: a certificate and its private key")
@@ -47,35 +47,35 @@ def check_transport(host: str, cert: Path | None, key: Path | None, *, behind_pr
 
 
 class Certificate:
-    """A certificate with its key, for a server; a renewed one is taken without a new start."""
+    """A server's certificate with its key; a renewed one needs no restart."""
 
     def __init__(self, cert: Path, key: Path) -> None:
-        """Read both.
+        """Read both files.
 
         Raises:
-            TransportError: they cannot be read, or do not fit.
+            TransportError: they cannot be read, or do not match.
         """
         self._cert = cert
         self._key = key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._stamp = self._stamps()
+        self._seen = self._modified()
         self._load()
 
     def renew(self) -> bool:
-        """Read the files again if they have changed; return whether new connections get others.
+        """Read changed files again; return whether new connections get a new certificate.
 
-        Files that cannot be read leave what there was: the operator may be writing them.
+        Files that cannot be read change nothing: the operator may be writing them.
         """
         try:
-            stamp = self._stamps()
-            if stamp == self._stamp:
+            stamp = self._modified()
+            if stamp == self._seen:
                 return False
             self._load()
         except TransportError as error:
-            _log.error("the certificate was not renewed: %s", error)
+            _log.error("cannot renew the certificate: %s", error)
             return False
-        self._stamp = stamp
+        self._seen = stamp
         return True
 
     def _load(self) -> None:
@@ -84,7 +84,7 @@ class Certificate:
         except (OSError, ssl.SSLError) as error:
             raise TransportError(f"{self._cert} with {self._key}: {error}") from error
 
-    def _stamps(self) -> tuple[int, int]:
+    def _modified(self) -> tuple[int, int]:
         try:
             return self._cert.stat().st_mtime_ns, self._key.stat().st_mtime_ns
         except OSError as error:
@@ -92,9 +92,9 @@ class Certificate:
 
 
 def _no_password(key: Path) -> Callable[[], str]:
-    """Return what is called for a key with a password: nobody is there to type it."""
+    """Return the callback for a key with a password, which refuses it."""
 
     def refuse() -> str:
-        raise TransportError(f"{key} is protected by a password, which nobody is there to type")
+        raise TransportError(f"{key} is protected by a password: give a key without one")
 
     return refuse

@@ -1,8 +1,8 @@
 """The gateway's process: `python -m symphony_runtime.gateway`, started by the supervisor.
 
-One JSON line of configuration comes on stdin, then lines that say how far other roles are; its end
-means that the supervisor is gone. Events leave as JSON lines on stdout, logs on stderr. Exit code
-2: the configuration cannot be served, and starting again would not help.
+stdin brings one JSON line of configuration, then notices about other roles; its end means that the
+supervisor is gone. Events leave as JSON lines on stdout, logs on stderr. Exit code 2: the
+configuration cannot be served, and another start would not help.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ async def _run(config: GatewayConfig) -> None:
     progress, processes = StartupProgress(), Processes()
     await loop.connect_read_pipe(lambda: _Supervisor(progress, processes), sys.stdin)
     async with serve(config, progress, processes if config.processes else None) as gateway:
-        gateway.services.runs.worker_assignment.on_retire = _tell_of_retired
+        gateway.services.runs.worker_assignment.on_retire = _report_retired
         ready: dict[str, Any] = {"event": "ready", "pid": os.getpid(), "port": gateway.port}
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
         _emit(ready)
-        linking = asyncio.create_task(_tell_of_link(gateway.services.runs.kernel.linked))
+        linking = asyncio.create_task(_report_link(gateway.services.runs.kernel.linked))
         # The first request need not wait for a compiler.
         preparing = asyncio.create_task(gateway.openai.prepare())
-        # What is there now stays: the collector need not look at it again and again.
+        # The objects of the start stay: the collector need not visit them again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECTOR_THRESHOLDS)
@@ -56,14 +56,13 @@ async def _run(config: GatewayConfig) -> None:
 
 
 class _Supervisor(asyncio.Protocol):
-    """What the supervisor says; its end leaves no kernel and no worker either."""
+    """The supervisor's end of stdin. When it closes, the gateway exits."""
 
     def __init__(self, progress: StartupProgress, processes: Processes) -> None:
         self._progress, self._processes = progress, processes
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
-        """Some lines, or a part of one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             notice = json.loads(line)
@@ -71,9 +70,8 @@ class _Supervisor(asyncio.Protocol):
                 self._progress.handle_notice(notice)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Exit at once; the next start fails the runs that were live."""
-        logging.getLogger(__name__).error("the supervisor is gone")
-        os._exit(1)
+        logging.getLogger(__name__).error("the supervisor is gone: exiting")
+        os._exit(1)  # the next start fails the runs that were live
 
 
 def _emit(event: dict[str, Any]) -> None:
@@ -81,14 +79,12 @@ def _emit(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _tell_of_link(linked: asyncio.Event) -> None:
-    """The supervisor announces the server when its gateway can serve."""
+async def _report_link(linked: asyncio.Event) -> None:
     await linked.wait()
     _emit({"event": "linked"})
 
 
-def _tell_of_retired(worker: Worker) -> None:
-    """The supervisor sees to it that the process of a retired worker ends."""
+def _report_retired(worker: Worker) -> None:
     if worker.process is not None:
         _emit({"event": "retired", "role": worker.name, "start": worker.process.start})
 

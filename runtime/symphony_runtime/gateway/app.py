@@ -1,12 +1,12 @@
-"""The gateway's boot order, and the application that answers requests.
+"""The gateway's start and stop, and the application that answers requests.
 
-    1. the database; runs that were live when an earlier gateway died are failed, with all events
-       that their readers may have seen
-    2. keys (made on the first start)
+    1. the database; runs that an earlier gateway left live are failed, with all events that
+       their readers may have seen
+    2. keys (made in the first start)
     3. the socket for workers, the link to the kernel
-    4. HTTP: requests are answered from here on, 503 until kernel and a worker are there
+    4. HTTP: requests are answered from here on, with 503 until the kernel and a worker are ready
 
-It stops in the opposite order: no new runs, live ones get their time, then everything closes.
+It stops in the opposite order: it refuses new runs, gives live runs their time, then closes.
 """
 
 import asyncio
@@ -31,8 +31,7 @@ from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.connections.listener import check_host, listen
-from symphony_runtime.gateway.connections.slow_bodies import SlowBounds
-from symphony_runtime.gateway.connections.slow_clients import SlowClients
+from symphony_runtime.gateway.connections.slow_clients import SlowBounds, SlowClients
 from symphony_runtime.gateway.connections.slow_readers import SlowReaders
 from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.injection import Injector
@@ -64,14 +63,17 @@ from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
-_TIDY_SECONDS = 1.0  # between looks at what deletions have freed
+_SHRINK_SECONDS = 1.0  # between attempts to shrink the database
 _SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
 DIED = "the gateway died while it ran"
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that serves. `port` is the real one; `default_key` if it was made just now."""
+    """A gateway that serves requests. `default_key` is set if it was made in this start.
+
+    `port` is the one that the system gave.
+    """
 
     services: Services
     port: int
@@ -85,12 +87,10 @@ async def serve(
     progress: StartupProgress | None = None,
     processes: Processes | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Boot the gateway, and stop it at the end of the block.
-
-    `progress` and `processes` are the other roles'; without these a worker may be any process.
+    """Start the gateway; stop it at the end of the block. Any process may be a worker by default.
 
     Raises:
-        ConfigError: what the operator asked for cannot be served.
+        ConfigError: the configuration cannot be served.
     """
     check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,21 +101,23 @@ async def serve(
         administration = await Administration.open(store, keys, config.behind_proxy)
         administration.start()
         stack.push_async_callback(administration.stop)
-        boot, deletion = await _enter(store, await _fail_left(store, config), administration)
+        boot, deletion = await _register_gateway(
+            store, await _fail_interrupted_runs(store, config), administration
+        )
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         figures = RunMetrics()
         channels = Channels(limits=limits, reached=figures.count_limit)
-        retention = Retention(store, _bounds(config), now_ms)
+        retention = Retention(store, _retention_bounds(config), now_ms)
         await retention.load_counts()
         vault = _open_vault(store, config)
-        egress = await _open_outside(config, vault, stack)
+        egress = await _open_egress(config, vault, stack)
         load = ServerLoad(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
         runs = Runs(
             store, programs, channels, config, boot, retention, egress,
-            Admission(_admitted(config), load, MemoryGuard()), administration, limits, figures,
+            _admission(config, load), administration, limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.send_weights(kernel)
@@ -126,14 +128,14 @@ async def serve(
         runs.attach(kernel, workers)
         if store.shared:
             holders = deletion, administration, programs
-            _beside(stack, ChangeFeed(store, deletion.members.record_alive, *holders).run())
-        _beside(stack, runs.worker_assignment.run())
+            _start_task(stack, ChangeFeed(store, deletion.members.record_alive, *holders).run())
+        _start_task(stack, runs.worker_assignment.run())
         idempotency = Idempotency(store, now_ms, boot)
-        _beside(stack, idempotency.run())
+        _start_task(stack, idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
-        _beside(stack, retention.run())
-        _beside(stack, kernel.run())
+        _start_task(stack, retention.run())
+        _start_task(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
             RateLimiters(limits, figures.count_limit), idempotency, vault, retention, deletion, cpu,
@@ -142,7 +144,7 @@ async def serve(
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
         _watch_disk(stack, services, figures, limits)
-        _forget_beside(stack, services, config)
+        _start_deletions(stack, services, config)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
@@ -152,8 +154,8 @@ async def serve(
         yield Gateway(services, port, default_key, app[OPENAI])
 
 
-async def _fail_left(store: Store, config: GatewayConfig) -> str:
-    """Fail the runs that were live when an earlier gateway of our name died; return the name."""
+async def _fail_interrupted_runs(store: Store, config: GatewayConfig) -> str:
+    """Fail the runs that an earlier start of this gateway left; return the gateway's name."""
     name, left = _gateway_name(config), read_crash_log(config.data_dir)
     failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
     clear_crash_log(config.data_dir)
@@ -162,50 +164,51 @@ async def _fail_left(store: Store, config: GatewayConfig) -> str:
     return name
 
 
-def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Do something beside the requests, until the stack ends."""
+def _start_task(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run a task until the stack ends."""
     stack.push_async_callback(_cancel, asyncio.create_task(work))
 
 
 def _watch_disk(
-    stack: contextlib.AsyncExitStack, with_: Services, figures: RunMetrics, limits: Limits
+    stack: contextlib.AsyncExitStack, server: Services, figures: RunMetrics, limits: Limits
 ) -> None:
-    """Count what tenants hold on disk, and give back what deletions have freed."""
-    disk = with_.store.disk
-    disk.ended_run_bytes, disk.on_limit = with_.retention.kept_bytes, figures.count_limit
-    kernel = with_.runs.kernel
+    """Count what tenants hold on disk, and shrink the database after deletions."""
+    disk = server.store.disk
+    disk.ended_run_bytes, disk.on_limit = server.retention.kept_bytes, figures.count_limit
+    kernel = server.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    kernel_figures = KernelMetrics(kernel)  # else a scrape would get earlier ones
-    _beside(stack, disk.run(lambda: measure(with_.store, kernel_figures)))
-    _beside(stack, _tidy(with_.store))
+    kernel_figures = KernelMetrics(kernel)  # of its own: a scrape must not get older values
+    _start_task(stack, disk.run(lambda: measure(server.store, kernel_figures)))
+    _start_task(stack, _shrink_database(server.store))
 
 
-async def _tidy(store: Store) -> None:
-    """Give back what deletions have freed, again and again."""
+async def _shrink_database(store: Store) -> None:
     while True:
-        await asyncio.sleep(_TIDY_SECONDS)
+        await asyncio.sleep(_SHRINK_SECONDS)
         try:
             await store.shrink()
         except store.errors as error:
-            _log.warning("the database's file does not become smaller: %s", error)
+            _log.warning("cannot shrink the database file: %s", error)
 
 
-def _forget_beside(
-    stack: contextlib.AsyncExitStack, with_: Services, config: GatewayConfig
+def _start_deletions(
+    stack: contextlib.AsyncExitStack, server: Services, config: GatewayConfig
 ) -> None:
-    """Forget tenants that are gone, and programs that nobody uses: which use is noted."""
-    _beside(stack, with_.deletion.run(with_))
-    program_usage, days = with_.programs.program_usage, config.program_unused_days_max
+    """Start the deletion of tenants and of unused programs, and the notes of their use."""
+    _start_task(stack, server.deletion.run(server))
+    program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
-    _beside(stack, program_usage.run())
-    _beside(stack, ProgramExpiry(with_.store, with_.programs, with_.runs, days, now_ms).run())
+    _start_task(stack, program_usage.run())
+    _start_task(
+        stack, ProgramExpiry(server.store, server.programs, server.runs, days, now_ms).run()
+    )
 
 
-async def _enter(
+async def _register_gateway(
     store: Store, name: str, administration: Administration
 ) -> tuple[int, TenantDeletion]:
-    """Count this start of a gateway; return its number, and what there is to forget at once."""
+    """Register this start of the gateway; return its number, and the pending deletions."""
     boot = await store.write(lambda connection: next_boot(connection, name))
     deletion = TenantDeletion(Members(store, name, boot, now_ms), administration)
     await deletion.members.record_start()
@@ -213,7 +216,7 @@ async def _enter(
     return boot, deletion
 
 
-async def _open_outside(
+async def _open_egress(
     config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
 ) -> Egress:
     injector = Injector(vault.reveal_secrets, plain_loopback=config.secrets_plain_loopback)
@@ -229,17 +232,16 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 def build_app(services: Services) -> web.Application:
-    """Return the application that serves the route table."""
-    middlewares = [_count, problems_middleware, openai_errors_middleware, _authenticate]
+    middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency)
-    app.on_response_prepare.append(_tell_rates)
+    app.on_response_prepare.append(_add_rate_headers)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
         app.router.add_route(
             route.method,
-            _pattern(route.path),
+            _router_pattern(route.path),
             route.handler,
             name=route.name,
             expect_handler=answer_expect,
@@ -248,17 +250,17 @@ def build_app(services: Services) -> web.Application:
 
 
 @web.middleware
-async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
-    with_ = request.app[SERVICES]
+async def _count_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    server = request.app[SERVICES]
     try:
-        with with_.connections.serving(request), with_.slow.readers.watching(request):
+        with server.connections.serving(request), server.slow.readers.watching(request):
             response = await handler(request)
     finally:
-        with_.bodies.release(request)
+        server.bodies.release(request)
     name = request.match_info.route.name or "none"
-    with_.runs.metrics.count_response(name, response.status)
+    server.runs.metrics.count_response(name, response.status)
     if response.status in (401, 403) or name in _OPERATORS_CHANGES:
-        with_.administration.record_request(
+        server.administration.record_request(
             request, name, response.status, admin=name in _OPERATORS_CHANGES
         )
     return response
@@ -271,64 +273,65 @@ _OPERATORS_CHANGES = {r.name for r in ROUTES if r.access is Access.ADMIN and r.w
 
 @web.middleware
 async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    # A request that matches no route is answered 404 or 405 and touches nothing.
+    # A request without a route is answered 404 or 405 and needs no key.
     if request.match_info.http_exception is not None:
         return await handler(request)
     route = _ROUTES[request.match_info.route.name or ""]
     if route.access is Access.OPEN:
         return await handler(request)
-    with_ = request.app[SERVICES]
-    key = with_.keys.admit(
+    server = request.app[SERVICES]
+    key = server.keys.admit(
         request.headers.get("Authorization"),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
         writes=route.writes,
     )
-    with_.connections.known(request, key.id, key.tenant)
+    server.connections.assign_key(request, key.id, key.tenant)
     if route.name not in _WITHOUT_STORE:
-        with_.data_directory.check()
+        server.data_directory.check()
     if key.tenant is not None:
         request[ASKING] = key.tenant
         if not route.frees:
-            with_.rates.take_request(key.tenant)
+            server.rates.take_request(key.tenant)
     counted = None if route.frees else key.tenant
     with (
-        with_.connections.of(counted),
-        with_.administration.active_requests.count_request(key.tenant),
+        server.connections.count_request(counted),
+        server.administration.active_requests.count_request(key.tenant),
     ):
         if counted is None:
             return await handler(request)
-        await with_.fair_start.turn(counted)
-        await with_.cpu_reporter.wait_pause(counted)
-        return await with_.cpu_reporter.charge_awaitable(counted, handler(request))
+        await server.fair_start.turn(counted)
+        await server.cpu_reporter.wait_pause(counted)
+        return await server.cpu_reporter.charge_awaitable(counted, handler(request))
 
 
-async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer of an OpenAI route what is left of the tenant's rates."""
+async def _add_rate_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the tenant's remaining rates to an answer of an OpenAI route."""
     tenant, route = request.get(ASKING), _ROUTES.get(request.match_info.route.name or "")
     if tenant is not None and route is not None and route.errors == "OpenAIError":
         response.headers.update(request.app[SERVICES].rates.headers(tenant, request.get(TOKENS)))
 
 
-def _pattern(path: str) -> str:
+def _router_pattern(path: str) -> str:
     """Return the path as the router has it: a KV file's path may hold slashes."""
     return path.replace("{path}", "{path:(?s:.+)}")
 
 
 def _limits(config: GatewayConfig, administration: Administration) -> Limits:
     live = config.tenant_runs_live_max
-    everybodys = {"live_runs": Bound(live, live), **config.limits}
-    return Limits(everybodys, config.tenants, administration.tenants.quotas_of)
+    usual = {"live_runs": Bound(live, live), **config.limits}
+    return Limits(usual, config.tenants, administration.tenants.quotas_of)
 
 
-def _admitted(config: GatewayConfig) -> AdmissionBounds:
-    return AdmissionBounds(
+def _admission(config: GatewayConfig, load: ServerLoad) -> Admission:
+    bounds = AdmissionBounds(
         runs=config.runs_live_max,
         tenant_runs=config.tenant_runs_live_max,
         queue_seconds=config.queue_seconds_max,
         memory_free_bytes=config.memory_free_bytes_min,
         drain_seconds=config.drain_seconds,
     )
+    return Admission(bounds, load, MemoryGuard())
 
 
 def _slow_clients(config: GatewayConfig) -> SlowClients:
@@ -336,7 +339,7 @@ def _slow_clients(config: GatewayConfig) -> SlowClients:
     return SlowClients(bounds, SlowReaders(config.slow_reader_seconds))
 
 
-def _bounds(config: GatewayConfig) -> Bounds:
+def _retention_bounds(config: GatewayConfig) -> Bounds:
     return Bounds(
         seconds=config.run_kept_seconds_max,
         runs=config.tenant_runs_kept_max,
@@ -352,12 +355,10 @@ def _open_vault(store: Store, config: GatewayConfig) -> Vault:
 
 
 def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
-    """Return the compiler, which asks who else has something running."""
-
-    def beside(tenant: str) -> bool:
+    def others_run(tenant: str) -> bool:
         return bool(runs().live_by_tenant().keys() - {tenant})
 
-    return Compiler(require_containment=config.require_containment, others_running=beside)
+    return Compiler(require_containment=config.require_containment, others_running=others_run)
 
 
 def _gateway_name(config: GatewayConfig) -> str:

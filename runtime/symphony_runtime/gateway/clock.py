@@ -1,8 +1,7 @@
-"""The clock of what is stored."""
+"""The wall clock of stored times."""
 
 import time
 
 
 def now_ms() -> int:
-    """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000

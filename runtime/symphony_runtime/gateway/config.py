@@ -25,12 +25,12 @@ from symphony_runtime.config.transport import is_loopback as is_loopback
 
 
 class ConfigError(Exception):
-    """The configuration cannot be served; the words are for the operator."""
+    """The configuration cannot be served. The message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Where the gateway listens, whom it trusts, and where it keeps its data."""
+    """Where the gateway listens, its secrets, its data and its bounds."""
 
     socket: Path  # workers connect here
     secrets: dict[str, bytes] = field(repr=False)  # of each worker, by its name
@@ -38,7 +38,7 @@ class GatewayConfig:
     kernel_socket: Path
     data_dir: Path
     host: str
-    port: int  # 0: any free one
+    port: int  # 0: any free port
     tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.config.transport`
     tls_key: Path | None = None
     behind_proxy: bool = False
@@ -47,26 +47,26 @@ class GatewayConfig:
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
-    program_unused_days_max: int = 0  # then a program goes; 0: never
+    program_unused_days_max: int = 0  # an unused program is deleted then; 0: never
     drain_seconds: float = DRAIN_SECONDS_MAX
     workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
-    queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may have to wait; 0: any time
-    memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # for a new run; 0: whatever is left
-    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring nothing of a body
-    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring, at least
-    slow_reader_seconds: float = SLOW_READER_SECONDS  # for those that take nothing of an answer
-    beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
-    processes: bool = False  # it says which process each worker is, and no other may come for it
-    kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
-    require_containment: bool = False  # of what compiles uploads
+    queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may wait; 0: any time
+    memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # for a new run; 0: no minimum
+    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that send nothing of a body
+    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they send at least
+    slow_reader_seconds: float = SLOW_READER_SECONDS  # for clients that read nothing of an answer
+    beat_seconds: float = 0.0  # between heartbeats to the supervisor; 0: none
+    processes: bool = False  # the supervisor names each worker's process; others are refused
+    kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for an absent kernel, then 503
+    require_containment: bool = False  # of the compiler's processes
     disk_reserve_bytes: int = 0  # of the data directory, for deletions and ends of runs
-    disk_bytes_max: int | None = None  # of everything below it; None: what its disk has
+    disk_bytes_max: int | None = None  # of everything below it; None: the whole disk
     store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else a file
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs
-    limits: dict[str, Bound] = field(default_factory=dict)  # of everybody; see `limits`
-    tenants: dict[str, dict[str, Bound]] = field(default_factory=dict)  # and of some
-    secrets_plain_loopback: bool = False  # their secrets may go to this machine without TLS
+    limits: dict[str, Bound] = field(default_factory=dict)  # of every tenant; see `config.limits`
+    tenants: dict[str, dict[str, Bound]] = field(default_factory=dict)  # of single tenants
+    secrets_plain_loopback: bool = False  # secrets may go to this machine without TLS
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":

@@ -1,10 +1,10 @@
 """Errors of the HTTP interface: `application/problem+json` (RFC 9457), everywhere.
 
     Problem           what a handler raises; it becomes the answer
-      not_found ...   constructors for the cases that more than one handler meets
+      not_found ...   constructors for cases that several handlers share
 
-Whatever else a handler raises is our own mistake: it is logged with its traceback and answered 500
-without a word of it, because words of ours may hold other tenants' data.
+Any other exception is a mistake of the server. It is logged with its traceback and answered 500
+without its message, which may hold other tenants' data.
 """
 
 import errno
@@ -19,15 +19,17 @@ from aiohttp import HttpVersion11, web
 from symphony_runtime.gateway.storage.database import AwayError, FullError, StorageError
 
 _log = logging.getLogger(__name__)
-_DISK_SECONDS = 10  # after which a full disk may have room again
-_CLIENT_GONE = 499  # nobody gets to see it
+_DISK_SECONDS = 10  # until a full disk may have space again
+_CLIENT_GONE = 499  # for our own log: no client sees it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILING = (errno.EIO, errno.EROFS, errno.EFBIG)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Problem(Exception):  # noqa: N818 - the RFC's word
-    """An answer that is an error. `kind` names it for machines, `fields` are those of the case."""
+    """An answer that is an error. `kind` names it for machines, `fields` add members to it."""
+
+    content_type = "application/problem+json"
 
     def __init__(
         self,
@@ -49,7 +51,6 @@ class Problem(Exception):  # noqa: N818 - the RFC's word
             self.headers["Retry-After"] = str(retry_after)
 
     def document(self) -> dict[str, Any]:
-        """Return the problem document."""
         return {
             "type": f"urn:symphony:problem:{self.kind}",
             "title": http.HTTPStatus(self.status).phrase,
@@ -59,76 +60,76 @@ class Problem(Exception):  # noqa: N818 - the RFC's word
         }
 
     def response(self) -> web.Response:
-        """Return the answer."""
         return web.Response(
             status=self.status,
-            # ASCII: it may repeat what was asked, and that need not be Unicode (lone surrogates).
+            # ASCII: it may repeat the request, which may hold lone surrogates.
             body=json.dumps(self.document()).encode(),
-            content_type="application/problem+json",
+            content_type=self.content_type,
             headers=self.headers,
         )
 
 
 def bad_request(kind: str, detail: str, **fields: Any) -> Problem:
-    """The request cannot be understood, or says something that is not allowed."""
     return Problem(400, kind, detail, **fields)
 
 
 def not_found(what: str) -> Problem:
-    """There is none, or it is another tenant's: the two look the same."""
+    """Return 404. A missing thing and another tenant's look the same."""
     return Problem(404, "not-found", f"there is no such {what}")
 
 
 def too_large(what: str, limit: int) -> Problem:
-    """The body is larger than `limit` bytes."""
     return Problem(413, "too-large", f"{what} may have at most {limit} bytes", limit=limit)
 
 
 def unavailable(detail: str, retry_after: int = 1) -> Problem:
-    """The server cannot do this now."""
     return Problem(503, "unavailable", detail, retry_after=retry_after)
 
 
-def of_storage(error: Exception) -> Problem | None:
-    """Return the answer for an error of a disk or the database; None: it is no such."""
+def problem_of_storage(error: Exception) -> Problem | None:
+    """Return the answer for an error of a disk or the database, None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FullError) or number in _FULL:
         return Problem(507, "disk-full", "the server's disk is full", retry_after=_DISK_SECONDS)
     if isinstance(error, AwayError):
         return unavailable("the server's database is away")
     if isinstance(error, StorageError) or number in _FAILING:
-        return unavailable("the server's storage fails now")
+        return unavailable("the server's storage fails")
     return None
 
 
-def broken_body() -> Problem:
-    """The body's chunks are none, or it ends before it should."""
-    return bad_request("bad-http", "the body is no HTTP")
+def problem_of(request: web.Request, error: Exception) -> Problem | None:
+    """Return the answer to a handler's exception, logged if the server is at fault.
+
+    None: the client has gone, in the middle of its body or of a stream.
+    """
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, web.RequestPayloadError):
+        return bad_request("bad-http", "the body is not valid HTTP")
+    if isinstance(error, web.HTTPException):
+        return _problem_of_http_error(error)
+    if isinstance(error, ConnectionError) and has_gone(request):
+        return None
+    if (failing := problem_of_storage(error)) is not None:
+        _log.warning("%s %s: %s", request.method, request.path, error)
+        return failing
+    _log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return Problem(500, "internal", "the server made a mistake; its log says which")
 
 
 @web.middleware
 async def problems_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn everything that is raised into a problem document."""
+    """Turn every exception into a problem document."""
     try:
         return await handler(request)
-    except Problem as problem:
-        return problem.response()
-    except web.RequestPayloadError:
-        return broken_body().response()
-    except web.HTTPException as error:
-        return of_framework(error).response()
     except Exception as error:
-        if isinstance(error, ConnectionError) and has_gone(request):
-            return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
-        if (failing := of_storage(error)) is not None:
-            _log.warning("%s %s: %s", request.method, request.path, error)
-            return failing.response()
-        _log.exception("%s %s failed", request.method, request.path)
-        return Problem(500, "internal", "the server made a mistake; its log says which").response()
+        problem = problem_of(request, error)
+        return web.Response(status=_CLIENT_GONE) if problem is None else problem.response()
 
 
 async def answer_expect(request: web.Request) -> web.Response | None:
-    """Tell a client that asks whether to send its body that it may; 417 for all else."""
+    """Answer `Expect`: 100 for 100-continue, 417 for anything else."""
     if request.version != HttpVersion11:
         return None
     if request.headers.get("Expect", "").lower() != "100-continue":
@@ -139,12 +140,12 @@ async def answer_expect(request: web.Request) -> web.Response | None:
 
 
 def has_gone(request: web.Request) -> bool:
-    """Whether nobody would get an answer any more."""
+    """Return whether the client has closed the connection."""
     return request.transport is None or request.transport.is_closing()
 
 
-def of_framework(error: web.HTTPException) -> Problem:
-    """Return what the framework raises, such as for a route that is not there, as a problem."""
+def _problem_of_http_error(error: web.HTTPException) -> Problem:
+    """Return the framework's exception, such as 404 for an unknown path, as a problem."""
     kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
     details = {404: "there is no such route", 405: "the route does not take this method"}
     kept = {k: v for k, v in error.headers.items() if k in ("Allow", "Location")}

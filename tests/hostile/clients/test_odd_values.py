@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.api.openapi import SCHEMAS, build_document
+from symphony_runtime.gateway.api.openapi import build_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access, Route
+from symphony_runtime.gateway.api.schemas import SCHEMAS
 
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.hostile.clients.wire import Reply, ask, head
@@ -107,7 +108,7 @@ def in_bodies(route: Route, path: str, model: str) -> Iterator[bytes]:
         known = SCHEMAS[schema].get("properties", {})
         usual = {**ASKED.get(route.name, {}), "max_tokens": "2", "model": f'"{model}"'}
         more = OPENAI if route.name in ASKED else ("nothing", "\\ud800")
-        for name in [*known, *more]:
+        for name in dict.fromkeys([*known, *more]):
             for value in VALUES:
                 given = {**(usual if route.name in ASKED else {}), name: value}
                 bodies.append("{" + ", ".join(f'"{k}": {v}' for k, v in given.items()) + "}")

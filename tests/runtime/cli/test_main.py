@@ -213,7 +213,7 @@ def test_kv_files_are_fetched_and_brought(simulated_server: RunningServer, tmp_p
     assert kv("put", "other", "brought/one").stdout == "brought/one  3 tokens\n"
     again = kv("put", "other", "brought/one", "--keep-old")
     assert (again.returncode, again.stdout) == (1, "")
-    assert "to be kept" in again.stderr
+    assert "`replace` is 0" in again.stderr
     (tmp_path / "other").write_bytes(b"junk")
     assert "safetensors" in kv("put", "other", "brought/two").stderr
     put = kv("put", "first.safetensors", "brought/two", "--rebuild", "--keep-ms=600000", "--json")
@@ -317,7 +317,7 @@ def test_without_a_server_there_are_words(
     told = capsys.readouterr().err
     assert told == "symphony: no server at 127.0.0.1:9: Connection refused\n"
     assert main(["runs", "--server", "localhost:8700"]) == 1
-    assert "localhost:8700 is no server's address" in capsys.readouterr().err
+    assert "localhost:8700 is not a server's address" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ def test_a_listing_shows_no_controls_that_a_stranger_has_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # The path of a request without a key stands in the audit log, which an operator looks at.
-    rows = [("/v1/\x1b]0;owned\x07", "two\nlines\x9b2J\u202e\ud800")]
-    print_listing(Namespace(json=False), [], ("WHERE", "WORDS"), rows)
+    items = [{"target": "/v1/\x1b]0;owned\x07", "detail": "two\nlines\x9b2J\u202e\ud800"}]
+    print_listing(Namespace(json=False), items, {"WHERE": "target", "WORDS": "detail"})
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == ["WHERE", "WORDS"]
     assert row.split() == ["/v1/?]0;owned?", "two?lines?2J??"]

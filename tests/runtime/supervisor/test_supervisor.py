@@ -534,7 +534,7 @@ def test_what_nobody_sets_by_default_can_be_set_in_the_file(tmp_path: Path, name
     config.write_text(f"{name} = 7\n")
     assert getattr(read_options(config, {}), name) == 7
     config.write_text(f'{name} = "7"\n')
-    with pytest.raises(OptionsError, match=f"{name} must be a int"):
+    with pytest.raises(OptionsError, match=f"{name} must be an integer"):
         read_options(config, {})
 
 
@@ -557,7 +557,7 @@ def test_over_how_many_devices_a_model_goes_reaches_the_kernel(tmp_path: Path) -
     config.write_text("tensor_parallel = 4\n")
     kernel, *_ = role_specs(read_options(config, {}), tmp_path)
     assert kernel.config["tensor_parallel"] == 4
-    for wrong, words in (({"tensor_parallel": 0}, "tensor_parallel must be from 1"),
+    for wrong, words in (({"tensor_parallel": 0}, "tensor_parallel must be an integer from 1"),
                          ({"disk_pool_tokens": 1600}, "no disk tier")):  # fmt: skip
         with pytest.raises(OptionsError, match=words):
             read_options(config, wrong)

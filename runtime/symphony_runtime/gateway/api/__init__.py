@@ -1,5 +1,7 @@
 """The routes of the HTTP interface and their handlers.
 
-routes, admin_routes   every route: what it takes and what it answers; openapi: the document
+routes, admin_routes   every route: what it takes and what it answers
+openapi, schemas       the document that is made of them
+requests               bodies as models; their schemas are in the document
 programs_and_runs, run_streams, results, kv_files, secrets, admin, health, metrics   handlers
 """

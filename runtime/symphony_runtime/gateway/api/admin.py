@@ -1,4 +1,4 @@
-"""The handlers of operators' routes: tenants, keys, usage, the audit log."""
+"""The handlers of operators' routes: tenants, keys, gateways, usage, the audit log."""
 
 import csv
 import io
@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_MAX
 
+from symphony_runtime.gateway.api.requests import TenantBody, TenantChange, parse_body, parse_key
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import bad_request
 from symphony_runtime.gateway.http.context import (
@@ -17,6 +18,7 @@ from symphony_runtime.gateway.http.context import (
     flag,
     number,
     page_limit,
+    page_of,
     read_json,
     services,
 )
@@ -24,8 +26,7 @@ from symphony_runtime.gateway.runs.usage import COLUMNS, UsageQuery, usage_page
 from symphony_runtime.gateway.tenancy import audit, deletion
 from symphony_runtime.gateway.tenancy.administration import WORDS
 from symphony_runtime.gateway.tenancy.authentication import Key
-from symphony_runtime.gateway.tenancy.keys import parse_key
-from symphony_runtime.gateway.tenancy.tenants import Tenant, parse_change
+from symphony_runtime.gateway.tenancy.tenants import Tenant
 
 CSV = "text/csv"
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -35,48 +36,40 @@ _CSV_ROWS = 1_000  # read at a time
 
 # --- Tenants -------------------------------------------------------------------------------------
 async def list_tenants(request: web.Request) -> web.StreamResponse:
-    """List tenants, by their ids."""
     limit = page_limit(request)
     found = services(request).administration.tenants.page(request.query.get("after", ""), limit + 1)
-    shown = found[:limit]
-    following = shown[-1].id if len(found) > limit else None
-    return await answer({"data": [_view(request, t) for t in shown], "next": following})
+    views = [_view(request, tenant) for tenant in found]
+    return await answer(page_of(views, limit, lambda tenant: tenant["id"]))
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:
-    """Make a tenant."""
-    body = await _body(request, {"id", "suspended", "weight", "quotas"})
-    tenant_id = body.get("id")
-    if not isinstance(tenant_id, str):
-        raise bad_request("bad-request", "`id` must be the tenant's id")
-    request[WORDS] = tenant_id
-    with_ = services(request)
-    change = parse_change(body)
-    tenant = await with_.administration.tenants.create(tenant_id, change)
-    await with_.administration.apply_change(tenant, change)
+    body = await _read_body(request)
+    request[WORDS] = str(body.get("id", "")) if isinstance(body, dict) else ""
+    wanted = parse_body(TenantBody, body)
+    server, change = services(request), wanted.change()
+    tenant = await server.administration.tenants.create(wanted.id, change)
+    await server.administration.apply_change(tenant, change)
     response = await answer(_view(request, tenant), status=201)
     response.headers["Location"] = f"/v1/admin/tenants/{tenant.id}"
     return response
 
 
 async def get_tenant(request: web.Request) -> web.StreamResponse:
-    """Show a tenant."""
     return await answer(_view(request, _tenant(request)))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
-    """Change what is said of a tenant: suspended, weight, quotas."""
-    body = await _body(request, {"suspended", "weight", "quotas"})
-    request[WORDS] = ", ".join(f"{name}: {value}" for name, value in body.items())
-    with_ = services(request)
-    change = parse_change(body)
-    tenant = await with_.administration.tenants.change(request.match_info["tenant"], change)
-    await with_.administration.apply_change(tenant, change)
+    body = await _read_body(request)
+    if isinstance(body, dict):
+        request[WORDS] = ", ".join(f"{name}: {value}" for name, value in body.items())
+    change = parse_body(TenantChange, body).change()
+    server = services(request)
+    tenant = await server.administration.tenants.change(request.match_info["tenant"], change)
+    await server.administration.apply_change(tenant, change)
     return await answer(_view(request, tenant))
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
-    """Forget a tenant that has nothing any more, with its keys; or that with all it has."""
     everything = flag(request, "everything")
     if everything:
         request[WORDS] = "everything"
@@ -89,25 +82,24 @@ def _tenant(request: web.Request) -> Tenant:
 
 
 def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
-    with_ = services(request)
+    server = services(request)
     return {
         **tenant.view(),
-        "keys": len(with_.keys.keys_of(tenant.id)),
-        "live_runs": len(with_.runs.live(tenant.id)),
+        "keys": len(server.keys.keys_of(tenant.id)),
+        "live_runs": len(server.runs.live(tenant.id)),
     }
 
 
 # --- Keys ----------------------------------------------------------------------------------------
 async def list_keys(request: web.Request) -> web.StreamResponse:
-    """List a tenant's keys, or the operators'."""
     keys = services(request).keys.keys_of(_owner(request))
     return await answer({"data": [key.view() for key in keys], "next": None})
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:
-    """Make a key; it is shown this once."""
+    """Create a key; its text is shown only here."""
     owner = _owner(request)
-    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
+    body = await _read_body(request)
     wanted = parse_key(body, operators=owner is None, now_ms=now_ms())
     text, key = await services(request).administration.ring.create_key(owner, *wanted)
     request[WORDS] = f"{key.id}: {key.role} {key.name}"
@@ -115,14 +107,12 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 
 
 async def revoke_key(request: web.Request) -> web.StreamResponse:
-    """Take a key away, at once."""
     ring = services(request).administration.ring
     await ring.revoke_key(_owner(request), request.match_info["key"])
     return web.Response(status=204)
 
 
 async def rotate_key(request: web.Request) -> web.StreamResponse:
-    """Make a key in another's place, which stays for a time of grace."""
     grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, KEY_GRACE_MS_MAX)
     ring = services(request).administration.ring
     text, key = await ring.rotate_key(_owner(request), request.match_info["key"], grace_ms)
@@ -131,7 +121,7 @@ async def rotate_key(request: web.Request) -> web.StreamResponse:
 
 
 def _owner(request: web.Request) -> str | None:
-    """Return whose keys the path is about: a tenant's, or the operators' (None)."""
+    """Return the tenant in the path, None for operators."""
     return _tenant(request).id if "tenant" in request.match_info else None
 
 
@@ -143,45 +133,39 @@ async def _shown_once(text: str, key: Key) -> web.StreamResponse:
 
 # --- Gateways ------------------------------------------------------------------------------------
 async def list_gateways(request: web.Request) -> web.StreamResponse:
-    """List the gateways of the database, with the tenants that each has yet to forget."""
     members = services(request).deletion.members
     return await answer({"data": await members.listing(), "next": None})
 
 
 async def drop_gateway(request: web.Request) -> web.StreamResponse:
-    """Wait no more for a gateway that is gone for good."""
+    """Remove a gateway that will not come back."""
     await services(request).deletion.members.drop_gateway(request.match_info["gateway"])
     return web.Response(status=204)
 
 
 # --- What was used, and what was done ------------------------------------------------------------
 async def get_usage(request: web.Request) -> web.StreamResponse:
-    """Tell what tenants used, by day and tenant; `format=csv` tells all of it at once."""
+    """Answer with the usage by day and tenant; `format=csv` sends all of it."""
     await services(request).administration.ledger.flush()
     chosen = _chosen(request)
     wanted = request.query.get("format", "json")
     if wanted not in ("json", "csv"):
-        raise bad_request("bad-request", "`format` must be json or csv")
+        raise bad_request("bad-request", f"`format` must be json or csv; it is {wanted[:20]!r}")
     if wanted == "csv":
         return await _send_csv(request, chosen)
     limit = page_limit(request)
     rows = await services(request).store.read(lambda c: usage_page(c, chosen, limit + 1))
-    shown = rows[:limit]
-    following = f"{shown[-1]['day']}.{shown[-1]['tenant']}" if len(rows) > limit else None
-    return await answer({"data": shown, "next": following})
+    return await answer(page_of(rows, limit, lambda row: f"{row['day']}.{row['tenant']}"))
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
-    """Tell what operators did and what was denied, the newest first."""
     limit, kind = page_limit(request), request.query.get("kind", "")
     if kind not in ("", audit.ADMIN, audit.DENIED):
         raise bad_request("bad-request", "`kind` must be admin or denied")
     before = _place(request.query["after"]) if request.query.get("after") else audit.LATEST
     wanted = audit.AuditQuery(kind, request.query.get("tenant", ""), before)
     rows = await services(request).administration.audit.page(wanted, limit + 1)
-    shown = rows[:limit]
-    following = f"{shown[-1]['at_ms']}.{shown[-1]['id']}" if len(rows) > limit else None
-    return await answer({"data": shown, "next": following})
+    return await answer(page_of(rows, limit, lambda row: f"{row['at_ms']}.{row['id']}"))
 
 
 def _chosen(request: web.Request) -> UsageQuery:
@@ -233,11 +217,5 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 # --- Helpers -------------------------------------------------------------------------------------
-async def _body(request: web.Request, known: set[str]) -> dict[str, Any]:
-    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
-    if not isinstance(body, dict):
-        raise bad_request("bad-request", "the body must be a JSON object")
-    unknown = sorted(set(body) - known)
-    if unknown:
-        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
-    return body
+async def _read_body(request: web.Request) -> Any:
+    return await read_json(request, "the request", SMALL_BODY_BYTES_MAX)

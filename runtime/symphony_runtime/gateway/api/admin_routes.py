@@ -1,4 +1,4 @@
-"""The operators' part of the route table: tenants, keys, usage, the audit log."""
+"""The operators' part of the route table: tenants, keys, gateways, usage, the audit log."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def _route(
 
 
 def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
-    """Return the routes of a tenant's keys, or of the operators'; `one` names them."""
+    """Return the routes of a tenant's keys or the operators'; `one` is in their names."""
     return (
         _route(
             "GET", f"{base}/keys", f"list{one}Keys", admin.list_keys, f"List {whose} keys",
@@ -34,18 +34,18 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
         ),
         _route(
             "POST", f"{base}/keys", f"create{one}Key", admin.create_key,
-            f"Make one of {whose} keys; it is shown this once",
+            f"Create one of {whose} keys; it is shown only here",
             {201: Answer("the key", "NewKey")}, problems=(409,),
             body=("application/json", "KeyRequest"),
         ),
         _route(
             "DELETE", f"{base}/keys/{{key}}", f"revoke{one}Key", admin.revoke_key,
-            f"Take one of {whose} keys away: it is refused, and what it has open is cut off",
-            {204: Answer("it is gone")}, problems=(409,),
+            f"Revoke one of {whose} keys: it is refused, and its connections are cut",
+            {204: Answer("revoked")}, problems=(409,),
         ),
         _route(
             "POST", f"{base}/keys/{{key}}/rotate", f"rotate{one}Key", admin.rotate_key,
-            f"Make a key in place of one of {whose}, which stays for a time of grace",
+            f"Replace one of {whose} keys, which stays valid for a grace period",
             {201: Answer("the new key", "NewKey")}, problems=(409,), parameters=(_GRACE,),
         ),
     )  # fmt: skip
@@ -57,8 +57,8 @@ ADMIN_ROUTES: tuple[Route, ...] = (
         {200: Answer("a page, by id", "TenantPage")}, parameters=(LIMIT, AFTER),
     ),
     _route(
-        "POST", "/v1/admin/tenants", "createTenant", admin.create_tenant, "Make a tenant",
-        {201: Answer("it is there, and has no key yet", "Tenant")},
+        "POST", "/v1/admin/tenants", "createTenant", admin.create_tenant, "Create a tenant",
+        {201: Answer("created, without a key", "Tenant")},
         problems=(409,), body=("application/json", "TenantRequest"),
     ),
     _route(
@@ -67,33 +67,33 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     ),
     _route(
         "PATCH", _TENANT, "changeTenant", admin.change_tenant,
-        "Suspend a tenant or let it go on, give it a share of the device, bound what it may have",
+        "Suspend or resume a tenant, set its weight on the device and its quotas",
         {200: Answer("the tenant as it is now", "Tenant")},
         body=("application/json", "TenantChange"),
     ),
     _route(
         "DELETE", _TENANT, "deleteTenant", admin.delete_tenant,
-        "Forget a tenant that has no programs, runs or KV files any more, with its keys",
-        {204: Answer("forgotten; what it used stays in the books")}, problems=(409,),
-        parameters=(Parameter("everything", "and first of all delete whatever it has", FLAG),),
+        "Delete a tenant without programs, runs and KV files, with its keys",
+        {204: Answer("deleted; its usage is kept")}, problems=(409,),
+        parameters=(Parameter("everything", "first delete everything that it has", FLAG),),
     ),
     *_key_routes(_TENANT, "a tenant's", "Tenant"),
     *_key_routes("/v1/admin", "the operators'", "Admin"),
     _route(
         "GET", "/v1/admin/gateways", "listGateways", admin.list_gateways,
-        "List the gateways that share the database, and the deleted tenants each has yet to forget",
+        "List the gateways that share the database, with deleted tenants that each still holds",
         {200: Answer("all of them", "GatewayList")},
     ),
     _route(
         "DELETE", "/v1/admin/gateways/{gateway}", "dropGateway", admin.drop_gateway,
-        "Wait no more for a gateway that is gone for good; its live runs have failed",
-        {204: Answer("dropped")}, problems=(409,),
+        "Remove a gateway that will not come back; its live runs have failed",
+        {204: Answer("removed")}, problems=(409,),
     ),
     _route(
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,
-        "What tenants used, by day (UTC) on which runs ended and by tenant",
+        "The usage by tenant and by the day (UTC) on which runs ended",
         {200: Answer("a page; or all of it, as CSV", "UsagePage", text=admin.CSV)},
-        problems=(507,),  # sums of runs wait in memory, and cannot be written
+        problems=(507,),  # sums in memory cannot be written
         parameters=(
             Parameter("tenant", "only this one's"),
             Parameter("from", "the first day", _DAY),
@@ -104,12 +104,12 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     ),
     _route(
         "GET", "/v1/admin/audit", "getAudit", admin.get_audit,
-        "What operators did, and what was denied to whom",
+        "Operators' changes, and denied requests",
         {200: Answer("a page, the newest first", "AuditPage")},
-        problems=(507,),  # lines wait in memory, and cannot be written
+        problems=(507,),  # lines in memory cannot be written
         parameters=(
-            Parameter("kind", "only those", {"type": "string", "enum": ["admin", "denied"]}),
-            Parameter("tenant", "only what was asked with keys of this one"),
+            Parameter("kind", "only this kind", {"type": "string", "enum": ["admin", "denied"]}),
+            Parameter("tenant", "only requests with keys of this one"),
             LIMIT, AFTER,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What operators and their machines look at: `/healthz`, `/readyz`, `/metrics`."""
+"""The handlers for operators and their machines: `/healthz`, `/readyz`, `/metrics`."""
 
 import asyncio
 import os
@@ -13,19 +13,18 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
 
 METRICS = "text/plain"
-_KERNEL_SECONDS = 0.75  # for its answer: a health check waits no longer for one that hangs
+_KERNEL_SECONDS = 0.75  # for the kernel's answer: it may hang
 
 
 # --- Health --------------------------------------------------------------------------------------
 async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
-    """The gateway answers."""
     return await answer({"status": "ok"})
 
 
 async def readyz(request: web.Request) -> web.StreamResponse:
-    """Tell which roles are there and what is missing; 200 once a run can start."""
-    with_ = services(request)
-    runs, silent = with_.runs, with_.progress.silent
+    """Answer which roles are ready and what is missing; 200 once a run can start."""
+    server = services(request)
+    runs, silent = server.runs, server.progress.silent
     linked = await _workers_in_kernel(runs.kernel) if "kernel" not in silent else None
     if linked is None:
         silent = silent | {"kernel"}
@@ -46,28 +45,28 @@ async def readyz(request: web.Request) -> web.StreamResponse:
         }  # fmt: skip
         roles.append(role | ({"containment": worker.containment} if worker else {}))
     for role in roles:
-        progress = with_.progress.of(role["role"])
+        progress = server.progress.of(role["role"])
         if progress is not None and not role["ready"]:
             role["progress"] = progress
         if role["role"] in silent:
             role["hangs"] = True
-    fault = with_.data_directory.fault()
+    fault = server.data_directory.fault()
     ready = not runs.admission.draining and kernel_ready and bool(workers) and fault is None
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     if fault is not None:
         missing.append(f"data directory: {fault}")
-    words = with_.store.disk.problem()
+    words = server.store.disk.problem()
     document = {"roles": roles, "missing": missing, "degraded": [words] if words else []}
     return await answer(document, status=200 if ready else 503)
 
 
 def _missing(role: dict[str, Any], *, waiting: bool) -> str:
-    """Say what is missing; `waiting`: for a kernel that comes back as it was."""
+    """Return what is missing; `waiting`: runs wait for a kernel that recovers."""
     if role["role"] == "gateway":
         return "gateway: shutting down"
     if "hangs" in role:
-        return f"{role['role']}: hangs; it is started again if it stays so"
+        return f"{role['role']}: hangs; it will be restarted"
     progress = role.get("progress")
     if progress is None:
         if role["role"] == "kernel" and waiting:
@@ -77,12 +76,9 @@ def _missing(role: dict[str, Any], *, waiting: bool) -> str:
 
 
 async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
-    """Return the workers that the kernel takes calls from: a run needs one that is there, too.
-
-    None: it does not answer.
-    """
+    """Return the workers that the kernel is linked to, None if it does not answer."""
     if not kernel.ready:
-        return []  # and whoever asks shall hear so now
+        return []  # answered at once, without waiting for the kernel
     try:
         async with asyncio.timeout(_KERNEL_SECONDS):
             workers: list[str] = await kernel.ask("workers")
@@ -93,37 +89,36 @@ async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
     return workers
 
 
-# --- Figures -------------------------------------------------------------------------------------
+# --- Metrics -------------------------------------------------------------------------------------
 async def metrics(request: web.Request) -> web.StreamResponse:
-    """Answer a scrape."""
-    with_ = services(request)
+    server = services(request)
     tenant = request.get(ASKING)
     scrape = Scrape(
-        model=str(with_.runs.kernel.about.get("model", {}).get("name", "")),
-        kernel=await with_.kernel_figures.latest(),
-        kernel_restarts=with_.kernel_figures.restarts,
-        runs=with_.runs.metrics,
-        live=with_.runs.live_by_tenant(),
-        roles=_roles(with_) if tenant is None else {},
-        store=with_.store.statistics(),
-        egress=with_.runs.egress.metrics,
-        refused=with_.runs.admission.refused,
-        slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
-        connections=with_.connections.statistics(),
-        hanging=with_.progress.silent,
-        memory_free=with_.runs.admission.memory.left(),
-        disk=with_.store.disk.statistics(),
-        audit_lost=with_.administration.audit.lost,
-        disk_of=with_.store.disk.held,
+        model=str(server.runs.kernel.about.get("model", {}).get("name", "")),
+        kernel=await server.kernel_figures.latest(),
+        kernel_restarts=server.kernel_figures.restarts,
+        runs=server.runs.metrics,
+        live=server.runs.live_by_tenant(),
+        roles=_roles(server) if tenant is None else {},
+        store=server.store.statistics(),
+        egress=server.runs.egress.metrics,
+        refused=server.runs.admission.refused,
+        slow={"body": server.slow.uploads.cut, "reader": server.slow.readers.cut},
+        connections=server.connections.statistics(),
+        hanging=server.progress.silent,
+        memory_free=server.runs.admission.memory.left(),
+        disk=server.store.disk.statistics(),
+        audit_lost=server.administration.audit.lost,
+        disk_of=server.store.disk.held,
     )
-    whole = tenant is not None and with_.keys.is_only_tenant(tenant)
+    whole = tenant is not None and server.keys.is_only_tenant(tenant)
     text = render(scrape, tenant=tenant, whole=whole)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _roles(with_: Services) -> dict[str, ProcessMetrics | None]:
-    """Return the figures of every process that should be there."""
-    kernel, workers = with_.runs.kernel, with_.runs.workers
+def _roles(server: Services) -> dict[str, ProcessMetrics | None]:
+    """Return the metrics of every expected process."""
+    kernel, workers = server.runs.kernel, server.runs.workers
     pids = {"gateway": os.getpid(), "kernel": kernel.pid}
     for name in workers.expected:
         worker = workers.workers.get(name)

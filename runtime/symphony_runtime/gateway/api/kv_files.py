@@ -1,6 +1,6 @@
-"""The handlers of named KV files. The kernel has them; what is large passes through piece by piece.
+"""The handlers of named KV files. The kernel stores them; large ones pass through in pieces.
 
-GET    a piece is asked for when the client has taken the one before it
+GET    a piece is read from the kernel when the client has taken the one before it
 PUT    a piece is read from the client when the kernel has written the one before it
 """
 
@@ -18,10 +18,11 @@ from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, KV_FILE_KEEP_MS_
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.http.context import (
     answer,
-    check_plain,
+    check_unencoded,
     flag,
     number,
     page_limit,
+    page_of,
     read_chunks,
     services,
     tenant_of,
@@ -30,8 +31,8 @@ from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 
 FILE = "application/octet-stream"
-_SENT_BYTES = 64 << 10  # of a file that is sent, in this process at once
-# What the kernel refuses with, as a status and a kind; all else is 400 with the errno's name.
+_SENT_BYTES = 64 << 10  # of a file, in this process at once
+# The kernel's errnos as status and kind; any other is 400 with the errno's name.
 _REFUSALS = {
     Errno.EACCES: (403, "forbidden"),
     Errno.EEXIST: (409, "exists"),
@@ -47,16 +48,15 @@ _REFUSALS = {
 
 
 async def list_kv(request: web.Request) -> web.StreamResponse:
-    """List named KV files, by their paths."""
     limit, after = page_limit(request), request.query.get("after", "")
-    prefix = _checked(request.query.get("prefix", ""))
-    found = await _ask(request, "kv_list", prefix=prefix, after=_checked(after), limit=limit + 1)
-    following = found[limit - 1]["path"] if len(found) > limit else None
-    return await answer({"data": found[:limit], "next": following})
+    prefix = _checked_path(request.query.get("prefix", ""))
+    found = await _ask(
+        request, "kv_list", prefix=prefix, after=_checked_path(after), limit=limit + 1
+    )
+    return await answer(page_of(found, limit, lambda file: file["path"]))
 
 
 async def get_kv(request: web.Request) -> web.StreamResponse:
-    """Show a named KV file, or send it."""
     path = _path(request)
     accepted = request.headers.get("Accept", "")
     if flag(request, "download", default=FILE in accepted):
@@ -71,7 +71,6 @@ async def delete_kv(request: web.Request) -> web.StreamResponse:
 
 
 async def put_kv(request: web.Request) -> web.StreamResponse:
-    """Take a KV file and give it a durable name."""
     path = _path(request)
     options = {
         "replace": flag(request, "replace", default=True),
@@ -79,10 +78,10 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
         "rebuild": flag(request, "rebuild"),
         "expires_ms": _expiry(request),
     }
-    check_plain(request)
+    check_unencoded(request)
     there = await _is_there(request, path)
     if there and not options["replace"]:
-        raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")
+        raise Problem(409, "exists", "there is a KV file of that name, and `replace` is 0")
     size = request.content_length or 0
     services(request).store.disk.check(tenant_of(request), size or ROW_BYTES)
     async with _transfer(request, "kv_upload", bytes=size) as transfer:
@@ -96,7 +95,6 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
 
 
 async def _send(request: web.Request, path: str) -> web.StreamResponse:
-    """Answer with the file itself."""
     async with _transfer(request, "kv_download", path=path) as transfer:
         name = quote(PurePosixPath(path).name, safe="")
         response = web.StreamResponse(
@@ -108,7 +106,9 @@ async def _send(request: web.Request, path: str) -> web.StreamResponse:
             }
         )
         at, piece = 0, await _read(request, transfer, 0)
-        await response.prepare(request)  # only now: what cannot be read at all is a problem
+        await response.prepare(
+            request
+        )  # after the first piece, so that a read error is a problem document
         while piece:
             at += len(piece)
             await response.write(piece)
@@ -129,13 +129,13 @@ async def _read(request: web.Request, transfer: dict[str, int], at: int) -> byte
 
 @contextlib.asynccontextmanager
 async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterator[dict[str, int]]:
-    """Open a transfer in the kernel; it is closed whatever happens."""
+    """Open a transfer in the kernel, and close it at the end of the block."""
     kernel, tenant = services(request).runs.kernel, tenant_of(request)
     transfer: dict[str, int] = await _ask(request, what, **args)
     try:
         yield transfer
     finally:
-        # Also when whoever asked may ask no more; a kernel that went away has closed it.
+        # Also after a refusal. A kernel that went away has closed it.
         with contextlib.suppress(KernelAwayError, SyscallError):
             await kernel.ask("kv_close", tenant=tenant, transfer=transfer["transfer"])
 
@@ -151,7 +151,7 @@ async def _is_there(request: web.Request, path: str) -> bool:
 
 
 def _expiry(request: web.Request) -> int:
-    """Return when the file is to end, in Unix milliseconds; 0: never."""
+    """Return when the file expires, in Unix milliseconds; 0: never."""
     text = request.query.get("keep_ms")
     if text is None:
         return 0
@@ -162,7 +162,7 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
     """Return the kernel's answer.
 
     Raises:
-        Problem: it is away, or refuses.
+        Problem: the kernel is away, or refuses.
     """
     kernel, admission = services(request).runs.kernel, services(request).runs.admission
     try:
@@ -182,10 +182,10 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
 
 
 def _path(request: web.Request) -> str:
-    return _checked(request.match_info["path"])
+    return _checked_path(request.match_info["path"])
 
 
-def _checked(path: str) -> str:
+def _checked_path(path: str) -> str:
     if len(path.encode(errors="surrogatepass")) > PATH_BYTES_MAX:
         raise bad_request("bad-request", f"a path has at most {PATH_BYTES_MAX} bytes")
     return path

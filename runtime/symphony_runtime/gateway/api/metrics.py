@@ -1,11 +1,10 @@
-"""`GET /metrics`: what the gateway and the kernel count, in Prometheus' text format.
+"""`GET /metrics`: the metrics of gateway and kernel, in Prometheus' text format.
 
-    KernelFigures, RunFigures, roles  ->  Scrape  ->  families  ->  text
+    KernelMetrics, RunMetrics, roles  ->  Scrape  ->  families  ->  text
 
-Names are vLLM's where vLLM has the thing (with `symphony:` for `vllm:`); docs/metrics.md says what
-each means. Who may see what: the admin key sees everything, by tenant where there are tenants. A
-tenant's key sees the server's sums if it is the only tenant, and otherwise its own runs: a sum over
-two tenants would tell each of them about the other.
+Names are vLLM's where vLLM has the metric (`symphony:` for `vllm:`): see docs/metrics.md.
+The admin key sees everything, by tenant. A tenant's key sees the server's sums if it is the only
+tenant, else only its own runs: a sum over two tenants would tell each about the other.
 """
 
 from collections import Counter
@@ -37,10 +36,10 @@ _Samples = Iterable[tuple[_Labels, float]]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Everything that one answer is made of."""
+    """All values of one answer."""
 
-    model: str  # "" before the first kernel was there
-    kernel: dict[str, Any]  # as `KernelFigures.latest` gives it
+    model: str  # "" before the first kernel is ready
+    kernel: dict[str, Any]  # of `KernelMetrics.latest`
     kernel_restarts: int
     runs: RunMetrics
     live: Mapping[str, int]  # runs, by tenant
@@ -51,16 +50,16 @@ class Scrape:
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
     connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
     hanging: Collection[str] = ()  # roles
-    memory_free: int | None = None  # bytes; None: the system does not tell
+    memory_free: int | None = None  # bytes; None: unknown
     disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
-    audit_lost: int = 0  # notes, see `Audit`
+    audit_lost: int = 0  # lines, see `Audit`
     disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
 
 
 def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
     """Return the text for the admin (`tenant` None), or for a tenant's key.
 
-    `whole`: the tenant is the only one, so that the server's sums are its own.
+    `whole`: it is the only tenant, so the server's sums are its own.
     """
     if tenant is None:
         families = [*_tenants(scrape), *_server(scrape), *_operators(scrape)]
@@ -74,21 +73,20 @@ def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
 
 
 class _Families(Collector):
-    """What the library writes: families that are made already."""
+    """A collector of families that are already made."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Give them all."""
         return self._families
 
 
-# --- Runs, of everybody, of each tenant, or of one ------------------------------------------------
+# --- Runs: of all tenants, by tenant, or of one --------------------------------------------------
 def _tenants(scrape: Scrape) -> Iterator[Metric]:
     names = {*scrape.kernel.get("tenants", {}), *scrape.live}
     for name in sorted(names):
-        scrape.runs.of_tenant(name)  # a label of its own, if there is one left
+        scrape.runs.of_tenant(name)  # reserves a label of its own, if one is left
     labelled = [name for name in scrape.runs.tenants() if name != OTHERS]
     parts = [_Part.of(scrape, [name], {"tenant": name}) for name in labelled]
     if OTHERS in scrape.runs.tenants():
@@ -108,7 +106,7 @@ def _own(scrape: Scrape, tenant: str) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some tenants' runs together, and the labels that they are shown with."""
+    """The sums of some tenants' runs, and the labels that they are shown with."""
 
     labels: _Labels
     live: int
@@ -132,7 +130,7 @@ class _Part:
 
 
 def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
-    """Yield what runs come to, each part with its labels."""
+    """Yield the metrics of runs, each part with its labels."""
     parts = list(parts)
     text = _Text(scrape.model)
 
@@ -149,21 +147,21 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
     yield text.counter("runs_started", "runs that went to a worker",
                        [(part.labels, part.figures.started) for part in parts])  # fmt: skip
     yield text.counter(
-        "request_success", "runs that have ended, by how",
+        "request_success", "ended runs, by status",
         [({**part.labels, "finished_reason": status}, part.figures.ended[status])
          for part in parts for status in FINAL],
     )  # fmt: skip
     yield text.counter(
-        "runs_killed", "runs that were killed, by what for",
+        "runs_killed", "killed runs, by reason",
         [({**part.labels, "reason": kind}, part.figures.killed[kind])
          for part in parts for kind in KILL_KINDS],
     )  # fmt: skip
-    yield text.counter("limit_hits", "limits that were reached, by which", _limit_hits(parts))
-    yield text.counter("prompt_tokens", "tokens of preds of several", each("prompt_tokens"))
-    yield text.counter("generation_tokens", "tokens drawn", each("completion_tokens"))
+    yield text.counter("limit_hits", "limits that were reached, by name", _limit_hits(parts))
+    yield text.counter("prompt_tokens", "tokens of preds with several", each("prompt_tokens"))
+    yield text.counter("generation_tokens", "sampled tokens", each("completion_tokens"))
     yield text.counter("prompt_tokens_cached", "entries opened or appended instead of computed",
                        each("cached_tokens"))  # fmt: skip
-    yield text.gauge("kv_pages_held", "pages that are paid for", each("pages"))
+    yield text.gauge("kv_pages_held", "pages that are charged", each("pages"))
     yield text.gauge("kv_files", "live KV files", each("files"))
     yield text.gauge("kv_handles", "open handles and grants", each("handles"))
     yield text.counter("program_cpu_seconds", "processor time of programs that have ended",
@@ -172,7 +170,7 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
 
 
 def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
-    """Yield what gateway, workers and kernel count of limits; `cpu_ms` even before any."""
+    """Yield how often limits were reached; `cpu_ms` even if never."""
     for part in parts:
         hits = Counter({"cpu_ms": 0})
         hits.update(part.figures.limits)
@@ -183,7 +181,7 @@ def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
 
 # --- The server ----------------------------------------------------------------------------------
 def _server(scrape: Scrape) -> Iterator[Metric]:
-    """Yield what the model and the device do, whoever it is for."""
+    """Yield the metrics of the model and the device."""
     text, kernel = _Text(scrape.model), scrape.kernel
     for name, key, words in _GAUGES:
         if key in kernel:
@@ -208,50 +206,54 @@ def _server(scrape: Scrape) -> Iterator[Metric]:
 
 
 _GAUGES = (
-    ("num_requests_running", "lips_running", "LIPs with a row in a step that computes"),
-    ("num_requests_waiting", "lips_waiting", "LIPs with preds that wait for a place in a step"),
+    ("num_requests_running", "lips_running", "runs with a row in the current step"),
+    ("num_requests_waiting", "lips_waiting", "runs with preds that wait for a step"),
     ("instances", "instances", "live instances: runs and their children"),
-    ("preds_waiting", "waiting", "preds that wait for a place in a step"),
-    ("preds_waiting_for_pages", "waiting_for_pages", "those of them that wait for free pages"),
+    ("preds_waiting", "waiting", "preds that wait for a step"),
+    ("preds_waiting_for_pages", "waiting_for_pages", "preds that wait for free pages"),
     ("kv_pages", "pages", "pages of the pool"),
-    ("kv_pages_free", "pages_free", "pages that nobody holds"),
-    ("kv_pages_shared", "pages_shared", "pages that several files hold"),
+    ("kv_pages_free", "pages_free", "free pages"),
+    ("kv_pages_shared", "pages_shared", "pages that several files share"),
     ("prefix_cache_pages", "prefix_cache_pages", "pages of offered prefixes"),
     ("kv_durable_bytes", "durable_bytes", "bytes of durable KV files on disk"),
-    ("kv_pages_on_host", "tiers_host_pages", "held pages whose nearest place is host memory"),
-    ("kv_pages_on_disk", "tiers_disk_pages", "held pages whose nearest place is the disk tier"),
-    ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages to be computed again when used"),
-    ("kv_host_slots", "tiers_host_slots", "pages for which host memory has room"),
+    (
+        "kv_pages_on_host",
+        "tiers_host_pages",
+        "held pages in host memory that are not on the device",
+    ),
+    ("kv_pages_on_disk", "tiers_disk_pages", "held pages in the disk tier only"),
+    ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages that are recomputed when used"),
+    ("kv_host_slots", "tiers_host_slots", "pages that fit into host memory"),
     ("kv_host_slots_used", "tiers_host_slots_used", "of them in use, copies included"),
-    ("kv_disk_slots", "tiers_disk_slots", "pages for which the disk tier has room"),
+    ("kv_disk_slots", "tiers_disk_slots", "pages that fit into the disk tier"),
     ("kv_disk_slots_used", "tiers_disk_slots_used", "of them in use, copies included"),
 )
 _COUNTERS = (
-    ("num_preemptions", "preds_starved", 1, "preds that failed for want of pages"),
-    ("preds", "preds", 1, "preds that ended well"),
-    ("preds_guessed", "preds_guessed", 1, "preds that were computed before they came"),
-    ("preds_guessed_in_vain", "preds_guessed_in_vain", 1, "rows computed for no pred"),
+    ("num_preemptions", "preds_starved", 1, "preds that failed for lack of pages"),
+    ("preds", "preds", 1, "preds that succeeded"),
+    ("preds_guessed", "preds_guessed", 1, "preds that were predicted and computed in advance"),
+    ("preds_guessed_in_vain", "preds_guessed_in_vain", 1, "predicted rows that no pred used"),
     ("steps", "steps", 1, "steps of the model"),
-    ("step_rows", "rows", 1, "rows of all steps: over steps, the mean batch"),
+    ("step_rows", "rows", 1, "rows of all steps; divided by steps: the mean batch"),
     ("decode_rows", "decode_rows", 1, "rows of one token"),
-    ("decode_steps", "decode_steps", 1, "steps with such a row: the mean batch of decodes"),
+    ("decode_steps", "decode_steps", 1, "steps with a row of one token"),
     ("tokens_prefilled", "prefill_tokens", 1, "tokens computed in rows of several"),
-    ("device_busy_seconds", "step_ms", 1e-3, "time that steps computed: its rate is the share"),
+    ("device_busy_seconds", "step_ms", 1e-3, "time of steps; its rate is the busy share"),
     ("kernel_calls", "calls", 1, "calls that workers made"),
-    ("kernel_calls_failed", "failed", 1, "calls that were answered with an errno"),
+    ("kernel_calls_failed", "failed", 1, "calls that failed with an errno"),
     ("kv_slots_copied", "copies", 1, "entries copied on a write to a shared page"),
     ("prefix_cache_queries", "prefix_cache_query_tokens", 1, "tokens looked up"),
     ("prefix_cache_hits", "prefix_cache_hit_tokens", 1, "tokens found"),
-    ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "pages given up"),
+    ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "evicted pages of prefixes"),
     ("kv_pages_saved", "tiers_saved_pages", 1, "pages copied from the device to host memory"),
-    ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied back"),
-    ("kv_pages_dropped", "tiers_dropped_pages", 1, "pages of which only the tokens were kept"),
+    ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied from host memory to the device"),
+    ("kv_pages_dropped", "tiers_dropped_pages", 1, "pages reduced to their tokens"),
     ("kv_pages_spilled", "tiers_spilled_pages", 1, "pages written from host memory to disk"),
-    ("kv_pages_read", "tiers_read_pages", 1, "pages read back"),
-    ("kv_bytes_moved", "tiers_moved_bytes", 1, "between device and host memory"),
-    ("kv_move_seconds", "tiers_move_ms", 1e-3, "what that took"),
+    ("kv_pages_read", "tiers_read_pages", 1, "pages read from disk"),
+    ("kv_bytes_moved", "tiers_moved_bytes", 1, "bytes copied between device and host memory"),
+    ("kv_move_seconds", "tiers_move_ms", 1e-3, "time of these copies"),
     ("kernel_audits", "audits", 1, "audits of an idle kernel"),
-    ("kernel_stalls", "stalls", 1, "faults that left works without a step"),
+    ("kernel_stalls", "stalls", 1, "faults that left requests without a step"),
 )
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds",
@@ -265,18 +267,18 @@ _HISTOGRAMS = (
 
 
 def _usage(kernel: dict[str, Any]) -> float:
-    idle = kernel.get("prefix_cache_idle_pages", 0)  # given up as soon as somebody wants them
+    idle = kernel.get("prefix_cache_idle_pages", 0)  # evicted as soon as pages are needed
     used = kernel["pages"] - kernel["pages_free"] - idle
     return float(used / kernel["pages"])
 
 
 def _operators(scrape: Scrape) -> Iterator[Metric]:
-    """Yield what is no tenant's business: the processes, requests and the database."""
+    """Yield the metrics that only operators see: processes, requests, the database."""
     text, roles = _Text(""), scrape.roles
     there = {name: found for name, found in roles.items() if found is not None}
-    yield text.gauge("role_up", "1 while the process is there",
+    yield text.gauge("role_up", "1 while the process runs",
                      [({"role": name}, name in there) for name in roles])  # fmt: skip
-    yield text.gauge("role_hangs", "1 while the process gives no sign of life",
+    yield text.gauge("role_hangs", "1 while the process sends no heartbeat",
                      [({"role": name}, name in scrape.hanging) for name in roles])  # fmt: skip
     yield text.counter("role_cpu_seconds", "processor time of the process",
                        [({"role": n}, f.cpu_seconds) for n, f in there.items()])  # fmt: skip
@@ -286,7 +288,7 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
         "role_open_fds", "open descriptors of the process",
         [({"role": n}, f.descriptors) for n, f in there.items() if f.descriptors is not None],
     )  # fmt: skip
-    yield text.counter("kernel_restarts", "kernels that took another's place",
+    yield text.counter("kernel_restarts", "kernels that replaced a crashed one",
                        [({}, scrape.kernel_restarts)])  # fmt: skip
     yield text.counter(
         "http_responses", "answers, by route and status",
@@ -295,12 +297,12 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
     )  # fmt: skip
     for name, words in (
         ("writes", "operations that changed the database"),
-        ("commits", "transactions: fewer than operations, they leave together"),
+        ("commits", "transactions; one holds several operations"),
         ("failed_writes", "operations that failed"),
-        ("unwritten_events", "events of live runs that were in memory only for a time"),
+        ("unwritten_events", "events of live runs that were held in memory only"),
     ):
         yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
-    yield text.counter("audit_notes_lost", "notes of operators' changes that could not be kept",
+    yield text.counter("audit_notes_lost", "lines of the audit log that were lost",
                        [({}, scrape.audit_lost)])  # fmt: skip
     yield from _overload(text, scrape)
     yield from _egress(text, scrape.egress)
@@ -308,17 +310,17 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
 
 _DISK = {
     "disk_free_bytes": "free space of the data directory's file system",
-    "disk_reserve_bytes": "what of the disk is kept for deletions and ends of runs",
-    "disk_used_bytes": "what lies in the data directory, the reserve's file excluded",
-    "disk_room_bytes": "what tenants may still write",
-    "disk_budget_bytes": "disk_bytes_max, or what is used and may still be written",
+    "disk_reserve_bytes": "disk space reserved for deletions and ends of runs",
+    "disk_used_bytes": "size of the data directory without the reserve's file",
+    "disk_room_bytes": "bytes that tenants may still write",
+    "disk_budget_bytes": "disk_bytes_max, or the used and the writable bytes",
 }
 
 
 def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
-    yield text.counter("runs_refused", "runs that were not admitted, by what for",
+    yield text.counter("runs_refused", "runs that were not admitted, by reason",
                        [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
-    yield text.counter("slow_clients", "clients that were cut off, by what they did slowly",
+    yield text.counter("slow_clients", "slow clients that were cut off, by kind",
                        [({"kind": kind}, n) for kind, n in scrape.slow.items()])  # fmt: skip
     for key, words in (("closed", "closed to make room for others"),
                        ("refused", "refused to addresses that show no key")):  # fmt: skip
@@ -329,25 +331,25 @@ def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
     for key, value in scrape.disk.items():
         yield text.gauge(key, _DISK[key], [({}, value)])
     if scrape.memory_free is not None:
-        yield text.gauge("memory_free_bytes", "what machine and cgroup have left",
+        yield text.gauge("memory_free_bytes", "free memory of machine and cgroup",
                          [({}, scrape.memory_free)])  # fmt: skip
 
 
 def _egress(text: "_Text", egress: EgressMetrics) -> Iterator[Metric]:
     failed = {**{(kind, "EIO"): 0 for kind in KINDS}, **egress.failed}
-    yield text.counter("outside_calls", "calls to the outside, by kind",
+    yield text.counter("outside_calls", "egress calls, by kind",
                        [({"kind": kind}, egress.made[kind]) for kind in KINDS])  # fmt: skip
     yield text.counter(
-        "outside_calls_failed", "those that ended with an errno",
+        "outside_calls_failed", "egress calls that failed, by errno",
         [({"kind": kind, "errno": errno}, count)
          for (kind, errno), count in sorted(failed.items())],
     )  # fmt: skip
-    yield text.counter("tool_errors", "answers of tools that are not ok",
+    yield text.counter("tool_errors", "tool answers that report an error",
                        [({}, egress.tool_errors)])  # fmt: skip
 
 
 class _Text:
-    """Makes families of the library's; all samples name the model, as vLLM's do."""
+    """Makes the library's metric families; all samples name the model, as vLLM's do."""
 
     def __init__(self, model: str) -> None:
         self._common = {"model_name": model} if model else {}

@@ -12,84 +12,80 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.compiler.compiler import CompileBounds
+from symphony_runtime.gateway.api.requests import parse_run
 from symphony_runtime.gateway.api.results import result_pieces
 from symphony_runtime.gateway.api.run_streams import stream_events
 from symphony_runtime.gateway.errors import Problem, bad_request
 from symphony_runtime.gateway.http.context import (
     answer,
-    beside_others,
     flag,
     page_limit,
+    page_of,
     parse_json,
     read_body,
+    run_off_loop,
     services,
     tenant_of,
     to_json,
 )
-from symphony_runtime.gateway.http.idempotency import REPLAYED, read_once
-from symphony_runtime.gateway.http.idempotent_runs import start_once
+from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import Program, ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
-from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here, parse_request
+from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.trace import find_trace, trace_events
 from symphony_runtime.gateway.tenancy.deletion import unload
 
-_PATIENCE_SECONDS = 5.0  # that a client waits for an end that could not be stored
+_PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
 
 # --- Programs ------------------------------------------------------------------------------------
 async def upload_program(request: web.Request) -> web.StreamResponse:
-    """Keep a program."""
-    with_, tenant, name = services(request), tenant_of(request), request.query.get("name")
-    limits = with_.runs.limits.of(tenant)
-    with count_refusals(with_.runs.metrics, tenant):
+    server, tenant, name = services(request), tenant_of(request), request.query.get("name")
+    limits = server.runs.limits.of(tenant)
+    with count_refusals(server.runs.metrics, tenant):
         wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
-        once, new = read_once(request, tenant, wasm), False
+        once, new = read_idempotency_key(request, tenant, wasm), False
 
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            quota = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await with_.programs.upload(tenant, name, wasm, bounds, quota)
+            room = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
+            _, new = await server.programs.upload(tenant, name, wasm, bounds, room)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
             await upload(program_id, False)
         else:
-            program_id, again = await with_.idempotency.perform(once, program_id, upload)
-    program = await with_.programs.get(tenant, program_id)
+            program_id, again = await server.idempotency.perform(once, program_id, upload)
+    program = await server.programs.get(tenant, program_id)
     response = await answer(program.view(), status=201 if new else 200)
     response.headers.update(REPLAYED if again else {})
     return response
 
 
 async def list_programs(request: web.Request) -> web.StreamResponse:
-    """List programs."""
     after, limit = request.query.get("after", ""), page_limit(request)
     programs, following = await services(request).programs.page(tenant_of(request), after, limit)
     return await answer({"data": [p.view() for p in programs], "next": following})
 
 
 async def get_program(request: web.Request) -> web.StreamResponse:
-    """Show a program."""
     programs = services(request).programs
     program = await programs.get(tenant_of(request), request.match_info["program"])
     return await answer(program.view())
 
 
 async def delete_program(request: web.Request) -> web.StreamResponse:
-    """Forget a program; workers, too, unless a run uses it."""
-    with_, tenant = services(request), tenant_of(request)
-    program = await with_.programs.delete(tenant, request.match_info["program"])
-    unload(with_.runs, tenant, program.module)
+    server, tenant = services(request), tenant_of(request)
+    program = await server.programs.delete(tenant, request.match_info["program"])
+    unload(server.runs, tenant, program.module)
     return web.Response(status=204)
 
 
 async def get_limits(request: web.Request) -> web.StreamResponse:
-    """Show a tenant its limits."""
     limits = services(request).runs.limits.of(tenant_of(request))
     return await answer({"limits": limits.view()})
 
@@ -98,24 +94,26 @@ async def get_limits(request: web.Request) -> web.StreamResponse:
 async def start_run(request: web.Request) -> web.StreamResponse:
     """Run a program: wait for its end, stream it, or only start it."""
     detach = flag(request, "detach")
-    run, again, stream = await _begin(request, detach)
-    services(request).bodies.release(request)  # its input is with the worker; the run may last
+    run, again, stream = await _find_or_start(request, detach)
+    services(request).bodies.release(request)  # the worker has its input, and the run may last
     return await _answer_start(request, run, REPLAYED if again else {}, detach, stream)
 
 
-async def _begin(request: web.Request, detach: bool) -> tuple[Run | Record, bool, bool]:
-    """Start the run, or find the one of the same key (True); and tell whether to stream it."""
-    with_, tenant = services(request), tenant_of(request)
-    program = await with_.programs.get(tenant, request.match_info["program"])
+async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Record, bool, bool]:
+    """Return the run, whether an earlier request started it, and whether to stream it."""
+    server, tenant = services(request), tenant_of(request)
+    program = await server.programs.get(tenant, request.match_info["program"])
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
-    once = read_once(request, tenant, raw, "detach")
+    once = read_idempotency_key(request, tenant, raw, "detach")
     body = await parse_json(request, raw) if raw else {}
-    parse = partial(parse_request, body, with_.runs.limits.of(tenant))
-    wanted = await beside_others(len(raw), parse)
+    parse = partial(parse_run, body, server.runs.limits.of(tenant))
+    wanted = await run_off_loop(len(raw), parse)
     if detach and wanted.stream:
-        raise bad_request("bad-request", "a run is either detached or streamed")
-    start = partial(_start, with_.runs, program, wanted)
-    run, again = await start_once(with_.idempotency, with_.runs, once, start)
+        raise bad_request(
+            "bad-request", "a run is either detached (`detach`) or streamed (`stream`), not both"
+        )
+    start = partial(_start, server.runs, program, wanted)
+    run, again = await start_run_once(server.idempotency, server.runs, once, start)
     return run, again, wanted.stream
 
 
@@ -144,7 +142,7 @@ async def _wait_over(run: Run) -> None:
     """Wait until a run has ended.
 
     Raises:
-        Problem: 503, 507: it has, and that cannot be stored.
+        Problem: 503, 507: its end cannot be stored.
     """
     await asyncio.shield(run.known)
     if not run.over.done():
@@ -154,15 +152,13 @@ async def _wait_over(run: Run) -> None:
 
 
 async def list_runs(request: web.Request) -> web.StreamResponse:
-    """List runs, newest first; or the live ones, with what they hold."""
     limit = page_limit(request)
     if flag(request, "live"):
         return await _list_live(request, limit)
     after = request.query.get("after", "")
     records = await services(request).runs.page(tenant_of(request), after, limit + 1)
-    shown = records[:limit]
-    following = shown[-1].id if len(records) > limit else None
-    return await answer({"data": [record.view() for record in shown], "next": following})
+    views = [record.view() for record in records]
+    return await answer(page_of(views, limit, lambda run: run["id"]))
 
 
 async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
@@ -176,22 +172,19 @@ async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
 
 
 async def get_run(request: web.Request) -> web.StreamResponse:
-    """Show a run, with its messages so far."""
     run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
     return await _result(request, run)
 
 
 async def delete_run(request: web.Request) -> web.StreamResponse:
-    """Forget a run that has ended."""
     await services(request).runs.delete(tenant_of(request), request.match_info["run"])
     return web.Response(status=204)
 
 
 async def get_trace(request: web.Request) -> web.StreamResponse:
-    """Show what a traced run did, and when, so far."""
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
-    # One of a tenant's at a time: unpacked it is many times as large.
+    # One per tenant at a time: an unpacked trace is many times as large.
     async with services(request).tenant_locks.of(tenant_of(request)):
         body = await _trace(request, run)
     return await send_whole(request, body)
@@ -203,12 +196,11 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
     else:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
-        raise Problem(404, "not-traced", "the run was not traced: start it with `trace` true")
+        raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
     return await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:
-    """Hand a program a message, or close its input."""
     runs = services(request).runs
     close = flag(request, "close")
     run = await runs.find(tenant_of(request), request.match_info["run"])
@@ -221,7 +213,7 @@ async def send_message(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_run(request: web.Request) -> web.StreamResponse:
-    """End a run; answers when it has ended. A run that had ended stays as it was."""
+    """End a run, and answer when it has ended. An ended run stays as it is."""
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
     if not isinstance(run, Run):
@@ -242,16 +234,16 @@ async def _result(
 
 # --- For operators ------------------------------------------------------------------------------
 async def statistics(request: web.Request) -> web.StreamResponse:
-    """Tell the counters of kernel and gateway; `check` audits the kernel first."""
-    with_ = services(request)
+    """Answer with the counters of kernel and gateway; `check` audits the kernel first."""
+    server = services(request)
     try:
         if flag(request, "check"):
-            await with_.runs.kernel.ask("check_integrity")
-        kernel = await with_.runs.kernel.ask("statistics")
+            await server.runs.kernel.ask("check_integrity")
+        kernel = await server.runs.kernel.ask("statistics")
     except KernelAwayError as error:
-        raise with_.runs.admission.unavailable("kernel", str(error)) from error
-    counted = (with_.administration.active_requests, with_.runs, with_.store, with_.channels, with_.bodies,
-               with_.connections, with_.slow)  # fmt: skip
+        raise server.runs.admission.unavailable("kernel", str(error)) from error
+    counted = (server.administration.active_requests, server.runs, server.store, server.channels,
+               server.bodies, server.connections, server.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 

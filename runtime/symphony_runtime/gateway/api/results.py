@@ -1,7 +1,7 @@
 """Results of runs, as JSON in pieces.
 
-A run may send megabytes, each byte may be six in JSON, and all of them are told twice. So a result
-is read and encoded while it is sent, a part of its events at a time (`events`).
+A run may send megabytes, each byte may take six in JSON, and a result has all of them twice. So a
+result is read and encoded while it is sent, some of its events at a time (`events`).
 """
 
 import base64
@@ -13,7 +13,7 @@ from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, read_all
 from symphony_runtime.gateway.runs.record import encode_message
 
-PIECE_BYTES = 16 << 10  # of JSON, about: one part of a run's events may be more
+PIECE_BYTES = 16 << 10  # of JSON, about: one part of the events may be larger
 
 
 async def result_pieces(
@@ -21,8 +21,8 @@ async def result_pieces(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the JSON of a run's view with its `output` and its `messages`, in order.
 
-    It is what `to_json({**view, "output": ..., "messages": [...]})` is; messages that are no UTF-8
-    are base64, and not in the output.
+    It equals `to_json({**view, "output": ..., "messages": [...]})`. Messages that are not UTF-8 are
+    base64, and are left out of the output.
     """
     gathered, size = [to_json(view)[:-1], b',"output":"'], 0
     async with aclosing(_parts(events)) as parts:
@@ -51,7 +51,7 @@ async def _parts(events: Callable[[], Cursor]) -> AsyncGenerator[bytes, None]:
 
 
 def message_json(event: Event) -> bytes:
-    """Return a message as JSON; the parts of one, joined, are that of the whole."""
+    """Return a message as JSON; the joined parts of one are the whole message."""
     if event.begins and event.ends:
         return to_json(encode_message(event.data))
     if event.is_text:
@@ -62,5 +62,5 @@ def message_json(event: Event) -> bytes:
 
 
 def escaped(event: Event) -> bytes:
-    """Return text as it is within a JSON string."""
+    """Return text as the inside of a JSON string."""
     return to_json(event.data.decode())[1:-1]

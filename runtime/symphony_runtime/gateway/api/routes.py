@@ -1,7 +1,7 @@
 """The route table: every route of the HTTP interface, what it takes and what it answers.
 
-The application is built from it, and so is the OpenAPI document: a route cannot be in one and not
-in the other. A route needs a tenant's key unless its `access` says otherwise.
+The application and the OpenAPI document are both built from it, so a route is in both or in none.
+A route needs a tenant's key unless its `access` says otherwise.
 """
 
 from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
@@ -26,18 +26,18 @@ _RESUME = (
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
     "Idempotency-Key",
-    "a text of the client's own: a second request with it gets what the first got, for a day",
+    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
     {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
     "header",
 )
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "GET", "/healthz", "healthz", health.healthz, "The gateway answers",
-        {200: Answer("it does", "Health")}, access=Access.OPEN,
+        "GET", "/healthz", "healthz", health.healthz, "Whether the gateway answers",
+        {200: Answer("it answers", "Health")}, access=Access.OPEN,
     ),
     Route(
-        "GET", "/readyz", "readyz", health.readyz, "Which roles are there",
+        "GET", "/readyz", "readyz", health.readyz, "Which roles are ready",
         {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
         access=Access.OPEN,
     ),
@@ -47,10 +47,10 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/v1/programs", "uploadProgram", programs_and_runs.upload_program,
-        "Check, compile and keep a program",
-        {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
-        problems=(404, 409, 422),  # 404: what the key's first request uploaded was deleted since
-        parameters=(Parameter("name", "a name, which then points at this program"), _ONCE),
+        "Check, compile and store a program",
+        {201: Answer("stored", "Program"), 200: Answer("its bytes were known", "Program")},
+        problems=(404, 409, 422),  # 404: the program of the key's first request was deleted
+        parameters=(Parameter("name", "a name, which points at this program from then on"), _ONCE),
         body=("application/wasm", "Wasm"),
     ),
     Route(
@@ -65,8 +65,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "DELETE", "/v1/programs/{program}", "deleteProgram", programs_and_runs.delete_program,
-        "Forget a program and its names; runs of it go on",
-        {204: Answer("forgotten")},
+        "Delete a program and its names; its runs continue",
+        {204: Answer("deleted")},
     ),
     Route(
         "POST", "/v1/programs/{program}/runs", "startRun", programs_and_runs.start_run,
@@ -83,13 +83,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/limits", "getLimits", programs_and_runs.get_limits,
-        "What the tenant and its runs may use: defaults, and the most that a run may ask for",
+        "The limits of the tenant and its runs: defaults and maxima",
         {200: Answer("by name; null is no limit", "Limits")},
     ),
     Route(
         "GET", "/v1/runs", "listRuns", programs_and_runs.list_runs, "List runs",
         {200: Answer("a page, newest first", "RunPage")},
-        parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", FLAG)),
+        parameters=(LIMIT, AFTER, Parameter("live", "only live runs, with what they hold", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}", "getRun", programs_and_runs.get_run,
@@ -98,62 +98,62 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "DELETE", "/v1/runs/{run}", "deleteRun", programs_and_runs.delete_run,
-        "Forget a run that has ended, with its messages and its log",
-        {204: Answer("forgotten")}, problems=(409,),
+        "Delete a run that has ended, with its messages and its log",
+        {204: Answer("deleted")}, problems=(409,),
     ),
     Route(
         "GET", "/v1/runs/{run}/events", "getEvents", run_streams.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
         {200: Answer("the events", "Events", EVENTS)}, problems=(409,),
-        parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", FLAG)),
+        parameters=(*_RESUME, Parameter("follow", "0: only the events that exist now", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}/trace", "getTrace", programs_and_runs.get_trace,
-        "What a run that was started with `trace` did: its calls, waits and steps",
+        "The calls, waits and steps of a run that was started with `trace`",
         {200: Answer("Chrome trace events, which Perfetto shows", "Trace")},
     ),
     Route(
         "POST", "/v1/runs/{run}/messages", "sendMessage", programs_and_runs.send_message,
-        "Hand the program a message for its `recv`",
-        {204: Answer("taken")}, problems=(409,),
-        parameters=(Parameter("close", "nothing follows; an empty body is no message", FLAG),),
+        "Send a message to the program, for its `recv`",
+        {204: Answer("accepted")}, problems=(409,),
+        parameters=(Parameter("close", "no message follows; an empty body is no message", FLAG),),
         body=("application/octet-stream", "Message"),
     ),
     Route(
         "POST", "/v1/runs/{run}/cancel", "cancelRun", programs_and_runs.cancel_run,
-        "End a run; one that has ended stays as it was",
-        {200: Answer("it has ended", "Run"), 202: Answer("it is about to", "Run")},
+        "End a run; an ended run stays as it is",
+        {200: Answer("it has ended", "Run"), 202: Answer("it ends soon", "Run")},
         problems=(409,),
     ),
     Route(
         "GET", "/v1/runs/{run}/ws", "websocket", run_streams.websocket,
-        "Messages both ways, over a WebSocket",
+        "Send and receive messages over a WebSocket",
         {101: Answer("the protocol changes to WebSocket")}, problems=(409, 426),
-        parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", FLAG)),
+        parameters=(*_RESUME, Parameter("events", "send all events, with their ids", FLAG)),
     ),
     Route(
         "GET", "/v1/kv", "listKv", kv_files.list_kv,
-        "List the tenant's named KV files; below `public/<tenant>/`, what that tenant publishes",
+        "List the tenant's named KV files; under `public/<tenant>/` those that a tenant publishes",
         {200: Answer("a page, by path", "KvPage")},
-        parameters=(Parameter("prefix", "what the paths begin with"), LIMIT, AFTER),
+        parameters=(Parameter("prefix", "the beginning of the paths"), LIMIT, AFTER),
     ),
     Route(
         "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
         "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
-        {200: Answer("what is known of it; or the file", "KvFile", file=True)},
+        {200: Answer("its description, or the file", "KvFile", file=True)},
         problems=(507,),
         parameters=(Parameter("download", "send the file itself", FLAG),),
     ),
     Route(
         "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
-        "Take a KV file and give it a durable name",
-        {201: Answer("it is there", "KvFile"), 200: Answer("in place of another", "KvFile")},
+        "Upload a KV file under a durable name",
+        {201: Answer("stored", "KvFile"), 200: Answer("it replaces another", "KvFile")},
         problems=(409, 507),
         parameters=(
-            Parameter("replace", "0: only where no file has the name", FLAG),
-            Parameter("rebuild", "leave its K and V, compute them again from its tokens", FLAG),
-            Parameter("public", "other tenants may read it, if the operator lets them", FLAG),
-            Parameter("keep_ms", "how long it is to stay", {"type": "integer", "minimum": 1}),
+            Parameter("replace", "0: only if no file has the name", FLAG),
+            Parameter("rebuild", "ignore its K and V, and recompute them from its tokens", FLAG),
+            Parameter("public", "other tenants may read it, if the operator allows that", FLAG),
+            Parameter("keep_ms", "how long it is kept", {"type": "integer", "minimum": 1}),
         ),
         body=(kv_files.FILE, "Safetensors"),
     ),
@@ -169,13 +169,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "PUT", "/v1/secrets/{name}", "putSecret", secrets.put_secret,
-        "Keep a secret that `http` puts into headers where a program writes {{secret:NAME}}",
-        {201: Answer("kept", "Secret"), 200: Answer("in place of another", "Secret")},
+        "Store a secret that `http` puts into headers where a program writes {{secret:NAME}}",
+        {201: Answer("stored", "Secret"), 200: Answer("it replaces another", "Secret")},
         body=("application/json", "SecretRequest"),
     ),
     Route(
         "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets.delete_secret,
-        "Forget a secret", {204: Answer("forgotten")},
+        "Delete a secret", {204: Answer("deleted")},
     ),
     Route(
         "GET", "/v1/models", "listModels", openai.list_models,
@@ -188,20 +188,20 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
-        "OpenAI's completions, by a program that ships with the server or by the one named",
+        "OpenAI's completions, by the server's own program or the one that `model` names",
         {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAICompletionRequest"),
         errors="OpenAIError",
     ),
     Route(
         "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
-        "OpenAI's chat completions, likewise",
+        "OpenAI's chat completions, by either kind of program",
         {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAIChatRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -210,7 +210,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
-        body=("application/json", "OpenAIRequest"),
+        body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -223,7 +223,7 @@ ROUTES: tuple[Route, ...] = (
     *ADMIN_ROUTES,
     Route(
         "GET", "/metrics", "metrics", health.metrics,
-        "Figures for Prometheus: by tenant with the admin key, else a tenant's own",
-        {200: Answer("the figures", "Metrics", health.METRICS)}, access=Access.ANY,
+        "Metrics for Prometheus: by tenant with the admin key, else the tenant's own",
+        {200: Answer("the metrics", "Metrics", health.METRICS)}, access=Access.ANY,
     ),
 )  # fmt: skip

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Callable, Iterator
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.api.results import message_json
-from symphony_runtime.gateway.connections.websocket_frames import WebSocketFrames
+from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, has_gone
 from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.events.reader import Event
@@ -17,13 +18,16 @@ from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, encode_message
 from symphony_runtime.gateway.runs.service import Runs
 
-_HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
-_INBOX_SECONDS = 0.05  # before a program with a full inbox is tried again
+_HEARTBEAT_SECONDS = 15.0  # so that proxies and the server notice a lost client
+_INBOX_SECONDS = 0.05  # between attempts at a full inbox
 _EVENTS_MAX = 1 << 40
+_FINAL, _CONTINUATION = 0x80, 0
+_SHORT, _LONG = struct.Struct("!BB"), struct.Struct("!BBH")
+_LONGEST = struct.Struct("!BBQ")
 
 
 async def get_events(request: web.Request) -> web.StreamResponse:
-    """Follow a run from its beginning, or from where Last-Event-ID says."""
+    """Follow a run from its beginning, or from the event after Last-Event-ID."""
     run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
     return await stream_events(request, run, _resume_point(request), follow=_follow(request))
 
@@ -36,7 +40,7 @@ async def stream_events(
     follow: bool = True,
     headers: dict[str, str] | None = None,
 ) -> web.StreamResponse:
-    """Answer with a run's events after an id: to the last one, or those that are there now."""
+    """Answer with the events after an id: to the last one, or those that exist now."""
     run_id = run.record.id if isinstance(run, Run) else run.id
     response = web.StreamResponse(
         headers={
@@ -52,17 +56,17 @@ async def stream_events(
         await response.prepare(request)
         patience = _HEARTBEAT_SECONDS if follow else 0
         while (batch := await reader.next(patience)) is not None and (batch or follow):
-            told = b"".join(map(encode_event, batch))
-            del batch  # what waits to be read is all that is held of it
-            await response.write(told or b": still there\n\n")
-            del told
+            data = b"".join(map(encode_event, batch))
+            del batch  # only the unread bytes stay in memory
+            await response.write(data or b": still there\n\n")
+            del data
             await request.writer.drain()
         await response.write_eof()
     return response
 
 
 def encode_event(event: Event) -> bytes:
-    """Return an event as text/event-stream has it; the parts of one, joined, are it."""
+    """Return an event as text/event-stream; the joined parts of one are the whole event."""
     if event.begins and event.ends:
         data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
         return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
@@ -71,23 +75,22 @@ def encode_event(event: Event) -> bytes:
 
 
 async def websocket(request: web.Request) -> web.StreamResponse:
-    """Messages both ways: text frames where they are UTF-8, else binary ones.
+    """Send and receive messages: text frames if they are UTF-8, else binary ones.
 
-    Begins with the run's first message, or after the event that `after` names. The server closes
-    when the run has ended, with its status as the reason; a client that closes ends nothing. With
-    `events` what comes are all of the run's events, as JSON with their ids, so that a client knows
-    where it can go on.
+    It begins with the run's first message, or after the event `after`. The server closes when the
+    run has ended, with its status as the reason; a client that closes ends nothing. With `events`
+    the server sends all events as JSON with their ids, so that a client can resume.
     """
     encode = _as_event if flag(request, "events", default=False) else _as_message
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
     socket = web.WebSocketResponse(
-        # No `heartbeat`: its ping would wait behind what a slow client has not read.
+        # No `heartbeat`: its ping would wait behind bytes that a slow client has not read.
         max_msg_size=MESSAGE_BYTES_MAX + 1,
-        compress=False,  # hundreds of kilobytes for each that has it
+        compress=False,  # it takes hundreds of kilobytes a socket
     )
     if not socket.can_prepare(request):
-        raise Problem(426, "upgrade-required", "this route speaks WebSocket only",
+        raise Problem(426, "upgrade-required", "this route takes WebSocket handshakes only",
                       headers={"Upgrade": "websocket"})  # fmt: skip
     with _following(runs.open_reader(run, _resume_point(request))) as reader:
         await socket.prepare(request)
@@ -106,7 +109,7 @@ async def websocket(request: web.Request) -> web.StreamResponse:
 
 
 async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Request) -> None:
-    """Hand over a message; while the program's inbox is full the socket is not read."""
+    """Deliver a message; while the program's inbox is full the socket is not read."""
     while not has_gone(request):
         try:
             runs.deliver(run, data)
@@ -114,8 +117,43 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Requ
             if problem.status == 429:
                 await asyncio.sleep(_INBOX_SECONDS)
                 continue
-            # It has just ended; the socket closes next.
+            # The run has just ended; the socket closes next.
         return
+
+
+# --- WebSocket frames ----------------------------------------------------------------------------
+class WebSocketFrames:
+    """Writes a WebSocket's data frames: a large message is sent in several (RFC 6455).
+
+    aiohttp sends a message as one frame, all of it at once. It still sends pongs and the close:
+    such control frames may come between the frames of a message.
+    """
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+
+    def encode(self, opcode: int, data: bytes, *, begins: bool, ends: bool) -> bytes:
+        """Return the frame of a message, or of a part that begins or ends it."""
+        first = (_FINAL if ends else 0) | (opcode if begins else _CONTINUATION)
+        if len(data) < 126:
+            return _SHORT.pack(first, len(data)) + data
+        if len(data) < 1 << 16:
+            return _LONG.pack(first, 126, len(data)) + data
+        return _LONGEST.pack(first, 127, len(data)) + data
+
+    async def write(self, frames: bytes) -> None:
+        """Write frames; return when there is room for more.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self._request[WRITING].frames += len(frames)
+        transport.write(frames)
+        del frames
+        await self._request.writer.drain()
 
 
 Encode = Callable[[Event], tuple[int, bytes] | None]
@@ -127,26 +165,26 @@ async def _send_events(
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone
         while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
-            told = [] if batch else [frames.encode(WSMsgType.PING, b"", begins=True, ends=True)]
+            encoded = [] if batch else [frames.encode(WSMsgType.PING, b"", begins=True, ends=True)]
             for event in batch:
                 if (message := encode(event)) is not None:
-                    told.append(frames.encode(*message, begins=event.begins, ends=event.ends))
+                    encoded.append(frames.encode(*message, begins=event.begins, ends=event.ends))
                 if event.kind == "status":
                     outcome = event.data["status"]
-            del batch  # what waits to be read is all that is held of it
-            await frames.write(b"".join(told))
+            del batch  # only the unread bytes stay in memory
+            await frames.write(b"".join(encoded))
         await socket.close(message=outcome.encode())
 
 
 def _as_message(event: Event) -> tuple[int, bytes] | None:
-    """Return a message as its bytes or its text; None for any other event."""
+    """Return a message as its bytes or text, None for any other event."""
     if event.kind != "message":
         return None
     return WSMsgType.TEXT if event.is_text else WSMsgType.BINARY, event.data
 
 
 def _as_event(event: Event) -> tuple[int, bytes]:
-    """Return an event as the events route has it, in one object."""
+    """Return an event in one JSON object."""
     if event.begins and event.ends:
         data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
         return WSMsgType.TEXT, to_json({"id": event.id, "event": event.kind, "data": data})

@@ -1,4 +1,4 @@
-"""The handlers of a tenant's secrets: kept, listed by name, forgotten, and never shown."""
+"""The handlers of a tenant's secrets. No handler shows a value."""
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import SMALL_BODY_BYTES_MAX
@@ -7,13 +7,11 @@ from symphony_runtime.gateway.http.context import answer, read_json, services, t
 
 
 async def list_secrets(request: web.Request) -> web.StreamResponse:
-    """List a tenant's secrets: names, hosts and times."""
     return await answer({"data": await services(request).vault.list_secrets(tenant_of(request)),
                          "next": None})  # fmt: skip
 
 
 async def put_secret(request: web.Request) -> web.StreamResponse:
-    """Keep a secret, in place of what has the name."""
     wanted = await read_json(request, "a secret", SMALL_BODY_BYTES_MAX)
     name, vault = request.match_info["name"], services(request).vault
     view, new = await vault.put_secret(tenant_of(request), name, wanted)
@@ -21,6 +19,5 @@ async def put_secret(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_secret(request: web.Request) -> web.StreamResponse:
-    """Forget a secret."""
     await services(request).vault.delete_secret(tenant_of(request), request.match_info["name"])
     return web.Response(status=204)

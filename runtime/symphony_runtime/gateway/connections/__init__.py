@@ -1,6 +1,7 @@
-"""Connections of clients: how many are open, and those that are slow.
+"""Connections of clients: how many are open, and which are slow.
 
-listener                    the port, with TLS where a certificate is given
-connections                 how many there are, and how long one may be silent
-slow_bodies, slow_readers   requests that arrive too slowly, answers that are not read
+listener       the port, with TLS if there is a certificate
+connections    their number, and how long one may be silent
+slow_clients   bodies that arrive too slowly
+slow_readers   answers that are not read
 """

@@ -1,18 +1,19 @@
-"""Connections of clients: how many are open, how long they may be silent, what is no HTTP.
+"""Connections of clients: how many are open, how long they may be silent, and invalid HTTP.
 
     connected ── a request's head, within HTTP_HEAD_SECONDS_MAX ──> serving ── its answer ──┐
         ^                                                                                   │
         └───────────────────────────────────────────────────────────────────────────────────┘
 
-Whoever connects need not have a key. So silent connections end by themselves, there is a bound on
-all of them, past which the one goes that has been silent longest, and a request that is no HTTP is
-answered as any other error and is no line in the log: a stranger could write as many as it likes.
-Those that serve are not closed for others; a tenant may have some times as many as are left of
-them, as with pages: so whoever comes finds some.
+A client can connect without a key. So silent connections end by themselves, and all connections
+have a bound. Above it the connection closes that has been silent longest. Invalid HTTP is answered
+as any other error and is not logged: a stranger could fill the log.
 
-A connection is its last key's: when that key is revoked or its tenant suspended, it is cut as if
-its client had gone, which every handler knows. Nothing more is read from it or written to it, and
-a run that was only for that client ends.
+A connection that serves a request is never closed for another one. A tenant may have a multiple of
+the connections that are left, as with pages, so that other tenants always find some.
+
+A connection belongs to its last key. When that key is revoked or its tenant suspended, it is cut as
+if its client had gone, a case that every handler knows. Nothing more is read or written, and a run
+that was only for that client ends.
 """
 
 import asyncio
@@ -38,11 +39,11 @@ from symphony_runtime.gateway.admission.retry_estimates import EventInterval, re
 from symphony_runtime.gateway.connections.slow_readers import bound_buffers
 from symphony_runtime.gateway.errors import Problem, bad_request
 
-_WORDS_MAX = 200  # characters of what is wrong with a request, which repeat it
+_WORDS_MAX = 200  # characters of an error's words, which repeat the request
 
 
 def connections_max() -> int:
-    """Return how many connections the system's limit on descriptors leaves room for."""
+    """Return how many connections the limit on descriptors allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = HTTP_CONNECTIONS_MAX
     if soft != resource.RLIM_INFINITY:
@@ -51,30 +52,30 @@ def connections_max() -> int:
 
 
 class Connections:
-    """Those that are open. Belongs to the event loop."""
+    """The open connections. Belongs to the event loop."""
 
     def __init__(self, most: int | None = None, *, bounded_addresses: bool = True) -> None:
-        """`most` are open at once, by default as many as there is room for.
+        """`most` may be open at once, by default `connections_max()`.
 
-        `bounded_addresses`: of one address there are only so many that have shown no key. Not
-        behind a proxy, whose addresses and silent connections are all clients'.
+        `bounded_addresses` bounds the connections of an address that have shown no key. Not behind
+        a proxy: all clients share its address and its silent connections.
         """
         self.most = connections_max() if most is None else most
         self._open: set[_Connection] = set()
         self._silent: OrderedDict[_Connection, None] = OrderedDict()  # the longest first
         self._closed = 0
-        self._tenants: Counter[str] = Counter()  # requests of each that are being answered
-        self._ends = EventInterval()  # of such requests
+        self._tenants: Counter[str] = Counter()  # live requests of each tenant
+        self._ends = EventInterval()  # the pace at which requests end
         self._refused = 0
         self._bounded_addresses = bounded_addresses
         self._strangers: Counter[str] = Counter()  # connections without a key, by address
 
     @contextmanager
     def serving(self, request: web.Request) -> Iterator[None]:
-        """A request is being answered: its connection is not silent."""
+        """Mark the connection of a request as not silent, while the request is answered."""
         connection = request.protocol
         if not isinstance(connection, _Connection):
-            yield  # an application of the same routes behind a server of another kind
+            yield  # the routes are served by another kind of server, as in tests
             return
         self._silent.pop(connection, None)
         try:
@@ -84,8 +85,8 @@ class Connections:
                 self._silent[connection] = None
 
     @contextmanager
-    def of(self, tenant: str | None) -> Iterator[None]:
-        """A request of a tenant's, or of an operator's (None), is being answered.
+    def count_request(self, tenant: str | None) -> Iterator[None]:
+        """Count a request of a tenant, or of an operator (None), while it is answered.
 
         Raises:
             Problem: 429, the tenant has too many.
@@ -95,7 +96,7 @@ class Connections:
             return
         serving = len(self._open) - len(self._silent)
         if self._tenants[tenant] >= TENANT_CONNECTIONS_TIMES_UNUSED * (self.most - serving):
-            detail = "the tenant has as many requests under way as the server can spare"
+            detail = "the tenant has as many live requests as the server can spare"
             seconds = retry_after(self._ends.seconds())
             raise Problem(429, "too-many-connections", detail, retry_after=seconds)
         self._tenants[tenant] += 1
@@ -107,18 +108,16 @@ class Connections:
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
 
-    def known(self, request: web.Request, key: str, tenant: str | None) -> None:
-        """A key was right on a connection: it is no stranger's any more, but this key's."""
+    def assign_key(self, request: web.Request, key: str, tenant: str | None) -> None:
+        """Assign a connection to the key that a request has shown."""
         if isinstance(request.protocol, _Connection):
             request.protocol.key, request.protocol.tenant = key, tenant
-            self._leave_strangers(request.protocol)
+            self._uncount_stranger(request.protocol)
 
     def cut_keys(self, keys: Container[str]) -> int:
-        """Cut the connections of these keys; return how many there were."""
         return self._cut(lambda each: each.key in keys)
 
     def cut_tenant(self, tenant: str) -> int:
-        """Cut the connections of a tenant's keys; return how many there were."""
         return self._cut(lambda each: each.tenant == tenant)
 
     def _cut(self, is_theirs: Callable[["_Connection"], bool]) -> int:
@@ -131,15 +130,14 @@ class Connections:
         return cut
 
     def statistics(self) -> dict[str, int]:
-        """Return how many are open, and how many were closed to make room, or refused."""
         return {
             "connections": len(self._open),
             "connections_closed": self._closed,
             "connections_refused": self._refused,
         }
 
-    def opened(self, connection: "_Connection") -> None:
-        """One more; past the bound one of the silent ones goes, at last this one."""
+    def add(self, connection: "_Connection") -> None:
+        """Add a connection; above the bound the longest silent one closes, at last this one."""
         self._open.add(connection)
         self._silent[connection] = None
         address = connection.address
@@ -155,13 +153,12 @@ class Connections:
             self._closed += 1
             silent.force_close()
 
-    def gone(self, connection: "_Connection") -> None:
-        """One less."""
+    def remove(self, connection: "_Connection") -> None:
         self._open.discard(connection)
         self._silent.pop(connection, None)
-        self._leave_strangers(connection)
+        self._uncount_stranger(connection)
 
-    def _leave_strangers(self, connection: "_Connection") -> None:
+    def _uncount_stranger(self, connection: "_Connection") -> None:
         if connection.counted:
             connection.counted = False
             self._strangers[connection.address] -= 1
@@ -175,37 +172,37 @@ class _Connection(web.RequestHandler):
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
-        self.address = ""  # where it comes from
-        self.counted = False  # among those of its address without a key
-        self.key = ""  # the id of the last one that was right
+        self.address = ""  # of the client
+        self.counted = False  # in `_strangers`
+        self.key = ""  # the id of the last valid key
         self.tenant: str | None = None  # whose key it is
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        bound_buffers(cast(asyncio.Transport, transport))  # uvloop's are none by their class
+        bound_buffers(cast(asyncio.Transport, transport))  # uvloop's class is not a subclass
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-        self._connections.opened(self)
+        self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._connections.gone(self)
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def handle_error(
         self,
         request: web.BaseRequest,
-        status: int = 500,  # noqa: ARG002 - what it is follows from the error
+        status: int = 500,  # noqa: ARG002 - it follows from the error
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, and what failed before any of our code saw it."""
+        """Answer invalid HTTP, and requests that failed before our code saw them."""
         if not isinstance(exc, HttpProcessingError):
             self.log_exception("a request failed", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun: there cannot be another")
         if isinstance(exc, HttpProcessingError):
             words = " ".join((message or "").split())[:_WORDS_MAX]
-            response = bad_request("bad-http", f"the request is no HTTP: {words}").response()
+            response = bad_request("bad-http", f"the request is not valid HTTP: {words}").response()
         else:
             words = "the server made a mistake; its log says which"
             response = Problem(500, "internal", words).response()
@@ -214,7 +211,7 @@ class _Connection(web.RequestHandler):
 
 
 class ConnectionGate(web.BaseSite):
-    """Where clients connect: a TCP port whose connections are bounded."""
+    """A TCP port whose connections are bounded."""
 
     __slots__ = ("_connections", "_host", "_port")
 
@@ -229,7 +226,6 @@ class ConnectionGate(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """What the runner calls it."""
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
@@ -245,7 +241,7 @@ class ConnectionGate(web.BaseSite):
             self._host,
             self._port,
             ssl=self._ssl_context,
-            # Before it is done nobody counts the connection.
+            # A connection is not counted before its handshake is done.
             ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if self._ssl_context else None,
             backlog=self._backlog,
         )
@@ -259,5 +255,5 @@ class ConnectionGate(web.BaseSite):
             loop=asyncio.get_running_loop(),
             access_log=None,
             keepalive_timeout=HTTP_HEAD_SECONDS_MAX,
-            auto_decompress=False,  # a bomb would be unpacked before its sender has shown a key
+            auto_decompress=False,  # else a bomb is unpacked before its sender has shown a key
         )

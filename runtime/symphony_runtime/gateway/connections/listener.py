@@ -1,4 +1,4 @@
-"""The port where clients connect, with TLS if the operator has given a certificate."""
+"""The port where clients connect, with TLS if there is a certificate."""
 
 import asyncio
 import logging
@@ -12,11 +12,15 @@ from symphony_runtime.gateway.connections.connections import ConnectionGate, Con
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 4_096  # connections that arrive at once
-_RENEW_SECONDS = 60.0  # between two looks at the certificate's files
+_RENEW_SECONDS = 60.0  # between checks of the certificate's files
 
 
 def check_host(config: GatewayConfig) -> None:
-    """Raise ConfigError unless the host may be served as it is configured."""
+    """Check that the host may be served as it is configured.
+
+    Raises:
+        ConfigError: it may not.
+    """
     try:
         check_transport(
             config.host, config.tls_cert, config.tls_key, behind_proxy=config.behind_proxy
@@ -31,7 +35,7 @@ async def listen(
     """Listen until the stack ends; return the port.
 
     Raises:
-        ConfigError: the address is taken or not ours, or the certificate is no good.
+        ConfigError: the address is taken or not ours, or the certificate is invalid.
     """
     certificate = _certificate(config)
     context = certificate.context if certificate is not None else None
@@ -43,7 +47,7 @@ async def listen(
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
     if certificate is not None:
-        stack.callback(asyncio.create_task(_keep_fresh(certificate)).cancel)
+        stack.callback(asyncio.create_task(_renew_certificate(certificate)).cancel)
     (_, port, *_) = runner.addresses[0]
     return int(port)
 
@@ -57,7 +61,7 @@ def _certificate(config: GatewayConfig) -> Certificate | None:
         raise ConfigError(str(error)) from error
 
 
-async def _keep_fresh(certificate: Certificate) -> None:
+async def _renew_certificate(certificate: Certificate) -> None:
     while True:
         await asyncio.sleep(_RENEW_SECONDS)
         if await asyncio.to_thread(certificate.renew):

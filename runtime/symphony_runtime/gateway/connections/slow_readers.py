@@ -3,10 +3,10 @@
     of one connection   WRITE_BYTES_HIGH wait in this process before its handler waits, and about
                         UNSENT_BYTES_MAX in the system
     without progress    for `seconds` while bytes wait: the connection is cut
-    of one tenant       past TENANT_UNREAD_BYTES_MAX connections are cut, the longest stuck first
+    of one tenant       above TENANT_UNREAD_BYTES_MAX connections are cut, the longest stuck first
 
-Connections are looked at once in a while: nothing is done for each write. What the client's system
-has taken counts as read.
+Connections are checked periodically, so a write costs nothing. Bytes that the client's system has
+taken count as read.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.gateway.admission.rate_limit import ASKING
 
-_LOOK_SECONDS = 0.5
-_TRIM_BYTES = 4 << 20  # that waited, before it is worth while to give them back
+_CHECK_SECONDS = 0.5
+_TRIM_BYTES = 4 << 20  # that waited, before a trim is worthwhile
 _TRIM_SECONDS = 1.0
-_RESET = struct.pack("ii", 1, 0)  # linger for no time
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: the connection is reset
 
 
 @dataclass(slots=True)
 class _Writing:
-    """A connection's answers. `since` when none of the bytes that wait has been taken."""
+    """A connection's answers. `since`: the time from which no waiting byte was taken."""
 
     transport: asyncio.Transport
     request: web.BaseRequest
-    requests: int = 0  # under way
+    requests: int = 0  # live
     frames: int = 0  # bytes of a WebSocket's frames
-    held: Callable[[], int] = lambda: 0  # bytes that wait besides the transport's
+    held: Callable[[], int] = lambda: 0  # bytes that wait outside the transport
     since: float | None = None
-    taken: tuple[int, int] = (0, 0)  # the request, bytes that were taken of its answer
+    taken: tuple[int, int] = (0, 0)  # the request, and the bytes taken of its answer
 
     @property
     def tenant(self) -> str:
-        """Whose it is; "" before its key is known, and of operators."""
+        """The tenant; "" before its key is known, and for operators."""
         tenant: str = self.request.get(ASKING) or ""
         return tenant
 
@@ -56,43 +56,34 @@ WRITING = web.RequestKey("writing", _Writing)
 
 
 def bound_buffers(transport: asyncio.Transport) -> None:
-    """Bound what a connection buffers of what its client has not read."""
+    """Bound what a connection buffers of unread bytes."""
     transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        # Not SO_SNDBUF: what is on its way to a client far away needs more than this.
+        # Not SO_SNDBUF: bytes on their way to a distant client need more than this.
         option = socket.TCP_NOTSENT_LOWAT
         connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)
 
 
-async def drain(request: web.BaseRequest) -> None:
-    """Wait until a request's connection has room.
-
-    Raises:
-        ConnectionError: the client has gone.
-    """
-    await request.writer.drain()
-
-
 class SlowReaders:
-    """Watches what is written to clients; `stop` it."""
+    """Watches the bytes that wait for clients, until `stop`."""
 
     def __init__(
         self, seconds: float = SLOW_READER_SECONDS, bytes_max: int = TENANT_UNREAD_BYTES_MAX
     ) -> None:
         self.cut = 0  # connections, since the start
-        self.unread = 0  # bytes of all, at the last look
-        self._most = 0  # of them, since memory was given back
+        self.unread = 0  # bytes of all, at the last check
+        self._most = 0  # the maximum of `unread` since the last trim
         self._seconds = seconds
         self._bytes_max = bytes_max
         self._writing: dict[asyncio.Transport, _Writing] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._trimming: asyncio.Task[None] | None = None
-        self._look_seconds = min(_LOOK_SECONDS, seconds / 4 or _LOOK_SECONDS)
+        self._check_seconds = min(_CHECK_SECONDS, seconds / 4 or _CHECK_SECONDS)
 
     @contextlib.contextmanager
     def watching(self, request: web.BaseRequest) -> Iterator[None]:
-        """Watch a connection while a request is answered, and until the answer has left."""
+        """Watch a connection while a request is answered, and until its answer is sent."""
         transport = request.transport
         if transport is None:  # the client has gone
             yield
@@ -105,25 +96,24 @@ class SlowReaders:
         writing.requests += 1
         request[WRITING] = writing
         if self._timer is None:
-            self._plan()
+            self._schedule_check()
         try:
             yield
         finally:
             writing.requests -= 1
             writing.held = _nothing
-            del request[WRITING]  # it holds the request
+            del request[WRITING]  # a reference cycle with the request
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _plan(self) -> None:
+    def _schedule_check(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._look_seconds, self._look)
+        self._timer = loop.call_later(self._check_seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = asyncio.get_running_loop().time()
         waiting: dict[str, list[tuple[_Writing, int]]] = {}
         for transport, writing in list(self._writing.items()):
@@ -143,10 +133,10 @@ class SlowReaders:
         self._trim()
         self._timer = None
         if self._writing:
-            self._plan()
+            self._schedule_check()
 
     def _trim(self) -> None:
-        """Give memory back when most of what waited has gone: the heap would keep it."""
+        """Return memory to the system when most waiting bytes have gone: the heap keeps it."""
         self._most = max(self._most, self.unread)
         trims = self._trimming is not None and not self._trimming.done()
         if self._most >= _TRIM_BYTES and self.unread < self._most / 4 and not trims:
@@ -162,7 +152,7 @@ class SlowReaders:
         return now - writing.since > self._seconds
 
     def _bound(self, writings: list[tuple[_Writing, int]], now: float) -> int:
-        """Cut a tenant's connections while too much waits; return the bytes that are left."""
+        """Cut a tenant's connections while too many bytes wait; return how many are left."""
         total = sum(size for _, size in writings)
         if total > self._bytes_max:
             writings.sort(key=lambda each: (each[0].since or now, -each[1]))
@@ -178,13 +168,13 @@ class SlowReaders:
         transport = writing.transport
         del self._writing[transport]
         connection = transport.get_extra_info("socket")
-        if connection is not None:  # else the system would hold what is unsent for minutes
+        if connection is not None:  # else the system holds unsent bytes for minutes
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         transport.abort()
 
 
 async def _trim_soon() -> None:
-    await asyncio.sleep(_TRIM_SECONDS)  # by then the handlers have ended, too
+    await asyncio.sleep(_TRIM_SECONDS)  # the handlers end first
     await asyncio.to_thread(trim)
 
 

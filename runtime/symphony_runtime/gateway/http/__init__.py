@@ -1,7 +1,8 @@
 """What handlers share: services, bodies, paging, idempotency, errors.
 
-context       the services that requests are served with; bodies, paging, answers
-route         what a route is
-idempotency   requests that come twice get one answer
-fair_start    requests begin in tenants' turns
+context       the services of a request; bodies, paging, answers
+route         the description of a route
+responses     large answers
+idempotency   requests with a key take effect once
+fair_start    requests begin in an order that is fair to tenants
 """

@@ -1,4 +1,4 @@
-"""What the handlers share: the services they use, reading bodies, paging, answering."""
+"""What handlers share: the services, bodies, parameters, and answers."""
 
 import asyncio
 import json
@@ -41,35 +41,35 @@ from symphony_runtime.gateway.tenancy.authentication import Authentication
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 
 T = TypeVar("T")
-_IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
-_CHUNK_BYTES = 1 << 16  # of a body, read at once
-_BYTE_SECONDS = 5e-9  # of a processor, that reading a byte of a long body takes, about
+_IN_THREAD_BYTES = 64 << 10  # larger JSON would delay other requests
+_CHUNK_BYTES = 1 << 16  # of a body, read in one call
+_BYTE_SECONDS = 5e-9  # processor time for a byte of a long body, about
 _COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
 
 
-class Bodies:
-    """How much of request bodies is in memory for each tenant, while their requests last."""
+class BodyMemory:
+    """Counts the bytes of request bodies in memory, by tenant, while their requests last."""
 
     def __init__(self) -> None:
         self._tenants: Counter[str] = Counter()
-        self._requests: dict[int, tuple[str, int]] = {}  # by the identity of those under way
-        self._held = 0  # bytes of all
+        self._requests: dict[int, tuple[str, int]] = {}  # by the identity of live requests
+        self._held = 0  # bytes of all tenants
         self._releases = EventInterval()
 
     def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
         """Count more bytes of a request's body.
 
         Raises:
-            Problem: 429, it would be too much of the tenant's; 503, of everybody's.
+            Problem: 429, too many bytes of the tenant; 503, too many of all tenants.
         """
         if self._tenants[tenant] + size > TENANT_BODY_BYTES_MAX:
-            detail = "the tenant's requests under way hold too much: send fewer large ones at once"
+            detail = f"live requests hold over {TENANT_BODY_BYTES_MAX} bytes: send fewer at once"
             seconds = retry_after(self._releases.seconds())
             raise Problem(
                 429, "too-many-bytes", detail, retry_after=seconds, limit=TENANT_BODY_BYTES_MAX
             )
         if self._held + size > BODY_BYTES_MAX:
-            detail = "the bodies of all requests under way hold too much"
+            detail = f"the bodies of all requests hold more than {BODY_BYTES_MAX} bytes"
             raise unavailable(detail, retry_after(self._releases.seconds()))
         self._tenants[tenant] += size
         self._held += size
@@ -77,7 +77,6 @@ class Bodies:
         self._requests[id(request)] = tenant, held + size
 
     def release(self, request: web.BaseRequest) -> None:
-        """The request's body is not in memory any more."""
         tenant, held = self._requests.pop(id(request), ("", 0))
         if held:
             self._releases.record()
@@ -87,13 +86,12 @@ class Bodies:
                 del self._tenants[tenant]
 
     def statistics(self) -> dict[str, int]:
-        """Return how many bytes all tenants' requests hold."""
         return {"body_bytes": self._held}
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What requests are served with."""
+    """The services that handlers use."""
 
     keys: Authentication
     programs: Programs
@@ -110,12 +108,11 @@ class Services:
     deletion: TenantDeletion
     cpu_reporter: CpuReporter
     data_directory: DataDirectory
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: BodyMemory = field(default_factory=BodyMemory)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
-    tenant_locks: TenantLocks = field(
-        default_factory=TenantLocks
-    )  # to parse and encode what is large
+    # Held while large JSON is parsed or encoded.
+    tenant_locks: TenantLocks = field(default_factory=TenantLocks)
     fair_start: FairStart = field(default_factory=FairStart)
 
 
@@ -123,45 +120,44 @@ SERVICES = web.AppKey("services", Services)
 
 
 def services(request: web.Request) -> Services:
-    """Return the services of the application that got the request."""
     return request.app[SERVICES]
 
 
 def tenant_of(request: web.Request) -> str:
-    """Return the tenant whose request it is; only in handlers of tenants' routes."""
+    """Return the tenant of a request; only in handlers of tenants' routes."""
     return request[ASKING]
 
 
-def holder_of(request: web.Request) -> str:
-    """Return for whom a request's body is held: a tenant, or "" for an operator."""
+def body_owner(request: web.Request) -> str:
+    """Return the tenant whose memory a body takes, "" for an operator."""
     tenant: str = request.get(ASKING, "")
     return tenant
 
 
-def check_plain(request: web.Request) -> None:
-    """Check that a body comes as it is.
+def check_unencoded(request: web.Request) -> None:
+    """Check that a body is not compressed.
 
     Raises:
-        Problem: 415, it is packed, as content or on its way.
+        Problem: 415, by Content-Encoding or Transfer-Encoding.
     """
     content = request.headers.get("Content-Encoding", "identity")
     transfer = request.headers.get("Transfer-Encoding", "chunked")
     if content.lower() != "identity" or transfer.strip().lower() != "chunked":
-        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
+        raise Problem(415, "packed-body", "a body must be sent without Content-Encoding")
 
 
 async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     """Return the body.
 
     Raises:
-        Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
-            408, it comes too slowly. 429, the tenant's requests hold too much already; 503, all do.
+        Problem: 413, it is larger than `limit` bytes, of which no more are read. 415, it is
+            compressed. 408, it is too slow. 429 and 503 as `BodyMemory.hold`.
     """
-    check_plain(request)
+    check_unencoded(request)
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()
-    bodies, holder = services(request).bodies, holder_of(request)
+    bodies, holder = services(request).bodies, body_owner(request)
     async for chunk in read_chunks(request, _CHUNK_BYTES):
         bodies.hold(request, holder, len(chunk))
         body += chunk
@@ -171,14 +167,14 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
 
 
 async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
-    """Yield the body in chunks of at most `size` bytes. What is long is charged to its tenant.
+    """Yield the body in chunks of at most `size` bytes. A long one is charged to its tenant.
 
-    No more is read while the tenant has had its share of the processors: the client waits, too.
+    Reading waits while the tenant is throttled, and so does the client.
 
     Raises:
-        Problem: 408, it comes too slowly.
+        Problem: 408, it is too slow.
     """
-    cpu_reporter, holder, received = services(request).cpu_reporter, holder_of(request), 0
+    cpu_reporter, holder, received = services(request).cpu_reporter, body_owner(request), 0
     async for chunk in services(request).slow.uploads.chunks(request, size):
         received += len(chunk)
         yield chunk
@@ -191,27 +187,27 @@ async def read_json(request: web.Request, what: str, limit: int) -> Any:
     """Return the body's JSON; an empty body is {}.
 
     Raises:
-        Problem: 400 no JSON, 413 too large.
+        Problem: 400 no JSON, 413 too large, others as `read_body`.
     """
     body = await read_body(request, what, limit)
     return await parse_json(request, body) if body else {}
 
 
-async def beside_others(size: int, work: Callable[[], T]) -> T:
-    """Do what goes through about `size` bytes: in a thread where it would hold up the others."""
+async def run_off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run work on about `size` bytes, in a thread if it would delay other requests."""
     return await asyncio.to_thread(work) if size > _IN_THREAD_BYTES else work()
 
 
 async def parse_json(request: web.Request, body: bytes) -> Any:
-    """Return a body's JSON, whose values are held like the body itself.
+    """Return a body's JSON. The memory of its values is held like the body itself.
 
     Raises:
-        Problem: 400; 413, it has too many values; 429, 503 as `read_body`.
+        Problem: 400; 413, it has too many values; 429 and 503 as `BodyMemory.hold`.
     """
     if len(body) <= _IN_THREAD_BYTES:
         return _parse(body)
-    # One of a tenant's at a time: while one is parsed nothing else is done.
-    async with services(request).tenant_locks.of(holder_of(request)):
+    # One per tenant at a time: the parser holds the interpreter.
+    async with services(request).tenant_locks.of(body_owner(request)):
         cost = await _charged(request, lambda: parse_cost(body, JSON_COST_MAX))
         if cost > JSON_COST_MAX:
             detail = (
@@ -219,12 +215,12 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
                 "a list or object 4; a program's input may be JSON within a string"
             )
             raise Problem(413, "too-large", detail, limit=JSON_COST_MAX)
-        services(request).bodies.hold(request, holder_of(request), _COST_BYTES * cost)
+        services(request).bodies.hold(request, body_owner(request), _COST_BYTES * cost)
         return await _charged(request, lambda: _parse(body))
 
 
 async def _charged(request: web.Request, work: Callable[[], T]) -> T:
-    """Do work in a thread, and charge its time to the request's tenant."""
+    """Run work in a thread, and charge its processor time to the request's tenant."""
     spent = 0.0
 
     def timed() -> T:
@@ -238,24 +234,24 @@ async def _charged(request: web.Request, work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(timed)
     finally:
-        if tenant := holder_of(request):  # an operator has no account
+        if tenant := body_owner(request):  # an operator has no account
             services(request).cpu_reporter.charge(tenant, spent)
 
 
 def _parse(body: bytes) -> Any:
     try:
-        # As text: bytes may be UTF-16, in which values are not counted. A BOM may come first.
+        # Decoded here: json.loads also takes UTF-16, whose values are not counted. A BOM may come.
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise bad_request("bad-json", f"the body is no JSON: {error}") from error
+        raise bad_request("bad-json", f"the body is not JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 async def answer(document: dict[str, Any], status: int = 200) -> web.Response:
-    """Return a JSON answer that is not large (see `results`)."""
+    """Return a JSON answer that is small; `results` sends large ones."""
     return web.Response(status=status, body=to_json(document), content_type="application/json")
 
 
@@ -265,13 +261,19 @@ def to_json(document: Any) -> bytes:
 
 
 def page_limit(request: web.Request) -> int:
-    """Return how many items a listing's page is to have.
+    """Return how many items a page of a listing has.
 
     Raises:
         Problem: 400.
     """
     text = request.query.get("limit", str(PAGE_ITEMS_DEFAULT))
     return number(text, "limit", 1, PAGE_ITEMS_MAX)
+
+
+def page_of(items: list[Any], limit: int, cursor: Callable[[Any], str]) -> dict[str, Any]:
+    """Return a page of a listing, from one item more than `limit` if there are more."""
+    shown = items[:limit]
+    return {"data": shown, "next": cursor(shown[-1]) if len(items) > limit else None}
 
 
 def number(text: str, what: str, low: int, high: int) -> int:
@@ -286,10 +288,10 @@ def number(text: str, what: str, low: int, high: int) -> int:
 
 
 def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
-    """Return whether a query's flag is set (1 or true).
+    """Return whether a flag of the query is set (1 or true).
 
     Raises:
-        Problem: 400 for anything but 0, 1, false, true.
+        Problem: 400 for any value but 0, 1, false, true.
     """
     value = request.query.get(name, "1" if default else "0")
     if value not in ("0", "1", "false", "true"):

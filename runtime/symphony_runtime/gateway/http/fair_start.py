@@ -1,8 +1,8 @@
-"""Requests begin in the tenants' turns: a few of each in a pass of the event loop.
+"""Requests begin in an order that is fair to tenants: a few of each in a pass of the event loop.
 
-The loop goes through all that is ready before it looks at its sockets again. A tenant that sends a
-thousand requests at once would have all of them parsed and admitted in one pass, and everybody's
-tokens, which are written in passes, would wait for that.
+The loop handles all ready events before it looks at its sockets again. Without this a tenant that
+sends a thousand requests at once would have all of them parsed in one pass. Other tenants' tokens,
+which are written once a pass, would wait for that.
 """
 
 import asyncio
@@ -13,37 +13,37 @@ from symphony_kernel.protocol.limits import REQUESTS_A_PASS
 
 
 @dataclass(slots=True)
-class _Line:
-    """A tenant's requests: how many have begun in this pass, and those that wait for the next."""
+class _TenantQueue:
+    """A tenant's requests: how many began in this pass, and those that wait for the next."""
 
     begun: int = 1
     waiting: deque["asyncio.Future[None]"] = field(default_factory=deque)
 
 
 class FairStart:
-    """Who begins when. Tenants that have had no request in the last pass are not known."""
+    """Bounds the requests of a tenant that begin in one pass; forgets idle tenants."""
 
     def __init__(self, a_pass: int = REQUESTS_A_PASS) -> None:
         self._a_pass = a_pass
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _TenantQueue] = {}
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return how many requests wait."""
         return sum(len(line.waiting) for line in self._lines.values())
 
     async def turn(self, tenant: str) -> None:
-        """Return when a request of a tenant may begin: at once, unless many came together."""
+        """Wait until a request of a tenant may begin; usually it may at once."""
         line = self._lines.get(tenant)
         if line is None:
             if not self._lines:
                 asyncio.get_running_loop().call_soon(self._next_pass)
-            self._lines[tenant] = _Line()
+            self._lines[tenant] = _TenantQueue()
         elif line.begun < self._a_pass and not line.waiting:
             line.begun += 1
         else:
             turn = asyncio.get_running_loop().create_future()
             line.waiting.append(turn)
-            await turn  # one that is cancelled is passed over
+            await turn  # `_next_pass` skips a cancelled one
 
     def _next_pass(self) -> None:
         for tenant, line in list(self._lines.items()):

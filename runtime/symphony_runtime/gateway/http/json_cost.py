@@ -1,8 +1,8 @@
-"""What a JSON body would take to parse, counted before it is parsed.
+"""The cost of parsing a JSON body, counted before it is parsed.
 
-Python's parser holds the interpreter until it is done: a body of 7 MB with half a million keys
-stops every other request for half a second, in a thread as well. So values are counted first, in
-slices, each of which takes about a millisecond. A unit is about 0.1 us of the parser's time.
+Python's parser holds the interpreter until it is done. A body of 7 MB with half a million keys
+stops every other request for half a second, also from a thread. So values are counted first, in
+slices that take about a millisecond each. A unit is about 0.1 us of the parser's time.
 """
 
 _SLICE_BYTES = 64 << 10
@@ -10,14 +10,14 @@ _KEY, _CONTAINER, _VALUE = 16, 4, 1
 
 
 def parse_cost(body: bytes, most: int) -> int:
-    """Return what parsing a body in UTF-8 costs; counting ends when it is past `most`.
+    """Return the cost of parsing a body in UTF-8; counting ends when it is above `most`.
 
-    What stands within strings costs nothing.
+    The content of strings costs nothing.
     """
     cost, at, inside = 0, 0, 0
     while at < len(body) and cost <= most:
         part = body[at : at + _SLICE_BYTES]
-        # Never within an escape: of an odd number of backslashes the last one begins one.
+        # Never within an escape: the last of an odd number of backslashes begins one.
         end = at + len(part) + (len(part) - len(part.rstrip(b"\\"))) % 2
         parts = body[at:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         cost += _cost(b"".join(parts[inside::2]))

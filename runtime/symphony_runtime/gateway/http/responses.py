@@ -1,6 +1,6 @@
-"""Large answers, written while the handler lasts: a piece when the client has taken those before.
+"""Large answers, written as fast as the client reads.
 
-What is made whole (a trace, a completion) is held against its tenant (`Bodies`) until it has left.
+An answer that is built whole (a trace, a completion) counts as the tenant's until it is sent.
 """
 
 from collections.abc import AsyncGenerator
@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from symphony_runtime.gateway.http.context import holder_of, services
+from symphony_runtime.gateway.http.context import body_owner, services
 
-_SMALL_BYTES = 32 << 10  # written at once: less than the system buffers of it
+_SMALL_BYTES = 32 << 10  # written at once: the system buffers more
 _PIECE_BYTES = 16 << 10
 _JSON = "application/json"
 
@@ -18,7 +18,7 @@ _JSON = "application/json"
 async def send_pieces(
     request: web.Request, pieces: AsyncGenerator[bytes, None], headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Answer with JSON that comes in pieces; at once where it is small."""
+    """Answer with JSON that comes in pieces; a small answer is sent at once."""
     begun = bytearray()
     async with aclosing(pieces):
         async for piece in pieces:
@@ -43,14 +43,14 @@ async def send_pieces(
 async def send_whole(
     request: web.Request, body: bytes, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
-    """Answer with JSON that was made whole.
+    """Answer with JSON that is built whole.
 
     Raises:
-        Problem: 429, 503: too much is held for the tenant, or for all.
+        Problem: 429, 503 as `BodyMemory.hold`.
     """
     if len(body) <= _SMALL_BYTES:
         return web.Response(body=body, content_type=_JSON, headers=headers)
-    services(request).bodies.hold(request, holder_of(request), len(body))
+    services(request).bodies.hold(request, body_owner(request), len(body))
     response = web.StreamResponse(headers={**(headers or {}), "Content-Type": _JSON})
     response.content_length = len(body)
     await response.prepare(request)

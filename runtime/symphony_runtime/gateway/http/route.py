@@ -1,4 +1,4 @@
-"""What a route is: its method and path, who may ask, what it takes and what it answers."""
+"""Routes: method and path, who may call, parameters and answers."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,12 +12,12 @@ Schema = dict[str, Any]
 
 
 class Access(Enum):
-    """Who may ask."""
+    """Which keys a route takes."""
 
     OPEN = "open"
     TENANT = "tenant"
     ADMIN = "admin"
-    ANY = "any"  # a tenant's key, or the admin key
+    ANY = "any"  # a tenant's key or an operator's
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer; `schema` names a component, or is None for no body.
+    """A successful answer; `schema` names a component, None for no body.
 
-    `streamed` names the component of the events that may be asked for instead, `file` says that it
-    may be a safetensors file, `text` is a content type that may be asked for.
+    `streamed` names the component of the events that a client may ask for instead. `file`: it may
+    be a safetensors file. `text`: another content type that a client may ask for.
     """
 
     doc: str
@@ -56,7 +56,7 @@ class Route:
     handler: Handler
     doc: str
     answers: dict[int, Answer]
-    problems: tuple[int, ...] = ()  # beside those that every route may answer
+    problems: tuple[int, ...] = ()  # besides those of every route
     parameters: tuple[Parameter, ...] = ()
     body: tuple[str, str] | None = None  # content type and schema component
     access: Access = Access.TENANT
@@ -64,16 +64,16 @@ class Route:
 
     @property
     def writes(self) -> bool:
-        """Whether it may change something: then a key that only reads is refused."""
+        """Whether it may change something. A read-only key is refused then."""
         return self.method != "GET" or self.name in _TWO_WAYS
 
     @property
     def frees(self) -> bool:
-        """Whether it gives something back: no rate refuses that."""
+        """Whether it frees something. No rate limit refuses that."""
         return self.method == "DELETE" or self.name == "cancelRun"
 
 
-_TWO_WAYS = ("websocket",)  # they begin with a GET, and then take messages
+_TWO_WAYS = ("websocket",)  # a GET that then takes messages
 LIMIT = Parameter(
     "limit",
     "how many items a page is to have",

@@ -1,7 +1,6 @@
 """Answers in OpenAI's JSON: whole ones, and the chunks of streams.
 
-A chunk is put together from bytes that are the same in all chunks of a stream, so that a token
-costs no dictionaries.
+A chunk is joined from bytes that are the same in all chunks of a stream, so a token needs no dict.
 """
 
 import json
@@ -17,7 +16,7 @@ _TEXT, _CHAT = "text_completion", "chat.completion"
 
 
 class Shape(ABC):
-    """How one answer looks. `run` is the id of the run that makes it; the answer's id says it."""
+    """The format of one answer. The answer's id is made of its run's id, `run`."""
 
     prefix = ""
     kind = ""
@@ -31,24 +30,22 @@ class Shape(ABC):
         self._lengths: dict[int, int] = {}  # characters of each choice so far
         head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
         self._head = b"data: " + _compact(head)[:-1].encode() + b',"choices":['
-        self._crash_log = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def begin(self) -> bytes:
-        """Return what begins a stream."""
         return b""
 
     def chunk(self, piece: Piece) -> bytes:
         """Return a piece of a stream as a server-sent event."""
-        return self._head + self._choice_chunk(piece).encode() + self._crash_log
+        return self._head + self._choice_chunk(piece).encode() + self._tail
 
     def end(self, usage: Usage) -> bytes:
-        """Return what ends a stream."""
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + _compact(usage_of(usage)).encode() + b"}\n\n" + DONE
 
     def failed(self, error: OpenAIError) -> bytes:
-        """Return the end of a stream that cannot go on."""
+        """Return the end of a stream that cannot continue."""
         return b"data: %s\n\n" % json.dumps(error.document()).encode() + DONE
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
@@ -63,8 +60,7 @@ class Shape(ABC):
         }
         return _compact(answer).encode()
 
-    def keeps(self, piece: Piece) -> int:  # noqa: ARG002
-        """Return what a stream keeps of a piece: nothing."""
+    def kept_bytes(self, piece: Piece) -> int:  # noqa: ARG002
         return 0
 
     @abstractmethod
@@ -75,7 +71,7 @@ class Shape(ABC):
     def _choice_chunk(self, piece: Piece) -> str:
         """Return a choice's part of a chunk, as JSON."""
 
-    def _begin(self, piece: Piece) -> int:
+    def _text_offset(self, piece: Piece) -> int:
         """Return where a piece begins in its choice's text, in characters."""
         before = self._lengths.get(piece.choice, 0)
         self._lengths[piece.choice] = before + len(piece.text)
@@ -108,7 +104,7 @@ class CompletionShape(Shape):
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
-        offset = self._begin(piece)
+        offset = self._text_offset(piece)
         offsets = []
         for entry in piece.logprobs:
             offsets.append(offset)
@@ -159,7 +155,6 @@ class ChatShape(Shape):
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -183,7 +178,7 @@ def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
 def _top_map(entry: TokenLogprob) -> dict[str, float] | None:
     if not entry.top:
         return None
-    # The likeliest come first, so two tokens that look the same keep the better one's.
+    # The likeliest come first: of two tokens with the same text the better one stays.
     top: dict[str, float] = {}
     for token, logprob in entry.top:
         top.setdefault(_text(token), logprob)

@@ -1,14 +1,11 @@
-"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}."""
 
-import json
-import logging
 from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.errors import Handler, Problem, broken_body, of_framework, of_storage
+from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
-_log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _PATHS = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"}
 _OVERLOADED = 429
@@ -16,6 +13,8 @@ _OVERLOADED = 429
 
 class OpenAIError(Problem):
     """An answer that is an error. `param` names the field of the request that caused it."""
+
+    content_type = "application/json"
 
     def __init__(
         self,
@@ -31,7 +30,6 @@ class OpenAIError(Problem):
         self.code = code
 
     def document(self) -> dict[str, Any]:
-        """Return the error's document."""
         error = {
             "message": self.detail,
             "type": _type_of(self.status),
@@ -40,31 +38,22 @@ class OpenAIError(Problem):
         }
         return {"error": error}
 
-    def response(self) -> web.Response:
-        """Return the answer."""
-        return web.Response(
-            status=self.status,
-            # ASCII: it may repeat what was asked, and that need not be Unicode (lone surrogates).
-            body=json.dumps(self.document()).encode(),
-            content_type="application/json",
-            headers=self.headers,
-        )
-
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> OpenAIError:
-    """The request says something that is wrong, or is not done here."""
     return OpenAIError(400, message, param=param, code=code)
 
 
-def of_problem(problem: Problem) -> OpenAIError:
-    """Return a problem of any other part of the gateway as OpenAI's clients know it."""
-    code = _CODES.get(problem.status, problem.kind.replace("-", "_"))
+def openai_error_of(problem: Problem) -> OpenAIError:
+    """Return another part's problem in OpenAI's shape."""
+    code: str | None = _CODES.get(problem.status, problem.kind.replace("-", "_"))
+    if problem.kind == "internal":
+        code = None
     return OpenAIError(problem.status, problem.detail, code=code, headers=problem.headers)
 
 
 @web.middleware
 async def openai_errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn everything that is raised on an OpenAI route into an error of OpenAI's shape."""
+    """Turn every exception on an OpenAI route into an error of OpenAI's shape."""
     path = request.path
     if path not in _PATHS and not path.startswith("/v1/models/"):
         return await handler(request)
@@ -72,20 +61,11 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         return await handler(request)
     except OpenAIError:
         raise
-    except Problem as problem:
-        raise of_problem(problem) from problem
-    except web.HTTPException as error:
-        raise of_problem(of_framework(error)) from error
-    except web.RequestPayloadError as error:
-        raise of_problem(broken_body()) from error
-    except ConnectionError:
-        raise  # whoever asked has gone
     except Exception as error:
-        if (failing := of_storage(error)) is not None:
-            _log.warning("%s %s: %s", request.method, request.path, error)
-            raise of_problem(failing) from error
-        _log.exception("%s %s failed", request.method, request.path)
-        raise OpenAIError(500, "the server made a mistake; its log says which") from error
+        problem = problem_of(request, error)
+        if problem is None:
+            raise
+        raise openai_error_of(problem) from error
 
 
 def _type_of(status: int) -> str:

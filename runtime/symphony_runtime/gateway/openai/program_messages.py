@@ -1,4 +1,4 @@
-"""What the shipped program tells, from its messages; `program/src/wire.rs` writes it."""
+"""The messages of the shipped program, which `program/src/wire.rs` writes."""
 
 import struct
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltue"
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token's bytes, its log-probability (None: a prompt's first) and the likeliest ones."""
+    """A token's bytes, its log-probability (None: the first of a prompt) and the likeliest."""
 
     token: bytes
     logprob: float | None
@@ -26,7 +26,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Tokens:
-    """All tokens of a choice, without one that ended it."""
+    """All tokens of a choice, without the one that ended it."""
 
     choice: int
     ids: list[int]
@@ -34,9 +34,9 @@ class Tokens:
 
 @dataclass(slots=True)
 class Piece:
-    """The next text of a choice; `finish` is why it has ended, None while it goes on.
+    """The next text of a choice. `finish` says why it has ended, None: it has not.
 
-    `ids` are the tokens of a whole choice, where they were asked for.
+    `ids` are the tokens of a whole choice, if the request wants them.
     """
 
     choice: int
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a whole request."""
+    """The tokens of a whole request."""
 
     prompt: int = 0
     cached: int = 0
@@ -57,7 +57,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Failure:
-    """The request cannot be answered, or not to its end."""
+    """The request cannot be answered, or not completely."""
 
     status: int
     code: str
@@ -69,7 +69,7 @@ Record = Piece | Tokens | Usage | Failure
 
 
 class Records:
-    """Cuts messages into records; one may span several messages."""
+    """Cuts messages into records. A record may span several messages."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -108,8 +108,8 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
-    told: dict[str, Any] = msgpack.unpackb(data[at:end])
-    return Failure(told["status"], told["code"], told["param"] or None, told["message"])
+    failure: dict[str, Any] = msgpack.unpackb(data[at:end])
+    return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])
 
 
 def _logprobs(packed: bytes) -> list[TokenLogprob]:

@@ -8,9 +8,9 @@ from typing import Any
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import Piece, Usage
 
-_END_TIMES = 6  # a stream's text in memory, at its end
-# What of the request is told back, and what it is where the request does not say.
-_TOLD: dict[str, Any] = {
+_END_TIMES = 6  # copies of a stream's text in memory, at its end
+# The fields of the request that a response repeats, with their defaults.
+_ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -24,15 +24,15 @@ _TOLD: dict[str, Any] = {
 
 
 class ResponseShape:
-    """How one response looks; the answer's id says which run made it."""
+    """The format of one response. The answer's id is made of its run's id."""
 
     def __init__(self, run: str, model: str, created: int, body: dict[str, Any]) -> None:
         number = run.removeprefix("run_")
         self.id = f"resp_{number}"
         self._item = f"msg_{number}"
         self._asked = {"created_at": created, "model": model}
-        self._told = {
-            key: default if body.get(key) is None else body[key] for key, default in _TOLD.items()
+        self._echoed = {
+            key: default if body.get(key) is None else body[key] for key, default in _ECHOED.items()
         }
         self._sequence = 0
         self._text: list[str] = []
@@ -45,14 +45,12 @@ class ResponseShape:
 
     # -- Whole ---------------------------------------------------------------------------------
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """Return a whole answer's JSON."""
         (piece,) = pieces
         self._text, self._finish = [piece.text], piece.finish
         return _compact(self._ended(usage)).encode()
 
     # -- Streamed ------------------------------------------------------------------------------
     def begin(self) -> bytes:
-        """Return what begins a stream."""
         started = self._view("in_progress", [], None)
         item = {**self._message("in_progress"), "content": []}
         return (
@@ -63,7 +61,7 @@ class ResponseShape:
         )
 
     def chunk(self, piece: Piece) -> bytes:
-        """Return a piece of a stream; nothing where it has no text."""
+        """Return a piece of a stream, b"" if it has no text."""
         self._finish = piece.finish
         if not piece.text:
             return b""
@@ -72,12 +70,11 @@ class ResponseShape:
         self._sequence += 1
         return self._delta + f'{number},"delta":{encode_basestring(piece.text)}}}\n\n'.encode()
 
-    def keeps(self, piece: Piece) -> int:
-        """Return about the bytes that a stream keeps of a piece, which its end tells four times."""
+    def kept_bytes(self, piece: Piece) -> int:
+        """Return about the bytes that a stream keeps of a piece: its end repeats the text."""
         return _END_TIMES * sys.getsizeof(piece.text) if piece.text else 0
 
     def end(self, usage: Usage) -> bytes:
-        """Return what ends a stream."""
         text, ended = "".join(self._text), self._ended(usage)
         (item,) = ended["output"]
         return (
@@ -88,7 +85,7 @@ class ResponseShape:
         )
 
     def failed(self, error: OpenAIError) -> bytes:
-        """Return the end of a stream that cannot go on."""
+        """Return the end of a stream that cannot continue."""
         return self._event("error", code=error.code, message=error.detail, param=error.param)
 
     # -- Parts ---------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ class ResponseShape:
             "text": {"format": {"type": "text"}},
             "tools": [],
             "usage": _usage(usage) if usage else None,
-            **self._told,
+            **self._echoed,
         }
 
 

@@ -1,11 +1,12 @@
-"""The course of a run, as records: of the shipped program, or of any other."""
+"""The records of a run's answer: of the shipped program, or of any other."""
 
+import asyncio
 import codecs
+from collections import deque
 from collections.abc import AsyncIterator
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
-from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
 from symphony_runtime.gateway.openai.requests.limits import named
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream
@@ -13,13 +14,60 @@ from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
 
-_LOOK_SECONDS = 5.0  # from one look to the next whether the end waited for cannot be stored
+_LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
+BATCH_BYTES = 16 << 10  # of messages in a batch
 Batches = AsyncIterator[list[Record]]
-_MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no memory left
+_MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
+
+
+class Inbox:
+    """The messages of a run that is not stored, for its one handler. `over`: no more arrive."""
+
+    __slots__ = ("_messages", "_waiter", "over", "waiting")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.waiting = 0  # bytes of messages
+        self._messages: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def message(self, data: bytes) -> None:
+        self._messages.append(data)
+        self.waiting += len(data)
+        self._wake()
+
+    def ended(self) -> None:
+        self.over = True
+        self._wake()
+
+    async def next(self) -> bytes:
+        """Return the messages that wait, joined, up to BATCH_BYTES; empty at the end."""
+        while not self._messages and not self.over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        given, size = [], 0
+        while self._messages and size < BATCH_BYTES:
+            given.append(self._messages.popleft())
+            size += len(given[-1])
+        if size > BATCH_BYTES:
+            last = given.pop()
+            kept = len(last) - (size - BATCH_BYTES)
+            self._messages.appendleft(last[kept:])
+            given.append(last[:kept])
+            size = BATCH_BYTES
+        self.waiting -= size
+        return given[0] if len(given) == 1 else b"".join(given)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 async def shipped_records(run: Run, inbox: Inbox) -> Batches:
-    """Yield what the shipped program tells; the last record is a Usage or a Failure."""
+    """Yield the records of the shipped program; the last is a Usage or a Failure."""
     records, unsaved_events = Records(), run.events
     assert isinstance(unsaved_events, EphemeralStream)
     while data := await inbox.next():
@@ -33,7 +81,7 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
 
 
 async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield the same of a run that is kept, from its beginning, whether it has ended or not."""
+    """Yield the same of a stored run, from its beginning."""
     records, reader = Records(), runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
@@ -51,8 +99,8 @@ async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
     yield [_failure(_ended(run), shipped=True)]
 
 
-async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield what any other program says, as one choice: its messages' text, then its usage."""
+async def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Yield a program's messages as the text of one choice, then its usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     reader = runs.open_reader(run, 0)
     try:
@@ -79,7 +127,7 @@ async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
 
 
 def _unstored(run: Run | RunRecord) -> list[Record]:
-    """Return why nothing follows yet of a run whose end cannot be stored; [] of any other."""
+    """Return the failure of a run whose end cannot be stored, [] for any other run."""
     if not isinstance(run, Run) or run.unstored is None:
         return []
     problem = run.unstored
@@ -91,7 +139,7 @@ def _ended(run: Run | RunRecord) -> RunRecord:
 
 
 def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
-    """Return why a run that has ended has told nothing, or not all."""
+    """Return why a run has ended without a complete answer."""
     ended = record.status
     if record.status == "exited":
         ended = f"exited with code {record.exit_code}"
@@ -99,9 +147,9 @@ def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
     words = f"{record.id} {ended}{reason}"
     limit = limit_of(record.status, record.reason or "") if record.status == "killed" else None
     if record.status == "trapped" and shipped and _MEMORY_FULL in (record.reason or ""):
-        limit = "memory_bytes"  # it asks for as much as its answers need
+        limit = "memory_bytes"  # its answers need more
     if limit is not None:
-        # The same request would meet a run's limit again; a tenant's may have room later.
+        # A repeated request would hit a run's limit again; a tenant's may allow it later.
         status = 429 if BY_NAME[limit].scope is Scope.TENANT else 400
         return Failure(status, "limit_exceeded", None, f"{words} ({named(limit)})")
     return Failure(500, f"run_{record.status}", None, words)

@@ -1,7 +1,7 @@
 """One request, answered whole or as a stream.
 
-The run is the client's: when the client goes away, the run ends. What goes wrong before the first
-byte has been answered is an error of its own; afterwards it is an event in the stream.
+The run belongs to the client and ends when the client goes away. An error before the first byte is
+an error response; later it is an event in the stream.
 """
 
 import asyncio
@@ -19,63 +19,59 @@ from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
 
 GONE = "its client went away"
-_ID_BYTES = 40  # of a token's number
-_TOLD_BYTES = 200  # of a token with its log-probability
+_ID_BYTES = 40  # of a token id
+_LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
-_WRITE_BYTES = 16 << 10  # of a stream, before its client has to have room
-_LOOK_SECONDS = 0.1  # between two looks at which clients are still there
+_WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
+_CHECK_SECONDS = 0.1  # between checks of the clients' connections
 
 
 class Answer(Protocol):
-    """How a kind of answer looks: see `Shape`."""
+    """The format of an answer: see `Shape`."""
 
-    def begin(self) -> bytes:
-        """Return what begins a stream."""
+    def begin(self) -> bytes: ...
 
-    def chunk(self, piece: Piece) -> bytes:
-        """Return a piece of a stream."""
+    def chunk(self, piece: Piece) -> bytes: ...
 
-    def end(self, usage: Usage) -> bytes:
-        """Return what ends a stream."""
+    def end(self, usage: Usage) -> bytes: ...
 
     def failed(self, error: OpenAIError) -> bytes:
-        """Return the end of a stream that cannot go on."""
+        """Return the end of a stream that cannot continue."""
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """Return a whole answer."""
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes: ...
 
-    def keeps(self, piece: Piece) -> int:
-        """Return about the bytes that a stream keeps of a piece for its end."""
+    def kept_bytes(self, piece: Piece) -> int:
+        """Return about how many bytes a stream keeps of a piece for its end."""
 
 
 class Clients:
-    """The clients of live requests: who leaves takes the run along."""
+    """The clients of live requests. When a client leaves, its run ends."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._present: dict[Run, web.Request] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, run: Run, request: web.Request) -> None:
-        """A request waits for its run."""
+    def watch(self, run: Run, request: web.Request) -> None:
+        """Watch the client of a run."""
         self._present[run] = request
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
-    def leave(self, run: Run, *, served: bool) -> None:
-        """A request has got all that it wanted of its run, or has gone."""
+    def unwatch(self, run: Run, *, served: bool) -> None:
+        """Stop watching; a run whose client was not served ends."""
         self._present.pop(run, None)
         if not served:
             self._drop(run)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         for run, request in list(self._present.items()):
             if request.transport is None or request.transport.is_closing():
                 del self._present[run]
                 self._drop(run)
         if self._present:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
     def _drop(self, run: Run) -> None:
         run.unwanted = True
@@ -83,17 +79,16 @@ class Clients:
 
 
 def failure_error(failure: Failure) -> OpenAIError:
-    """Return what a program could not do, as an answer."""
     return OpenAIError(failure.status, failure.message, param=failure.param, code=failure.code)
 
 
 async def answer_whole(
     batches: AsyncIterator[list[Record]], answer: Answer, choices: int, hold: Hold
 ) -> bytes:
-    """Return the answer when everything is there; `hold` hears of the bytes kept until then.
+    """Return the whole answer. `hold` counts the bytes that are kept until then.
 
     Raises:
-        OpenAIError: the program says why it cannot.
+        OpenAIError: the program reports a failure.
         Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
@@ -124,11 +119,11 @@ async def answer_stream(
     headers: dict[str, str],
     hold: Hold,
 ) -> web.StreamResponse:
-    """Answer piece by piece; what a step brings is written at once, as far as the client reads.
+    """Answer piece by piece; a step's output is written at once, as fast as the client reads.
 
     Raises:
-        OpenAIError: nothing has been answered yet, and the program says why it cannot.
-        ConnectionError: the client has gone, or was told that too much is held for its tenant.
+        OpenAIError: the program reports a failure before anything was answered.
+        ConnectionError: the client has gone, or was told that too many bytes are held.
     """
     response: web.StreamResponse | None = None
     async for batch in batches:
@@ -141,35 +136,35 @@ async def answer_stream(
             begin = answer.begin()
         try:
             for piece in (piece for piece in batch if isinstance(piece, Piece)):
-                if size := answer.keeps(piece):
+                if size := answer.kept_bytes(piece):
                     hold(size)
         except Problem as problem:
             error = OpenAIError(problem.status, problem.detail, code=problem.kind)
             await response.write(answer.failed(error))
             raise _closed(request) from problem
-        for told in _gathered(begin, (_event(record, answer) for record in batch)):
-            await response.write(told)
+        for data in _gathered(begin, (_event(record, answer) for record in batch)):
+            await response.write(data)
             await request.writer.drain()
-    assert response is not None, "a run tells its usage or a failure"
+    assert response is not None, "a run ends with its usage or a failure"
     await response.write_eof()
     return response
 
 
 def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield events joined, and large ones cut: about _WRITE_BYTES at once."""
-    told = begin
+    """Yield events joined, and large ones cut, to about _WRITE_BYTES."""
+    pending = begin
     for event in events:
-        told += event
-        if len(told) >= _WRITE_BYTES:
-            for at in range(0, len(told), _WRITE_BYTES):
-                yield told[at : at + _WRITE_BYTES]
-            told = b""
-    if told:
-        yield told
+        pending += event
+        if len(pending) >= _WRITE_BYTES:
+            for at in range(0, len(pending), _WRITE_BYTES):
+                yield pending[at : at + _WRITE_BYTES]
+            pending = b""
+    if pending:
+        yield pending
 
 
 def _closed(request: web.Request) -> ConnectionError:
-    """End a connection behind what was written to it."""
+    """Close a connection after the bytes that were written to it."""
     if request.transport is not None:
         request.transport.close()
     return ConnectionResetError("the answer was cut off")
@@ -187,25 +182,24 @@ def _event(record: Record, answer: Answer) -> bytes:
         return answer.chunk(record)
     if isinstance(record, Usage):
         return answer.end(record)
-    assert isinstance(record, Failure), "tokens are told of whole answers only"
+    assert isinstance(record, Failure), "only whole answers have tokens"
     return answer.failed(failure_error(record))
 
 
 def _size(piece: Piece) -> int:
     """Return about how many bytes of memory a piece takes."""
-    told = sum(1 + len(token.top) for token in piece.logprobs or ())
-    return sys.getsizeof(piece.text) + _TOLD_BYTES * told
+    entries = sum(1 + len(token.top) for token in piece.logprobs or ())
+    return sys.getsizeof(piece.text) + _LOGPROB_BYTES * entries
 
 
 def _joined(pieces: list[Piece]) -> Piece:
-    """Return a choice's pieces as one; each is looked at once, however many they are."""
+    """Return a choice's pieces as one."""
     last = pieces[-1]
     logprobs = None
     if pieces[0].logprobs is not None:
-        logprobs = [told for piece in pieces for told in piece.logprobs or []]
+        logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
 
 
 def now() -> int:
-    """Return the seconds since 1970."""
     return int(time.time())

@@ -1,7 +1,7 @@
-"""The program that serves the routes: it ships with the server and belongs to no tenant.
+"""The program of the OpenAI routes: it ships with the server and belongs to no tenant.
 
-It is kept like any other program, in a tenant's place whose name no tenant can have, so that its
-artefact is checked in the same way. Its runs are their callers'.
+It is stored like any other program, under a tenant name that no tenant can have, so its artefact is
+checked in the same way. Its runs belong to their callers.
 """
 
 import asyncio
@@ -15,12 +15,11 @@ _FILE = "openai.wasm"
 
 
 def wasm() -> bytes:
-    """Return the program's bytes."""
     return resources.files(__package__).joinpath(_FILE).read_bytes()
 
 
 class ShippedProgram:
-    """Makes the program ready once, at the first request or before it."""
+    """Compiles the program once, at the first request or before it."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -28,13 +27,13 @@ class ShippedProgram:
         self._making: asyncio.Task[Program] | None = None
 
     async def program(self) -> Program:
-        """Return the program; it is compiled where this server has not done so yet."""
+        """Return the program, compiled if this server has not done so yet."""
         if self._program is None:
             making = self._making = self._making or asyncio.create_task(self._make())
             try:
                 self._program = await asyncio.shield(making)
             finally:
-                # Others may wait for it too, and one of them may have begun it anew.
+                # Another waiter may have started it again.
                 if making.done() and self._making is making:
                     self._making = None
         return self._program

@@ -13,7 +13,7 @@ from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TE
 
 from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.clock import now_ms
-from symphony_runtime.gateway.errors import Problem, of_storage
+from symphony_runtime.gateway.errors import Problem, problem_of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
@@ -95,7 +95,7 @@ class Run:
     def note_unstored(self, error: StorageError) -> None:
         """Note that the end could not be stored: until it is, readers get this answer."""
         assert self.end is not None
-        problem = of_storage(error)
+        problem = problem_of_storage(error)
         assert problem is not None
         if self.unstored is None and self.ephemeral:
             self.events.finish(self.end.finals())  # its client gets its answer all the same

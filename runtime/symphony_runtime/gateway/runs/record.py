@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from symphony_kernel.protocol.limit_table import limit_of, run_defaults
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX, RUN_PRIORITY_MAX
 
-from symphony_runtime.config.limits import LimitRefusedError, TenantLimits
 from symphony_runtime.gateway.clock import now_ms
-from symphony_runtime.gateway.errors import Problem, bad_request, too_large
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.runs.events.stream import insert_events
 from symphony_runtime.gateway.runs.usage import add_usage
 from symphony_runtime.gateway.storage.database import Connection, Row
@@ -19,17 +17,15 @@ from symphony_runtime.gateway.storage.deletion_steps import STEP_BYTES
 # The limits of a run, all present in `Start.limits`; an operator may set others for a tenant.
 LIMITS_MAX: dict[str, int] = run_defaults()
 PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
-_USUAL = TenantLimits()
-LIVE = ("queued", "running", "ending")  # ending: it has ended, which is not stored yet
+LIVE = ("queued", "running", "ending")  # the last: it has ended, and that is not stored yet
 FINAL = ("exited", "trapped", "killed", "failed")
 USAGE_KEYS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
     "syscalls", "peak_memory_bytes",
 )  # fmt: skip
-BOOT_BITS = 32  # instance id: number of the gateway's start, then a counter of so many bits
+BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 _RUN_BYTES = 512  # approximate size of a run without its events
 _DELETED = "deleted"  # status of a run that is partly deleted
-_REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +92,6 @@ class Record:
         return self.status in FINAL and self.status != "exited"
 
 
-def parse_request(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
-    """Return the run that a JSON body asks for; `limits` are its tenant's.
-
-    Raises:
-        Problem: 400 for what HTTP.md does not describe or a limit above its maximum, 413 for an
-            input that is too large.
-    """
-    if not isinstance(body, dict):
-        raise bad_request("bad-request", "the body must be a JSON object")
-    unknown = sorted(set(body) - _REQUEST_KEYS)
-    if unknown:
-        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
-    entry = body.get("entry")
-    if entry is not None and not (isinstance(entry, str) and len(entry) <= NAME_BYTES_MAX):
-        raise bad_request("bad-request", "`entry` must be the name of an export")
-    flags = {name: body.get(name, False) for name in ("stream", "trace")}
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise bad_request("bad-request", f"`{name}` must be true or false")
-    return RunRequest(
-        input=_input(body.get("input", "")),
-        entry=entry,
-        limits=_limits(body.get("limits", {}), limits),
-        priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, RUN_PRIORITY_MAX, "priority"),
-        **flags,
-    )
-
-
 def encode_message(message: bytes) -> str | dict[str, str]:
     """Return a message for JSON: a string if it is UTF-8, else {"base64"}."""
     try:
@@ -135,49 +103,6 @@ def encode_message(message: bytes) -> str | dict[str, str]:
 def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int]:
     known = {**worker, **kernel}
     return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
-
-
-def _json(value: Any) -> str:
-    # 1e999 is JSON, and infinite once it was read: there is no JSON for that.
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _input(value: Any) -> bytes:
-    try:
-        text = value if isinstance(value, str) else _json(value)
-        data = text.encode()
-    except (ValueError, RecursionError):  # of which UnicodeEncodeError is one
-        detail = "`input` holds a lone surrogate or too large a number, or is nested too deeply"
-        raise bad_request("bad-request", detail) from None
-    if len(data) > RUN_INPUT_BYTES_MAX:
-        raise too_large("an input", RUN_INPUT_BYTES_MAX)
-    return data
-
-
-def _limits(value: Any, limits: TenantLimits) -> dict[str, int]:
-    if value is None:
-        return limits.choose({})
-    if not isinstance(value, dict):
-        raise bad_request("bad-request", "`limits` must be an object")
-    unknown = sorted(set(value) - set(LIMITS_MAX))
-    if unknown:
-        known = ", ".join(LIMITS_MAX)
-        detail = f"unknown limits: {', '.join(unknown)}; a run has {known}"
-        raise bad_request("bad-limit", detail, unknown=unknown)
-    try:
-        return limits.choose(value)
-    except LimitRefusedError as error:
-        field = f"limits.{error.name}"
-        raise bad_request(
-            "bad-limit", str(error), field=field, minimum=error.least, maximum=error.most
-        ) from None
-
-
-def _integer(value: Any, low: int, high: int, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        detail = f"`{what}` must be an integer from {low} to {high}"
-        raise bad_request("bad-limit", detail, field=what, minimum=low, maximum=high)
-    return value
 
 
 # --- The database --------------------------------------------------------------------------------

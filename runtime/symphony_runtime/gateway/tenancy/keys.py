@@ -10,12 +10,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_KEYS_MAX
+from symphony_kernel.protocol.limits import TENANT_KEYS_MAX
 
 from symphony_runtime.gateway.connections.connections import Connections
-from symphony_runtime.gateway.errors import Problem, bad_request, not_found
+from symphony_runtime.gateway.errors import Problem, not_found
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
@@ -144,35 +143,6 @@ class KeyRing:
         ]
         if lasting == [key]:
             raise _last()
-
-
-def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, int | None]:
-    """Return role, name and expiry of the key that a JSON object asks for.
-
-    Raises:
-        Problem: 400.
-    """
-    if not isinstance(body, dict):
-        raise bad_request("bad-request", "the body must be a JSON object")
-    unknown = sorted(set(body) - {"role", "name", "expires_ms"})
-    if unknown:
-        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
-    roles = ROLES[operators]
-    role = body.get("role", roles[0].value)
-    if role not in [known.value for known in roles]:
-        known = " or ".join(f'"{known.value}"' for known in roles)
-        whose = "an operator's key (/v1/admin/keys)" if operators else "a tenant's key"
-        raise bad_request("bad-role", f"the role of {whose} is {known}")
-    name = body.get("name", "")
-    if not isinstance(name, str) or len(name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
-        raise bad_request("bad-request", f"`name` must be a text of {NAME_BYTES_MAX} bytes at most")
-    if not name.isprintable():
-        raise bad_request("bad-request", "`name` must be printable")
-    expires_ms = body.get("expires_ms")
-    if expires_ms is not None and not (type(expires_ms) is int and now_ms < expires_ms < 1 << 53):
-        detail = "`expires_ms` must be a future time in milliseconds since 1970, or null"
-        raise bad_request("bad-request", detail)
-    return Role(role), name, expires_ms
 
 
 def _last() -> Problem:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from symphony_kernel.protocol.limit_table import LIMITS
-from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
 from symphony_runtime.gateway.cluster.members import gateways_remembering, note_departure
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
@@ -22,7 +21,7 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
 OPERATOR = "operator"
-_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # Tables whose rows go with the tenant, since a later tenant may have its name.
 _TENANT_TABLES = (
     "keys", "secrets", "idempotency", "idempotency_counts", "program_names", "program_bytes",
@@ -108,7 +107,7 @@ class Tenants:
         Raises:
             Problem: 400; 409, it exists, or its name is not forgotten everywhere yet.
         """
-        if not _ID.fullmatch(tenant):
+        if not ID.fullmatch(tenant):
             detail = (
                 "a tenant's id has 1 to 63 small letters, digits, dots, underscores and hyphens, "
                 "a letter or digit first"
@@ -184,37 +183,6 @@ class Change:
     weighs: bool = False  # whether it sets the weight
     weight: float | None = None
     quotas: Mapping[str, int | None] = field(default_factory=dict)
-
-
-def parse_change(body: Mapping[str, Any]) -> Change:
-    """Return the change that a JSON object asks for; Problem 400."""
-    suspended = body.get("suspended")
-    if suspended is not None and not isinstance(suspended, bool):
-        raise bad_request("bad-request", "`suspended` must be true or false")
-    weight = body.get("weight")
-    if weight is not None and (
-        type(weight) not in (int, float) or not TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
-    ):
-        detail = (
-            f"`weight` is a number from {TENANT_WEIGHT_MIN} to {TENANT_WEIGHT_MAX:.0f}, or null"
-        )
-        raise bad_request("bad-request", detail)
-    quotas = body.get("quotas", {})
-    if not isinstance(quotas, dict):
-        raise bad_request("bad-request", "`quotas` must be an object")
-    for name, value in quotas.items():
-        _check_quota(name, value)
-    return Change(suspended, "weight" in body, weight, quotas)
-
-
-def _check_quota(name: str, value: Any) -> None:
-    bounds = QUOTAS.get(name)
-    if bounds is None:
-        raise bad_request("bad-quota", f"there is no quota {name!r}", known=sorted(QUOTAS))
-    low, high = bounds
-    if value is not None and (type(value) is not int or not low <= value <= high):
-        detail = f"`quotas.{name}` must be an integer from {low} to {high}, or null"
-        raise bad_request("bad-quota", detail, minimum=low, maximum=high)
 
 
 # --- The database --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http import idempotency as module
-from symphony_runtime.gateway.http.idempotency import Idempotency, Once
+from symphony_runtime.gateway.http.idempotency import Idempotency, KeyedRequest
 from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.storage.store import Store
 
@@ -38,7 +38,7 @@ class Here:
     async def perform(
         self, key: str, digest: str, outcome: str, tenant: str = "a"
     ) -> tuple[str, bool]:
-        once = Once(tenant, key.encode(), digest.encode())
+        once = KeyedRequest(tenant, key.encode(), digest.encode())
         return await self.keys.perform(once, outcome, self._act)
 
     async def _act(self, outcome: str, again: bool) -> None:

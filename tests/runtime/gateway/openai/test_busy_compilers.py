@@ -17,8 +17,7 @@ from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.gateway.openai import shipped
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records
 from symphony_runtime.gateway.openai.requests import constraints
-from symphony_runtime.gateway.openai.requests.limits import Room
-from symphony_runtime.gateway.openai.requests.model import Model
+from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
 from tests.support.gateway.system import House
@@ -34,7 +33,7 @@ def job(expression: str, patience_ms: int) -> bytes:
     body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 8, "guided_regex": expression}
     model = Model("m", assets().model.vocab_size, (EOS,), 2048)
     wanted: dict[str, Any] = msgpack.unpackb(
-        parse_completion(body, model, Room.of(TenantLimits())).job
+        parse_completion(body, model, RequestLimits.of(TenantLimits())).job
     )
     assert wanted["patience_ms"] >= 1000
     packed: bytes = msgpack.packb(wanted | {"patience_ms": patience_ms})

@@ -13,7 +13,7 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client, Event, ServerError
 from symphony_runtime.gateway.api import programs_and_runs
-from symphony_runtime.gateway.http.idempotency import Idempotency, Once
+from symphony_runtime.gateway.http.idempotency import Idempotency, KeyedRequest
 from symphony_runtime.gateway.openai import run_records
 from symphony_runtime.gateway.runs.events.stream import EventStream
 from symphony_runtime.gateway.runs.live_run import Run
@@ -170,7 +170,7 @@ def test_a_key_that_cannot_be_noted_is_noted_later(disk: Disk) -> None:
             acts.append(outcome)
             disk.fail()
 
-        once = Once("a", b"k", b"d")
+        once = KeyedRequest("a", b"k", b"d")
         assert await keys.perform(once, "one", act) == ("one", False)
         disk.heal()
         sql = "SELECT done FROM idempotency"

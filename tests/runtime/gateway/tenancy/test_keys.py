@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from symphony_kernel.protocol.limits import TENANT_KEYS_MAX
+from symphony_runtime.gateway.api.requests import parse_key
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
@@ -16,7 +17,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
     new_key,
     read_keys,
 )
-from symphony_runtime.gateway.tenancy.keys import KeyRing, parse_key
+from symphony_runtime.gateway.tenancy.keys import KeyRing
 
 from tests.support.gateway.stores import with_store
 

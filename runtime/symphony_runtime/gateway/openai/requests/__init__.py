@@ -1,7 +1,7 @@
 """Requests of the OpenAI routes, checked.
 
-parsing       a request's body -> a job for the shipped program
-fields        an object that is read field by field, and may hold no other
+bodies        the bodies as models; they are also the OpenAPI schemas
+parsing       a body -> a job for the shipped program
 constraints   `response_format` and the `guided_` fields
-limits        what a tenant's limits leave room for; model: what the kernel says of the model
+limits        the model, and the bounds by the tenant's limits
 """

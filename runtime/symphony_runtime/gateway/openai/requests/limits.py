@@ -1,4 +1,4 @@
-"""What one request of the OpenAI routes may ask for: what its tenant's limits leave room for.
+"""What a request is checked against: the model, and the limits of its tenant.
 
 A request is a run of the shipped program, one instance. Each answer is a branch of it:
 
@@ -6,13 +6,14 @@ A request is a run of the shipped program, one instance. Each answer is a branch
     the tokens of all prompts and answers, as computed tokens and as KV entries
     the results that a branch's ticket promises, which grow with `logprobs`
 
-So the limits of a run say how many answers, tokens and log-probabilities there may be. What the
-gateway cannot count, a prompt's tokens, the program does: it is told `tokens` and `kv_tokens`.
+So the limits of a run bound the answers, tokens and log-probabilities. The gateway cannot count a
+prompt's tokens: the program does, and gets `tokens` and `kv_tokens` with its job.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
@@ -31,56 +32,97 @@ _OF_INSTANCE: Final = {
 }
 _BRANCHES: Final = ("handles", "tickets", "kv_files")  # of each, one for a branch
 _AHEAD: Final = 65  # results of a branch that its ticket may hold: `program/src/branch.rs`
-_RESULT_BYTES: Final = 8  # of a token, and of each likely one beside it
+_RESULT_BYTES: Final = 8  # of a token, and of each of its likeliest alternatives
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A run's limits and its tenant's, by name."""
+class Model:
+    """The served model. `prefix`: the tokens that its tokenizer puts before a text."""
+
+    name: str
+    vocab_size: int
+    eos: tuple[int, ...]
+    context: int
+    prefix: tuple[int, ...] = ()
+
+
+def read_model(about: dict[str, Any]) -> Model:
+    """Return the model in a kernel's `Welcome`."""
+    model = about["model"]
+    return Model(
+        model["name"],
+        model["vocab_size"],
+        tuple(model["eos"]),
+        model["max_context"],
+        text_prefix(about.get("tokenizer") or b"{}"),
+    )
+
+
+def text_prefix(tokenizer: bytes) -> tuple[int, ...]:
+    """Return the special tokens that a tokenizer.json puts before a single text."""
+    processor = json.loads(tokenizer).get("post_processor") or {}
+    templates = [p for p in (processor, *processor.get("processors", ())) if "single" in p]
+    ids: list[int] = []
+    for template in templates:
+        for piece in template["single"]:
+            special = piece.get("SpecialToken")
+            if special is None:
+                break  # the text
+            ids += template["special_tokens"][special["id"]]["ids"]
+    return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The limits of a request's run and of its tenant, by name."""
 
     limits: Mapping[str, int]
 
     @classmethod
-    def of(cls, limits: TenantLimits) -> "Room":
-        """Return the room of a tenant's requests."""
-        of_tenant = {"kv_files": limits.at_most("kv_files")}
-        return cls({**limits.choose({}), **of_tenant})
+    def of(cls, limits: TenantLimits) -> "RequestLimits":
+        return cls({**limits.choose({}), "kv_files": limits.at_most("kv_files")})
 
-    def most(self, limit: str) -> int:
-        """Return what one instance may have of a limit."""
+    def instance_max(self, limit: str) -> int:
+        """Return how much of a limit one instance may have."""
         return min(self.limits[limit], _OF_INSTANCE.get(limit, self.limits[limit]))
 
     def answers_max(self) -> tuple[int, str]:
-        """Return how many answers there may be at most, and the limit that says so."""
-        return min((self.most(limit), limit) for limit in _BRANCHES)
+        """Return how many answers there may be at most, and the limit that bounds them."""
+        return min((self.instance_max(limit), limit) for limit in _BRANCHES)
+
+    def check_field(self, field: str, value: int | None, limit: str, most: int) -> None:
+        """Check a number against the maximum that a limit of the tenant allows.
+
+        Raises:
+            OpenAIError: 400.
+        """
+        if value is not None and value > most:
+            shown = f"; it is {value}" if value < 1 << 64 else ""
+            raise refused(f"`{field}` must be at most {most} ({named(limit)}){shown}", field)
 
     def check_answers(self, prompts: int, answers: int, logprobs: int | None) -> None:
-        """Check that there is room for so many answers to each of so many prompts.
+        """Check that the limits allow this many answers to each of this many prompts.
 
         Raises:
             OpenAIError: 400.
         """
         branches = prompts * (answers + (answers > 1))
         most, limit = self.answers_max()
-        asked = f"{_count(prompts, 'prompt')} with {_count(answers, 'answer')}"
+        asked = f"{_count(prompts, 'prompt')} with {_count(answers, 'answer')} each"
         if branches > most:
-            words = f"{asked} each: they take {branches} branches"
-            raise refused(f"{words}, at most {most} ({named(limit)})", _at_fault(answers))
+            words = f"{asked}: they take {branches} branches, at most {most} ({named(limit)})"
+            raise refused(words, "n" if answers > 1 else "prompt")
         if logprobs:
             size = prompts * answers * _AHEAD * _RESULT_BYTES * (1 + logprobs)
-            if size > (most := self.most("result_bytes")):
-                words = f"{asked} each and {logprobs} log-probabilities a token: they take {size}"
+            if size > (most := self.instance_max("result_bytes")):
+                words = f"{asked} and {logprobs} log-probabilities a token: they take {size}"
                 limit = named("result_bytes")
                 raise refused(f"{words} bytes of results, at most {most} ({limit})", "logprobs")
 
 
 def named(limit: str) -> str:
-    """Return where a bound comes from, in words."""
+    """Return the words that say which limit a bound comes from."""
     return f"the tenant's limit `{limit}`"
-
-
-def _at_fault(answers: int) -> str:
-    return "n" if answers > 1 else "prompt"
 
 
 def _count(number: int, what: str) -> str:

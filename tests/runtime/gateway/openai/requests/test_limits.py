@@ -1,6 +1,7 @@
 """What a request may ask for follows its tenant's limits, and a refusal names the limit."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 from symphony_runtime.client import Client
 from symphony_runtime.config.limits import USUAL, Bound, TenantLimits
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.requests.limits import Room
-from symphony_runtime.gateway.openai.requests.model import Model
+from symphony_runtime.gateway.openai.requests.limits import (
+    Model,
+    RequestLimits,
+    read_model,
+    text_prefix,
+)
 from symphony_runtime.gateway.openai.requests.parsing import parse_chat, parse_completion
 
 from tests.support.gateway.system import House
@@ -21,16 +26,16 @@ from tests.support.kernel.constrained import assets
 MODEL = Model("m", 1_000, (0,), 2_048)
 
 
-def room(**limits: int) -> Room:
-    return Room.of(TenantLimits({**USUAL, **{k: Bound(v, v) for k, v in limits.items()}}))
+def limits_of(**limits: int) -> RequestLimits:
+    return RequestLimits.of(TenantLimits({**USUAL, **{k: Bound(v, v) for k, v in limits.items()}}))
 
 
-def completion(given: Room, **fields: Any) -> int:
+def completion(given: RequestLimits, **fields: Any) -> int:
     """Return how many answers a request gets."""
     return parse_completion({"model": "m", "prompt": [1], **fields}, MODEL, given).choices
 
 
-def refusal(given: Room, **fields: Any) -> tuple[str, str | None]:
+def refusal(given: RequestLimits, **fields: Any) -> tuple[str, str | None]:
     with pytest.raises(OpenAIError) as refused:
         completion(given, **fields)
     assert refused.value.status == 400
@@ -39,7 +44,7 @@ def refusal(given: Room, **fields: Any) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("limit", ["handles", "tickets", "kv_files"])
 def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None:
-    given = room(**{limit: 10})
+    given = limits_of(**{limit: 10})
     assert completion(given, prompt=["a"] * 10) == 10
     assert completion(given, n=9) == 9
     assert completion(given, n=2, prompt=["a"] * 3) == 6
@@ -48,7 +53,7 @@ def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None
     assert refusal(given, n=10) == (
         f"1 prompt with 10 answers each: they take 11 branches, at most 10 {named}", "n",
     )  # fmt: skip
-    assert refusal(given, n=11) == (f"`n` must be an integer from 1 to 10 {named}; it is 11", "n")
+    assert refusal(given, n=11) == (f"`n` must be at most 10 {named}; it is 11", "n")
     assert refusal(given, best_of=12)[1] == "best_of"
     words, param = refusal(given, prompt=["a"] * 11)
     assert param == "prompt"
@@ -60,21 +65,21 @@ def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None
 
 def test_without_an_operator_s_word_there_are_as_many_as_an_instance_may_have() -> None:
     most = INSTANCE_HANDLES_MAX - 1
-    assert completion(room(), n=most) == most
-    assert "the tenant's limit `handles`" in refusal(room(), n=most + 1)[0]
+    assert completion(limits_of(), n=most) == most
+    assert "the tenant's limit `handles`" in refusal(limits_of(), n=most + 1)[0]
     # More for the run is more for its children: the program is one instance.
-    assert room(handles=1 << 20).answers_max() == (INSTANCE_HANDLES_MAX, "handles")
+    assert limits_of(handles=1 << 20).answers_max() == (INSTANCE_HANDLES_MAX, "handles")
 
 
 def test_tokens_and_log_probabilities_have_their_limits() -> None:
-    given = room(tokens=50)
+    given = limits_of(tokens=50)
     for field in ("max_tokens", "min_tokens"):
-        words = f"`{field}` must be an integer from 0 to 50 (the tenant's limit `tokens`); it is 51"
+        words = f"`{field}` must be at most 50 (the tenant's limit `tokens`); it is 51"
         assert refusal(given, **{field: 51}) == (words, field)
-    words = "`logprobs` must be an integer from 0 to 20 (the same for every tenant); it is 21"
-    assert refusal(room(), logprobs=21) == (words, "logprobs")
+    words = "`logprobs` must be an integer from 0 to 20; it is 21"
+    assert refusal(limits_of(), logprobs=21) == (words, "logprobs")
     # 65 results of 8 bytes for a token and as much for each of five others.
-    small = room(result_bytes=2 * 65 * 8 * 6)
+    small = limits_of(result_bytes=2 * 65 * 8 * 6)
     assert completion(small, n=2, logprobs=5) == 2
     words, param = refusal(small, n=3, logprobs=5)
     assert param == "logprobs"
@@ -138,3 +143,33 @@ def test_a_limit_that_ends_the_run_is_no_fault_of_the_server_s(tmp_path: Path) -
     status, body = asked(tmp_path, {"tokens": 60}, prompt=[1] * 50)
     assert status == 200, body
     assert body["choices"][0]["finish_reason"] == "length"
+
+
+# --- The model -----------------------------------------------------------------------------------
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "</s>", "type_id": 0}},
+    ],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [1]}, "</s>": {"id": "</s>", "ids": [2]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("processor", "prefix"),
+    [
+        (None, ()),
+        ({"type": "ByteLevel"}, ()),
+        (TEMPLATE, (1,)),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, (1,)),
+    ],
+)
+def test_it_is_the_template_s(processor: Any, prefix: tuple[int, ...]) -> None:
+    assert text_prefix(json.dumps({"post_processor": processor}).encode()) == prefix
+
+
+def test_a_model_without_tokenizer_has_none() -> None:
+    about = {"model": {"name": "m", "vocab_size": 5, "eos": [1], "max_context": 9}}
+    assert read_model({**about, "tokenizer": b""}).prefix == ()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from symphony_kernel.protocol.limits import PRED_BIAS_MAX
 from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.requests.limits import Room
-from symphony_runtime.gateway.openai.requests.model import Model
+from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import (
     ParsedRequest,
     model_of,
@@ -21,7 +20,7 @@ from symphony_runtime.gateway.openai.requests.parsing import (
 )
 
 MODEL = Model("m", 1_000, (0, 7), 2_048, (3,))
-ROOM = Room.of(TenantLimits())
+LIMITS = RequestLimits.of(TenantLimits())
 
 
 def job(wanted: ParsedRequest) -> dict[str, Any]:
@@ -30,12 +29,12 @@ def job(wanted: ParsedRequest) -> dict[str, Any]:
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    return job(parse_completion({"model": "m", "prompt": "p", **fields}, MODEL, ROOM))
+    return job(parse_completion({"model": "m", "prompt": "p", **fields}, MODEL, LIMITS))
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "hi"}]
-    return job(parse_chat({"model": "m", "messages": messages, **fields}, MODEL, ROOM))
+    return job(parse_chat({"model": "m", "messages": messages, **fields}, MODEL, LIMITS))
 
 
 def test_what_is_left_out_has_openai_s_defaults() -> None:
@@ -116,7 +115,7 @@ def test_messages_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"model": "m", "messages": [{"role": "user", "content": parts, "name": "n"},
                                        {"role": "assistant", "content": None}]}  # fmt: skip
-    assert msgpack.unpackb(job(parse_chat(body, MODEL, ROOM))["messages"]) == [
+    assert msgpack.unpackb(job(parse_chat(body, MODEL, LIMITS))["messages"]) == [
         {"role": "user", "content": "ab", "name": "n"},
         {"role": "assistant", "content": ""},
     ]
@@ -125,7 +124,7 @@ def test_messages_are_text() -> None:
 def test_a_response_s_input_is_a_conversation() -> None:
     def messages(**fields: Any) -> Any:
         return msgpack.unpackb(
-            job(parse_response({"model": "m", **fields}, MODEL, ROOM))["messages"]
+            job(parse_response({"model": "m", **fields}, MODEL, LIMITS))["messages"]
         )
 
     assert messages(input="hi") == [{"role": "user", "content": "hi"}]
@@ -151,9 +150,9 @@ def test_a_response_s_input_is_a_conversation() -> None:
 )
 def test_a_response_tells_again_only_what_is_short_and_text(told: dict[str, Any]) -> None:
     with pytest.raises(OpenAIError):
-        parse_response({"model": "m", "input": "hi", **told}, MODEL, ROOM)
+        parse_response({"model": "m", "input": "hi", **told}, MODEL, LIMITS)
     kept = {"metadata": {"a": "b"}, "user": "me"}
-    assert parse_response({"model": "m", "input": "hi", **kept}, MODEL, ROOM).choices == 1
+    assert parse_response({"model": "m", "input": "hi", **kept}, MODEL, LIMITS).choices == 1
 
 
 def test_a_program_gets_the_request_as_it_came() -> None:
@@ -193,7 +192,7 @@ def test_any_json_is_a_job_or_refused(body: dict[str, Any], parse: Any) -> None:
     field = wanted_fields[parse]
     refused: OpenAIError | None = None
     try:
-        wanted = parse({"model": "m", field: base[field], **body}, MODEL, ROOM)
+        wanted = parse({"model": "m", field: base[field], **body}, MODEL, LIMITS)
     except OpenAIError as error:
         refused = error
     if refused is None:

@@ -7,26 +7,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
+from symphony_runtime.gateway.api.requests import parse_run
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.runs.record import (
-    LIMITS_MAX,
-    encode_message,
-    merge_usage,
-    parse_request,
-)
+from symphony_runtime.gateway.runs.record import LIMITS_MAX, encode_message, merge_usage
 
 
 def test_a_string_is_its_bytes_and_the_rest_is_json() -> None:
-    assert parse_request({"input": "é"}).input == "é".encode()
-    assert parse_request({"input": '"é"'}).input == '"é"'.encode()
-    assert parse_request({"input": {"a": "é"}}).input == '{"a": "é"}'.encode()
-    assert parse_request({"input": None}).input == b"null"
-    assert parse_request({}).input == b""
+    assert parse_run({"input": "é"}).input == "é".encode()
+    assert parse_run({"input": '"é"'}).input == '"é"'.encode()
+    assert parse_run({"input": {"a": "é"}}).input == '{"a": "é"}'.encode()
+    assert parse_run({"input": None}).input == b"null"
+    assert parse_run({}).input == b""
 
 
 def test_limits_are_lowered_and_complete() -> None:
-    assert parse_request({}).limits == LIMITS_MAX
-    assert parse_request({"limits": {"wall_ms": 5}}).limits == {**LIMITS_MAX, "wall_ms": 5}
+    assert parse_run({}).limits == LIMITS_MAX
+    assert parse_run({"limits": {"wall_ms": 5}}).limits == {**LIMITS_MAX, "wall_ms": 5}
 
 
 @pytest.mark.parametrize(
@@ -51,14 +47,14 @@ def test_limits_are_lowered_and_complete() -> None:
 )
 def test_what_is_not_described_is_refused(body: Any) -> None:
     with pytest.raises(Problem) as refused:
-        parse_request(body)
+        parse_run(body)
     assert refused.value.status == 400
 
 
 def test_an_input_has_a_limit() -> None:
-    assert len(parse_request({"input": "x" * RUN_INPUT_BYTES_MAX}).input) == RUN_INPUT_BYTES_MAX
+    assert len(parse_run({"input": "x" * RUN_INPUT_BYTES_MAX}).input) == RUN_INPUT_BYTES_MAX
     with pytest.raises(Problem) as refused:
-        parse_request({"input": "x" * RUN_INPUT_BYTES_MAX + "x"})
+        parse_run({"input": "x" * RUN_INPUT_BYTES_MAX + "x"})
     assert refused.value.status == 413
 
 
@@ -77,7 +73,7 @@ json_values = st.recursive(
 )
 def test_any_json_is_parsed_or_refused(body: Any) -> None:
     try:
-        request = parse_request(body)
+        request = parse_run(body)
     except Problem as refused:
         refusal = refused.status
     else:
@@ -100,7 +96,7 @@ def test_usage_has_every_key() -> None:
 
 def test_a_problem_may_repeat_what_is_no_unicode() -> None:
     with pytest.raises(Problem) as refused:
-        parse_request({"\ud800": 1})
+        parse_run({"\ud800": 1})
     body = refused.value.response().body
     assert isinstance(body, bytes)
     assert json.loads(body)["unknown"] == ["\ud800"]

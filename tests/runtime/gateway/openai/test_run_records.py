@@ -2,7 +2,7 @@
 
 import asyncio
 
-from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.openai.run_records import Inbox
 
 
 def test_what_has_come_is_taken_at_once() -> None:

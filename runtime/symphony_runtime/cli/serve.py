@@ -1,0 +1,47 @@
+"""`symphony serve`: flags from the options' model, and the start of the supervisor."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from symphony_runtime.config.serve import ServeOptions, read_options
+
+_TYPES = {"integer": int, "number": float, "string": str}
+
+
+def serve(options: argparse.Namespace) -> int:
+    from symphony_runtime.supervisor.supervisor import serve as run_server
+
+    given = {k: v for k, v in vars(options).items() if k in ServeOptions.model_fields}
+    given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
+    return run_server(read_options(options.config, given))
+
+
+def add_serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with options")
+    for name, schema in ServeOptions.model_json_schema()["properties"].items():
+        if "description" in schema:
+            _add_flag(serve, name, schema)
+    # For tests and benchmarks of everything but the model.
+    serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
+
+
+def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any]) -> None:
+    """Add an option's flag; its value is None unless it is given."""
+    flag, words, default = name.replace("_", "-"), schema["description"], schema.get("default")
+    kind = schema.get("anyOf", [schema])[0]
+    if kind["type"] == "boolean":
+        prefix, action = ("no-", "store_false") if default else ("", "store_true")
+        serve.add_argument(f"--{prefix}{flag}", dest=name, action=action, default=None, help=words)
+        return
+    if default not in (None, ""):
+        words = f"{words}; default {default}"
+    is_path = kind.get("format") == "path"
+    serve.add_argument(
+        f"--{flag}",
+        type=Path if is_path else _TYPES[kind["type"]],
+        choices=kind.get("enum"),
+        metavar=None if "enum" in kind else {"string": "TEXT"}.get(kind["type"], "N"),
+        help=words,
+    )

@@ -1,0 +1,251 @@
+"""Schemas of the OpenAPI document: requests by their models, answers as they are written here."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from symphony_kernel.protocol.limit_table import LIMITS
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX
+
+from symphony_runtime.gateway.api.requests import (
+    LIMIT_PROPERTIES,
+    KeyBody,
+    RunBody,
+    TenantBody,
+    TenantChange,
+)
+from symphony_runtime.gateway.openai.requests.bodies import ChatBody, CompletionBody, ResponseBody
+from symphony_runtime.gateway.runs.record import FINAL, LIVE, USAGE_KEYS
+from symphony_runtime.gateway.runs.usage import COLUMNS
+
+_REFERENCE = "#/components/schemas/"
+_REQUESTS: dict[str, type[BaseModel]] = {
+    "RunRequest": RunBody,
+    "TenantRequest": TenantBody,
+    "TenantChange": TenantChange,
+    "KeyRequest": KeyBody,
+    "OpenAICompletionRequest": CompletionBody,
+    "OpenAIChatRequest": ChatBody,
+    "OpenAIResponseRequest": ResponseBody,
+}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles of fields, which repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+
+def reference(schema: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE + schema}
+
+
+def _request_schemas() -> dict[str, Any]:
+    schemas: dict[str, Any] = {}
+    for name, model in _REQUESTS.items():
+        schema = model.model_json_schema(
+            ref_template=_REFERENCE + "{model}", schema_generator=_Untitled
+        )
+        schemas |= schema.pop("$defs", {}) | {name: schema}
+    for schema in schemas.values():
+        schema.pop("title")
+        for field in schema["properties"].values():
+            if field.get("default", 0) is None:  # left out, which null also is
+                del field["default"]
+    return schemas
+
+
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {**required, **(optional or {})},
+    }
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _page(schema: str) -> dict[str, Any]:
+    return _object({"data": _list(reference(schema)), "next": _OR_NULL})
+
+
+_ANY = {"type": "object"}
+_BOOLEAN = {"type": "boolean"}
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
+_OR_NULL = {"type": ["string", "null"]}
+_INTEGER_OR_NULL = {"type": ["integer", "null"]}
+
+
+def _each(schema: dict[str, Any], names: str) -> dict[str, Any]:
+    """Return properties of one schema; `names` are separated by spaces."""
+    return dict.fromkeys(names.split(), schema)
+
+
+def _enum(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+_RUN = {
+    **_each(_STRING, "id program entry reason"),
+    **_each(_OR_NULL, "program_name error"),
+    **_each(_INTEGER_OR_NULL, "exit_code ended_ms"),
+    **_each(_INTEGER, "priority created_ms"),
+    "status": _enum(*LIVE, *FINAL),
+    "limits": _object({}, LIMIT_PROPERTIES),
+    "limit": {"type": ["string", "null"], "description": "the limit that has ended it"},
+    "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
+}
+_HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}
+_BOUND = _object(
+    {
+        **_each(_INTEGER_OR_NULL, "default maximum"),
+        "of": _enum("program", "run", "instance", "tenant"),
+    }
+)
+_ROLE = _object(
+    {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
+    {
+        "progress": _object({"what": _STRING, "share": {"type": "number"}}),
+        "hangs": {"const": True},
+    },
+)
+_TENANTS_SCHEMAS: dict[str, Any] = {
+    "Health": _object({"status": {"const": "ok"}}),
+    "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
+    "OpenApi": _ANY,
+    "Problem": _object(
+        {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
+    ),
+    "Wasm": {"description": "the bytes of a core WebAssembly module"},
+    "Program": _object(
+        {
+            "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+            "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+            **_each(_INTEGER, "size created_ms"),
+            **_each(_list(_STRING), "imports exports entries"),
+        }
+    ),
+    "ProgramPage": _page("Program"),
+    "Run": _object(_RUN, {"held": _HELD}),
+    "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(reference("Message"))}),
+    "Trace": _object({"traceEvents": _list(_ANY), "displayTimeUnit": _STRING, "otherData": _ANY}),
+    "RunStarted": _object({"id": _STRING}),
+    "RunPage": _page("Run"),
+    "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
+    # Of each event: some tools read the schema of a stream as that of the whole, which is a text.
+    "Events": {
+        "description": "server-sent events; the data of each is JSON",
+        "properties": {
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "event": {"enum": ["message", "log", "status", "usage"]},
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
+    "Message": {
+        "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
+        "oneOf": [_STRING, _object({"base64": _STRING})],
+    },
+    "KvFile": _object(
+        {
+            "path": _STRING,
+            **_each(_INTEGER, "len pages"),
+            "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
+            **_each(_BOOLEAN, "durable public"),
+            "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
+        },
+        {
+            "shared": {"type": "integer", "description": "pages that other files share"},
+            "tiers": {"type": "object", "additionalProperties": _INTEGER},
+            "disk_bytes": _INTEGER,
+        },
+    ),
+    "Safetensors": {"description": "a KV file: tokens, positions, K and V (docs/kv-files.md)"},
+    "KvPage": _page("KvFile"),
+    "SecretRequest": _object(
+        {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}
+    ),
+    "Secret": _object(
+        {"name": _STRING, "hosts": _list(_STRING), **_each(_INTEGER, "created_ms updated_ms")}
+    ),
+    "SecretPage": _page("Secret"),
+    "Metrics": {"type": "string", "description": "Prometheus' text format"},
+}
+_KEY = {
+    **_each(_STRING, "id name"),
+    "tenant": _OR_NULL,
+    "role": _enum("admin", "tenant", "read-only"),
+    "created_ms": _INTEGER,
+    "expires_ms": _INTEGER_OR_NULL,
+}
+_ADMIN_SCHEMAS: dict[str, Any] = {
+    "Tenant": _object(
+        {
+            **_each(_STRING, "id made_by"),
+            **_each(_INTEGER, "created_ms keys live_runs"),
+            "suspended": _BOOLEAN,
+            "suspended_ms": _INTEGER_OR_NULL,
+            "weight": {"type": ["number", "null"]},
+            "quotas": {"type": "object", "additionalProperties": _INTEGER},
+        }
+    ),
+    "TenantPage": _page("Tenant"),
+    "Key": _object(_KEY),
+    "KeyList": _page("Key"),
+    "NewKey": _object({**_KEY, "key": {"type": "string", "description": "shown this once"}}),
+    "Gateway": _object(
+        {"id": _STRING, "seen_ms": _INTEGER, "forgetting": _list(_STRING), "here": _BOOLEAN}
+    ),
+    "GatewayList": _page("Gateway"),
+    "Usage": _object({n: _STRING if n in ("tenant", "day") else _INTEGER for n in COLUMNS}),
+    "UsagePage": _page("Usage"),
+    "Audit": _object(
+        {
+            **_each(_STRING, "id address action target detail"),
+            **_each(_OR_NULL, "key tenant"),
+            **_each(_INTEGER, "at_ms status"),
+            "kind": _enum("admin", "denied"),
+            "times": {"type": "integer", "description": "how many alike, from at_ms on"},
+        }
+    ),
+    "AuditPage": _page("Audit"),
+    "Statistics": _object(_each(_ANY, "kernel gateway")),
+}
+_COUNTS = _object(_each(_INTEGER, "prompt_tokens completion_tokens total_tokens"))
+# What OpenAI's clients rely on, not every field.
+_OPENAI_SCHEMAS: dict[str, Any] = {
+    "OpenAIError": _object(
+        {"error": _object({**_each(_STRING, "message type"), **_each(_OR_NULL, "param code")})}
+    ),
+    "Model": _object(
+        {**_each(_STRING, "id owned_by"), "object": {"const": "model"}, "created": _INTEGER},
+        {"max_model_len": _INTEGER},
+    ),
+    "ModelList": _object({"object": {"const": "list"}, "data": _list(reference("Model"))}),
+    "OpenAICompletion": _object(
+        {
+            **_each(_STRING, "id object model"),
+            "created": _INTEGER,
+            "choices": _list(_ANY),
+            "usage": _COUNTS,
+        }
+    ),
+    "OpenAIResponse": _object(
+        {
+            **_each(_STRING, "id model"),
+            "object": {"const": "response"},
+            "created_at": _INTEGER,
+            "status": _enum("completed", "incomplete"),
+            "output": _list(_ANY),
+            "usage": _ANY,
+        }
+    ),
+    "OpenAIChunks": {
+        "description": "server-sent events; each data is JSON, but for a last [DONE]",
+        "properties": {"data": {"type": "string"}},
+    },
+}
+SCHEMAS = _request_schemas() | _TENANTS_SCHEMAS | _ADMIN_SCHEMAS | _OPENAI_SCHEMAS

@@ -1,0 +1,198 @@
+"""Bodies of the OpenAI routes, as models. A field that is null counts as left out.
+
+Unknown fields are refused by name, so that no request is answered as if it had asked for less.
+"""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from symphony_kernel.protocol.limits import (
+    GUIDED_CHOICES_MAX,
+    OPENAI_METADATA_MAX,
+    OPENAI_STOP_CHARACTERS_MAX,
+    OPENAI_STOPS_MAX,
+    PRED_BIAS_MAX,
+    PRED_LOGPROBS_MAX,
+)
+
+from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.validation import (
+    FieldError,
+    StrictModel,
+    check_model,
+    fields_at_most,
+)
+
+# Taken without effect: they change nothing in an answer of this server.
+_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
+# Taken only with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "background": (False,),
+    "include": ([],),
+    "reasoning": ({},),
+    "truncation": ("disabled",),
+}
+_Text = Annotated[str, Field(min_length=1)]
+_Stop = Annotated[str, Field(max_length=OPENAI_STOP_CHARACTERS_MAX)]
+_Stops = Annotated[list[_Stop], Field(max_length=OPENAI_STOPS_MAX)]
+_Choices = Annotated[list[_Text], Field(min_length=1, max_length=GUIDED_CHOICES_MAX)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Biases = Annotated[
+    dict[str, _Bias], Field(max_length=PRED_BIAS_MAX // 2), fields_at_most(PRED_BIAS_MAX // 2)
+]
+_Metadata = Annotated[
+    dict[str, str], Field(max_length=OPENAI_METADATA_MAX), fields_at_most(OPENAI_METADATA_MAX)
+]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=0)]
+_Logprobs = Annotated[int, Field(ge=0, le=PRED_LOGPROBS_MAX)]
+
+
+class StreamOptions(StrictModel):
+    """Options of a stream; `include_obfuscation` has no effect."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Any = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(BaseModel):
+    """The fields that the gateway reads of every request, also of one for a tenant's program."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    model: str = Field(description="the model, or a program's name or id")
+    n: int = Field(1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class GenerationBody(Body):
+    """The fields that all three routes share."""
+
+    max_tokens: _Count | None = None
+    min_tokens: _Count = 0
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_k: int = Field(0, ge=-1, le=2**31 - 1)
+    top_p: _Share = 1.0
+    min_p: _Share = 0.0
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: _Stop | _Stops = []
+    stop_token_ids: list[int] = Field([], max_length=OPENAI_STOPS_MAX)
+    ignore_eos: bool = False
+    logit_bias: _Biases = {}
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    guided_json: dict[str, Any] | _Text | None = None
+    guided_regex: _Text | None = None
+    guided_grammar: _Text | None = None
+    guided_choice: _Choices | None = None
+
+
+class CompletionBody(GenerationBody):
+    """The body of `/v1/completions`."""
+
+    prompt: Any = Field(description="a string, token ids, or a list of several of either")
+    max_completion_tokens: _Count | None = None
+    best_of: int | None = Field(None, ge=1)
+    logprobs: _Logprobs | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+    return_token_ids: bool = False
+    response_format: dict[str, Any] | None = None
+
+
+class ChatBody(GenerationBody):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Any = Field(description="a list of messages, {role, content}")
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: _Logprobs | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class ResponseBody(GenerationBody):
+    """The body of `/v1/responses`."""
+
+    input: Any = Field(description="a string, or a list of messages")
+    instructions: str = ""
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: dict[str, Any] | None = None
+    metadata: _Metadata = {}
+    user: str = ""
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
+    """Return a body for the model.
+
+    Raises:
+        OpenAIError: 400, a field is unknown, not supported or wrong.
+    """
+    given, fields = {}, kind.model_fields
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in fields:
+            # JSON does not tell 5.0 from 5, and some clients write integers so.
+            whole = type(value) is float and value.is_integer()
+            given[name] = int(value) if whole else value
+        elif name in _IGNORED:
+            continue
+        elif name not in _NEUTRAL:
+            raise _unrecognized(name)
+        elif value not in _NEUTRAL[name]:
+            raise refused(f"`{name}` is not supported, or not with this value", name,
+                          "unsupported_parameter")  # fmt: skip
+    return _checked(kind, given)
+
+
+def read_program_body(body: dict[str, Any]) -> Body:
+    """Return what the gateway reads of a body for a tenant's own program.
+
+    Raises:
+        OpenAIError: 400, such a field is wrong.
+    """
+    return read_body(Body, {name: body[name] for name in Body.model_fields if name in body})
+
+
+def _checked(kind: type[AnyBody], given: dict[str, Any]) -> AnyBody:
+    try:
+        checked = check_model(kind, given, null=False)
+    except FieldError as error:
+        if error.unknown:
+            raise _unrecognized(error.unknown[0]) from error
+        raise refused(str(error), re.split(r"[.[]", error.field)[0]) from error
+    options = checked.stream_options
+    if options is not None and not checked.stream:
+        raise refused("`stream_options` needs `stream: true`", "stream_options")
+    if options is not None and options.continuous_usage_stats:
+        raise refused("`continuous_usage_stats` is not supported, or not with this value",
+                      "continuous_usage_stats", "unsupported_parameter")  # fmt: skip
+    return checked
+
+
+def _unrecognized(name: str) -> OpenAIError:
+    return refused(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
