@@ -8,13 +8,10 @@ import pytest
 from symphony_runtime.cli.projects import ProjectError, build, new
 from wasmtime import Engine, FuncType, Module
 
-from tests.support.assemblyscript import ROOT, SDK, built
+from tests.support.assemblyscript import ROOT, SDK
+from tests.support.examples import EXAMPLES, PROGRAMS, built
 
 TEMPLATE = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "assemblyscript"
-EXAMPLES = {
-    "best_of_n": ROOT / "examples" / "best_of_n",
-    "parallel_suffixes_as": ROOT / "examples" / "parallel_suffixes" / "assemblyscript",
-}
 SIZE_MAX = 60_000
 CALLS = {
     call["name"]
@@ -38,12 +35,11 @@ def checked_module(wasm: Path) -> None:
     assert entry.params == []
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_are_small(name: str) -> None:
-    wasm = built(EXAMPLES[name])
-    assert wasm.name == f"{name}.wasm"
-    assert wasm.stat().st_size < SIZE_MAX
-    checked_module(wasm)
+@pytest.mark.parametrize(
+    "program", [each for each in PROGRAMS if (EXAMPLES / each / "asconfig.json").exists()]
+)
+def test_example_module_has_the_hosts_imports_and_exports(program: str) -> None:
+    checked_module(built(EXAMPLES / program))
 
 
 def test_a_new_project_builds_outside_of_the_repository(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ STOP_SECONDS_MAX = 30
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@dataclass
+@dataclass(eq=False)
 class RunningServer:
     """A server's processes. `log` is what it has said on stderr."""
 
