@@ -23,7 +23,7 @@ async def until_it_decodes(server: RunningServer, before: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_kernel_changes_no_text(tmp_path: Path) -> None:
+async def test_a_killed_kernel_changes_no_text(tmp_path: Path) -> None:
     given = json.loads((EXAMPLE / "scenario.json").read_text())["input"] | {"n": 12, "seed": 9}
     wasm = build(EXAMPLE).read_bytes()
 
@@ -39,14 +39,11 @@ def test_a_killed_kernel_changes_no_text(tmp_path: Path) -> None:
         assert (result["status"], result["exit_code"]) == ("exited", 0), result
         return list(result["messages"])
 
-    async def main() -> None:
-        with running_server(tmp_path, "--model", "tiny") as server:
-            async with server.client() as client:
-                await client.upload(wasm, name="texts")
-                wanted = await run(server, client, kill=False)
-                assert await run(server, client, kill=True) == wanted
-        assert len(wanted) == 12
-        for message in wanted:
-            jsonschema.validate(json.loads(message)["value"], given["schema"])
-
-    asyncio.run(main())
+    with running_server(tmp_path, "--model", "tiny") as server:
+        async with server.client() as client:
+            await client.upload(wasm, name="texts")
+            wanted = await run(server, client, kill=False)
+            assert await run(server, client, kill=True) == wanted
+    assert len(wanted) == 12
+    for message in wanted:
+        jsonschema.validate(json.loads(message)["value"], given["schema"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from symphony_runtime.client import Client, ServerError
 
+from tests.support.run_by import run_by
 from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
 from tests.support.server.server import RunningServer, descendants, running_server
 
@@ -31,55 +32,54 @@ def with_server(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kernel_that_is_killed_changes_no_run(tmp_path: Path, seed: int) -> None:
-    async def scenario(server: RunningServer, client: Client) -> None:
-        before = await server.counters()
-        wanted = await crowd(client, 24, 120)
-        chance = random.Random(seed)
-        runs = asyncio.create_task(crowd(client, 24, 120))
-        for _ in range(2):
-            await asyncio.sleep(chance.uniform(0, 0.2))
-            await kill(server, "kernel")
-        found = await runs
-        differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
-        assert [words for words in differences if words] == []
-        after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
-
-    with_server(tmp_path, scenario)
+@run_by(with_server, "tmp_path")
+async def test_a_kernel_that_is_killed_changes_no_run(
+    server: RunningServer, client: Client, *, seed: int
+) -> None:
+    before = await server.counters()
+    wanted = await crowd(client, 24, 120)
+    chance = random.Random(seed)
+    runs = asyncio.create_task(crowd(client, 24, 120))
+    for _ in range(2):
+        await asyncio.sleep(chance.uniform(0, 0.2))
+        await kill(server, "kernel")
+    found = await runs
+    differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+    assert [words for words in differences if words] == []
+    after = await server.wait_until_idle()
+    assert after["pages_free"] == before["pages_free"]
 
 
 @pytest.mark.slow
-def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(tmp_path: Path) -> None:
+@run_by(with_server, "tmp_path")
+async def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(
+    server: RunningServer, client: Client
+) -> None:
     """The server does not give up, and runs that wait meanwhile end as they would have.
 
     12 looks for a kernel to kill, half a second apart; with SYMPHONY_EVERY_FAULT=1 one a second for
     a minute. The pauses before a start grow meanwhile, so that some looks find none.
     """
     looks, pause = LONG if os.environ.get("SYMPHONY_EVERY_FAULT") else SHORT
-
-    async def scenario(server: RunningServer, client: Client) -> None:
-        wanted = await crowd(client, RUNS, ROUNDS)
-        over = asyncio.Event()
-        runs = [asyncio.create_task(again(client, number, over)) for number in range(RUNS)]
-        killed = dict[int, float]()  # and when, in milliseconds
-        await asyncio.sleep(0.1)
-        for _ in range(looks):
-            for pid in descendants(server.process.pid):
-                if pid not in killed and _is_kernel(pid):
-                    os.kill(pid, signal.SIGKILL)
-                    killed[pid] = time.time() * 1000
-            await asyncio.sleep(pause)
-        over.set()
-        found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
-        spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
-        live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
-        print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
-        assert [words for pair in found if (words := difference(*pair))] == []
-        assert sum(map(bool, live)) > 4
-        await server.wait_until_ready()
-
-    with_server(tmp_path, scenario)
+    wanted = await crowd(client, RUNS, ROUNDS)
+    over = asyncio.Event()
+    runs = [asyncio.create_task(again(client, number, over)) for number in range(RUNS)]
+    killed = dict[int, float]()  # and when, in milliseconds
+    await asyncio.sleep(0.1)
+    for _ in range(looks):
+        for pid in descendants(server.process.pid):
+            if pid not in killed and _is_kernel(pid):
+                os.kill(pid, signal.SIGKILL)
+                killed[pid] = time.time() * 1000
+        await asyncio.sleep(pause)
+    over.set()
+    found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
+    spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
+    live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
+    print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
+    assert [words for pair in found if (words := difference(*pair))] == []
+    assert sum(map(bool, live)) > 4
+    await server.wait_until_ready()
 
 
 async def again(client: Client, number: int, over: asyncio.Event) -> list[Result]:

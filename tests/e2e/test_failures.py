@@ -250,13 +250,10 @@ def test_a_tenant_at_its_limit_hears_429(tmp_path: Path) -> None:
         assert {"worker-0", "worker-1"} < set(roles)
 
 
-def test_a_dead_server_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Client("http://127.0.0.1:9", "key") as client:
-            with pytest.raises(ConnectionFailed):
-                await client.result("run_1")
-
-    asyncio.run(scenario())
+async def test_a_dead_server_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
+    async with Client("http://127.0.0.1:9", "key") as client:
+        with pytest.raises(ConnectionFailed):
+            await client.result("run_1")
 
 
 @pytest.mark.slow

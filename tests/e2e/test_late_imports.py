@@ -62,43 +62,37 @@ async def played(
     return await end(client, run)
 
 
-def test_assemblyscript_aborts_with_its_words(server: RunningServer, tmp_path: Path) -> None:
+async def test_assemblyscript_aborts_with_its_words(server: RunningServer, tmp_path: Path) -> None:
     program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm")
-
-    async def main() -> None:
-        async with server.client() as client:
-            uploaded = await client.upload(program, "aborts")
-            for part, words in ABORTS.items():
-                result = await client.run(uploaded["id"], input=part)
-                assert result["status"] == "trapped", result
-                assert result["error"].startswith(words)
-
-    asyncio.run(main())
+    async with server.client() as client:
+        uploaded = await client.upload(program, "aborts")
+        for part, words in ABORTS.items():
+            result = await client.run(uploaded["id"], input=part)
+            assert result["status"] == "trapped", result
+            assert result["error"].startswith(words)
 
 
-def test_the_tours_of_both_sdks_read_nothing_late(server: RunningServer, tmp_path: Path) -> None:
+async def test_the_tours_of_both_sdks_read_nothing_late(
+    server: RunningServer, tmp_path: Path
+) -> None:
     tour = compiled("tests/tour.ts", tmp_path / "tour.wasm")
     constraints = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
-
-    async def main() -> None:
-        async with server.client() as client:
-            ours, theirs, formats = [
-                (await client.upload(wasm))["id"]
-                for wasm in (tour, build(PROBE).read_bytes(), constraints)
-            ]
-            ended = await asyncio.gather(
-                *(played(client, ours, part) for part in PARTS),
-                *(played(client, theirs, "seed", entry) for entry in ENTRIES),
-                played(client, formats, ""),
-            )
-            assert {each["status"] for each in ended} == {"exited", "trapped"}
-            for path in [file["path"] async for file in client.kv()]:  # others find none of these
-                await client.kv_remove(path)
-
-    asyncio.run(main())
+    async with server.client() as client:
+        ours, theirs, formats = [
+            (await client.upload(wasm))["id"]
+            for wasm in (tour, build(PROBE).read_bytes(), constraints)
+        ]
+        ended = await asyncio.gather(
+            *(played(client, ours, part) for part in PARTS),
+            *(played(client, theirs, "seed", entry) for entry in ENTRIES),
+            played(client, formats, ""),
+        )
+        assert {each["status"] for each in ended} == {"exited", "trapped"}
+        for path in [file["path"] async for file in client.kv()]:  # others find none of these
+            await client.kv_remove(path)
 
 
-def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
+async def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
     async def meet(client: Client, guest: Guest) -> str:
         source = guest.source
         wasm = source if isinstance(source, bytes) else bytes(wat2wasm(source))
@@ -111,12 +105,9 @@ def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
             await client.cancel(run)
         return str((await end(client, run))["status"])
 
-    async def main() -> None:
-        async with server.client() as client:
-            ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))
-        assert set(ended) == {"exited", "trapped", "killed"}  # and none failed
-
-    asyncio.run(main())
+    async with server.client() as client:
+        ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))
+    assert set(ended) == {"exited", "trapped", "killed"}  # and none failed
 
 
 @pytest.mark.parametrize("late_import", ["import colorsys", "'x'.encode('mac_latin2')"])

@@ -39,23 +39,10 @@ def toml(tools: dict[str, Any], url: str) -> str:
 SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
-def test_the_outside_of_real_processes(tmp_path: Path) -> None:
+async def test_the_outside_of_real_processes(tmp_path: Path) -> None:
     """A URL of the allow list; a gateway that dies during a call: the run fails, and the call is
     not made again; the tool server goes with its gateway, and the next one has another.
     """
-
-    async def main() -> None:
-        async with site() as there:
-            config = tmp_path / "symphony.toml"
-            config.write_text(toml(tool_table(tmp_path), f"{there.url}/api/"))
-            with running_server(
-                tmp_path / "data", "--config", str(config), executor="torch"
-            ) as server:
-                await read_a_page(server, there.url)
-                await lose_the_gateway(server)
-                below = descendants(server.process.pid)
-                assert server.stop() == 0
-                assert not still_alive(below)
 
     async def read_a_page(server: RunningServer, url: str) -> None:
         wasm = build(EXAMPLES / "read_api")
@@ -91,7 +78,15 @@ def test_the_outside_of_real_processes(tmp_path: Path) -> None:
             while any(map(alive, tools)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    asyncio.run(main())
+    async with site() as there:
+        config = tmp_path / "symphony.toml"
+        config.write_text(toml(tool_table(tmp_path), f"{there.url}/api/"))
+        with running_server(tmp_path / "data", "--config", str(config), executor="torch") as server:
+            await read_a_page(server, there.url)
+            await lose_the_gateway(server)
+            below = descendants(server.process.pid)
+            assert server.stop() == 0
+            assert not still_alive(below)
 
 
 def test_the_examples_configuration_is_one() -> None:

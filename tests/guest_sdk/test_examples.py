@@ -186,20 +186,17 @@ def test_chat_second_message_computes_only_new_tokens() -> None:
     assert counters["tokens_computed"] == passes
 
 
-def test_chat_after_an_answer_waits_for_the_user() -> None:
-    async def main() -> None:
-        async with Rig(assets=byte_assets(ends=False)) as rig:
-            live = await rig.start(wasm_of("chat"), b'{"max_tokens": 3}')
-            for answers in range(1, 4):
-                live.deliver(f"message {answers}".encode())
-                while live.messages.count(b"") < answers:
-                    await live.wait_messages(len(live.messages) + 1)
-                assert not live.ended.done()
-            live.close_input()
-            result = await asyncio.wait_for(live.ended, 20)
-            assert (result.status, result.exit_code) == ("exited", 0)
-
-    asyncio.run(main())
+async def test_chat_after_an_answer_waits_for_the_user() -> None:
+    async with Rig(assets=byte_assets(ends=False)) as rig:
+        live = await rig.start(wasm_of("chat"), b'{"max_tokens": 3}')
+        for answers in range(1, 4):
+            live.deliver(f"message {answers}".encode())
+            while live.messages.count(b"") < answers:
+                await live.wait_messages(len(live.messages) + 1)
+            assert not live.ended.done()
+        live.close_input()
+        result = await asyncio.wait_for(live.ended, 20)
+        assert (result.status, result.exit_code) == ("exited", 0)
 
 
 # --- swarm ---------------------------------------------------------------------------------------

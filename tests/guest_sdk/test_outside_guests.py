@@ -1,6 +1,5 @@
 """What the AssemblyScript SDK has of the outside, under a real gateway, against real servers."""
 
-import asyncio
 from pathlib import Path
 
 from symphony_runtime.client import message_bytes
@@ -24,19 +23,15 @@ EXPECTED = [
 ]
 
 
-def test_the_outside_in_assemblyscript(tmp_path: Path) -> None:
+async def test_the_outside_in_assemblyscript(tmp_path: Path) -> None:
     wasm = compiled("tests/outside.ts", tmp_path / "outside.wasm", "--exportStart", "_initialize")
-
-    async def main() -> None:
-        async with site() as there:
-            rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
-            tables = {"t": tool_table(tmp_path)}
-            async with House(tmp_path, tools=tables, http=rules) as house, house.client() as client:
-                uploaded = await client.upload(wasm)
-                given = {"tool": "t.echo", "url": there.url}
-                ended = await client.run(uploaded["id"], given)
-        assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
-        assert [message_bytes(m).decode() for m in ended["messages"]] == EXPECTED
-        assert there.bodies[0] == b"body"
-
-    asyncio.run(main())
+    async with site() as there:
+        rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
+        tables = {"t": tool_table(tmp_path)}
+        async with House(tmp_path, tools=tables, http=rules) as house, house.client() as client:
+            uploaded = await client.upload(wasm)
+            given = {"tool": "t.echo", "url": there.url}
+            ended = await client.run(uploaded["id"], given)
+    assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
+    assert [message_bytes(m).decode() for m in ended["messages"]] == EXPECTED
+    assert there.bodies[0] == b"body"

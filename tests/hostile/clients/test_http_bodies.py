@@ -76,53 +76,42 @@ def test_a_body_that_asks_for_no_run_starts_none(target: RunningServer, name: st
 
 
 @pytest.mark.parametrize("name", NO_ANSWER)
-def test_a_body_that_asks_for_no_answer_gets_none(target: RunningServer, name: str) -> None:
-    async def scenario() -> None:
-        async with target.client() as client:
-            _, roles = await client.ready()
-            assert roles
-        models = await ask(target.url, head("GET /v1/models HTTP/1.1", target.key))
-        model = models.json()["data"][0]["id"].encode()
-        body = NO_ANSWER[name].replace(b'"M"', b'"%s"' % model)
-        reply = await ask(target.url, post("/v1/completions", target.key, body))
-        assert reply.status in (400, 404), reply
-        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
-
-    asyncio.run(scenario())
+async def test_a_body_that_asks_for_no_answer_gets_none(target: RunningServer, name: str) -> None:
+    async with target.client() as client:
+        _, roles = await client.ready()
+        assert roles
+    models = await ask(target.url, head("GET /v1/models HTTP/1.1", target.key))
+    model = models.json()["data"][0]["id"].encode()
+    body = NO_ANSWER[name].replace(b'"M"', b'"%s"' % model)
+    reply = await ask(target.url, post("/v1/completions", target.key, body))
+    assert reply.status in (400, 404), reply
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_few_bytes_of_many_values_are_too_large(target: RunningServer) -> None:
+async def test_few_bytes_of_many_values_are_too_large(target: RunningServer) -> None:
     """Eight megabytes of JSON that would be half a gigabyte of lists."""
-
-    async def scenario() -> None:
-        lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
-        reply = await ask(target.url, post(RUNS, target.key, lists))
+    lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
+    reply = await ask(target.url, post(RUNS, target.key, lists))
+    assert reply.status == 413, reply
+    assert "too many values" in reply.json()["detail"]
+    fields = b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"
+    objects = b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1)
+    for body in (fields, objects):
+        reply = await ask(target.url, post(RUNS, target.key, body))
         assert reply.status == 413, reply
         assert "too many values" in reply.json()["detail"]
-        fields = b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"
-        objects = b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1)
-        for body in (fields, objects):
-            reply = await ask(target.url, post(RUNS, target.key, body))
-            assert reply.status == 413, reply
-            assert "too many values" in reply.json()["detail"]
-        body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
-        reply = await ask(target.url, post("/v1/completions", target.key, body))
-        assert reply.status == 413, reply
-
-    asyncio.run(scenario())
+    body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
+    reply = await ask(target.url, post("/v1/completions", target.key, body))
+    assert reply.status == 413, reply
 
 
-def test_the_last_of_two_equal_keys_counts_for_everybody(target: RunningServer) -> None:
+async def test_the_last_of_two_equal_keys_counts_for_everybody(target: RunningServer) -> None:
     """A field that stands there twice: one reader decides, and the program gets what it read."""
-
-    async def scenario() -> None:
-        body = b'{"input": {"a": 1, "a": 2}, "input": {"b": 3, "b": 4}}'
-        reply = await ask(target.url, post(RUNS, target.key, body))
-        assert reply.status == 202, reply
-        async with target.client() as client:
-            await client.cancel(reply.json()["id"])
-
-    asyncio.run(scenario())
+    body = b'{"input": {"a": 1, "a": 2}, "input": {"b": 3, "b": 4}}'
+    reply = await ask(target.url, post(RUNS, target.key, body))
+    assert reply.status == 202, reply
+    async with target.client() as client:
+        await client.cancel(reply.json()["id"])
 
 
 # Targets: none of them is anything of the tenant's, or leads anywhere else.

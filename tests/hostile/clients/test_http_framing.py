@@ -99,18 +99,14 @@ def test_a_body_of_broken_chunks_is_refused(target: RunningServer, name: str) ->
     asyncio.run(refused(target.url, request + CHUNKS[name]))
 
 
-def test_who_hangs_up_in_a_body_leaves_nothing(target: RunningServer) -> None:
+async def test_who_hangs_up_in_a_body_leaves_nothing(target: RunningServer) -> None:
     """A body that ends before it should, a hundred times: no run of half an input begins."""
-
-    async def scenario() -> None:
-        for _ in range(100):
-            async with wire(target.url) as connection:
-                request = head(f"POST {RUNS} HTTP/1.1", target.key, "Content-Length: 100")
-                await connection.send(request + b'{"input": "')
-        async with target.client() as client:
-            assert await client.live_runs() == []
-
-    asyncio.run(scenario())
+    for _ in range(100):
+        async with wire(target.url) as connection:
+            request = head(f"POST {RUNS} HTTP/1.1", target.key, "Content-Length: 100")
+            await connection.send(request + b'{"input": "')
+    async with target.client() as client:
+        assert await client.live_runs() == []
 
 
 ODD: dict[str, tuple[bytes, set[int]]] = {
@@ -161,16 +157,14 @@ def test_what_is_unusual_is_answered(target: RunningServer, name: str) -> None:
     assert b"root:" not in reply.body
 
 
-def test_a_thousand_requests_in_one_breath_are_answered_in_order(target: RunningServer) -> None:
+async def test_a_thousand_requests_in_one_breath_are_answered_in_order(
+    target: RunningServer,
+) -> None:
     """Pipelining: far more requests than anybody waits for the answers of."""
-
-    async def scenario() -> None:
-        async with wire(target.url) as connection:
-            one, other = head("GET /healthz HTTP/1.1"), head("GET /v1/nothing HTTP/1.1")
-            sending = asyncio.create_task(connection.send((one + other) * 500))
-            for _ in range(500):
-                assert (await connection.reply()).status == 200
-                assert (await connection.reply()).status == 404
-            await sending
-
-    asyncio.run(scenario())
+    async with wire(target.url) as connection:
+        one, other = head("GET /healthz HTTP/1.1"), head("GET /v1/nothing HTTP/1.1")
+        sending = asyncio.create_task(connection.send((one + other) * 500))
+        for _ in range(500):
+            assert (await connection.reply()).status == 200
+            assert (await connection.reply()).status == 404
+        await sending

@@ -69,36 +69,28 @@ def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:
     assert max(medians.values()) < 3 * min(medians.values()), medians
 
 
-def test_a_flood_of_guesses_hurts_nobody(target: RunningServer) -> None:
+async def test_a_flood_of_guesses_hurts_nobody(target: RunningServer) -> None:
     """Thousands of guesses on one connection, and the owner between them; no line in the log."""
-
-    async def scenario() -> None:
-        async with wire(target.url) as stranger, wire(target.url) as owner:
-            guess = head("GET /v1/runs HTTP/1.1", "sym_000000000000_" + "A" * 43)
-            sending = asyncio.create_task(stranger.send(guess * 2_000))
-            for _ in range(20):
-                await owner.send(head("GET /v1/runs HTTP/1.1", target.key))
-                assert (await owner.reply()).status == 200
-            for _ in range(2_000):
-                assert (await stranger.reply()).status == 401
-            await sending
-
-    asyncio.run(scenario())
+    async with wire(target.url) as stranger, wire(target.url) as owner:
+        guess = head("GET /v1/runs HTTP/1.1", "sym_000000000000_" + "A" * 43)
+        sending = asyncio.create_task(stranger.send(guess * 2_000))
+        for _ in range(20):
+            await owner.send(head("GET /v1/runs HTTP/1.1", target.key))
+            assert (await owner.reply()).status == 200
+        for _ in range(2_000):
+            assert (await stranger.reply()).status == 401
+        await sending
 
 
-def test_guesses_fill_no_database(tmp_path: Path) -> None:
+async def test_guesses_fill_no_database(tmp_path: Path) -> None:
     """What was denied is in the audit log, and the log does not grow with it."""
-
-    async def main() -> None:
-        async with House(tmp_path) as house, wire(house.url) as stranger:
-            guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
-            sending = asyncio.create_task(stranger.send(b"".join(guesses)))
-            for _ in guesses:
-                assert (await stranger.reply()).status == 401
-            await sending
-            async with Client(house.url, house.admin_key) as admin:
-                notes = [note async for note in admin.audit({"kind": "denied"})]
-            assert sum(note["times"] for note in notes) == len(guesses)
-            assert len(notes) < len(guesses) / 10
-
-    asyncio.run(main())
+    async with House(tmp_path) as house, wire(house.url) as stranger:
+        guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
+        sending = asyncio.create_task(stranger.send(b"".join(guesses)))
+        for _ in guesses:
+            assert (await stranger.reply()).status == 401
+        await sending
+        async with Client(house.url, house.admin_key) as admin:
+            notes = [note async for note in admin.audit({"kind": "denied"})]
+        assert sum(note["times"] for note in notes) == len(guesses)
+        assert len(notes) < len(guesses) / 10

@@ -159,23 +159,19 @@ _ODD = (
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_odd_headers_of_any_route_are_answered_as_the_document_says(
+async def test_odd_headers_of_any_route_are_answered_as_the_document_says(
     known: Known, route: Any
 ) -> None:
     """What is refused before our code looks whose path it is, too."""
     responses = build_document(ROUTES)["paths"][route.path][route.method.lower()]["responses"]
     line = f"{route.method} {filled(route.path)} HTTP/1.1"
-
-    async def scenario() -> None:
-        for odd in _ODD:
-            reply = await ask(known.server.url, head(line, known.server.key, odd))
-            where = (odd, reply)
-            assert str(reply.status) in responses, where
-            content = reply.headers.get("content-type", "").partition(";")[0]
-            assert not content or content in responses[str(reply.status)]["content"], where
-            assert reply.status < 500 or route.name == "readyz", where
-
-    asyncio.run(scenario())
+    for odd in _ODD:
+        reply = await ask(known.server.url, head(line, known.server.key, odd))
+        where = (odd, reply)
+        assert str(reply.status) in responses, where
+        content = reply.headers.get("content-type", "").partition(";")[0]
+        assert not content or content in responses[str(reply.status)]["content"], where
+        assert reply.status < 500 or route.name == "readyz", where
 
 
 def _hold(known: Known, strategy: Any, headers: dict[str, str]) -> None:

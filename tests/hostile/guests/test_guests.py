@@ -6,6 +6,7 @@ from tests.hostile.cases import Guest, meet
 from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
+from tests.support.run_by import run_by
 from tests.support.worker.rig import Rig, rigged
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
@@ -15,8 +16,6 @@ GUESTS: dict[str, Guest] = {
 
 
 @pytest.mark.parametrize("name", GUESTS)
-def test_it_ends_as_it_must_and_leaves_nothing(name: str) -> None:
-    async def test(rig: Rig) -> None:
-        await meet(rig, GUESTS[name])
-
-    rigged(test, seconds=60)
+@run_by(rigged, seconds=60)
+async def test_it_ends_as_it_must_and_leaves_nothing(rig: Rig, *, name: str) -> None:
+    await meet(rig, GUESTS[name])

@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.compiler.validation import check_and_compile, check_shape
 from wasmtime import wat2wasm
 
+from tests.support.run_by import run_by
 from tests.support.worker.binary import (
     AT_ZERO,
     EMPTY_BODY,
@@ -179,19 +180,16 @@ def test_what_the_server_looks_for_is_what_it_must_be(what: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["recv", "kv_create"])
-def test_a_call_for_an_entry_is_made_and_that_is_all(call: str) -> None:
+@run_by(rigged)
+async def test_a_call_for_an_entry_is_made_and_that_is_all(rig: Rig, *, call: str) -> None:
     """The host is called without a guest: nobody looks for the guest's stack or memory."""
-
-    async def test(rig: Rig) -> None:
-        source = (
-            f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
-            f' (export "lip_main" (func $c)) (export "child" (func $c)))'
-        )
-        for entry in ("lip_main", "child"):
-            ended = await rig.run(source, entry=entry)
-            assert (ended.status, ended.exit_code > 0) == ("exited", True)
-
-    rigged(test)
+    source = (
+        f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
+        f' (export "lip_main" (func $c)) (export "child" (func $c)))'
+    )
+    for entry in ("lip_main", "child"):
+        ended = await rig.run(source, entry=entry)
+        assert (ended.status, ended.exit_code > 0) == ("exited", True)
 
 
 def test_names_that_no_terminal_should_show_are_names() -> None:
@@ -265,19 +263,15 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("what", BOMBS)
-def test_what_is_hard_to_compile_runs_like_any_other(what: str) -> None:
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(BOMBS[what].wasm())
-        assert (ended.status, ended.reason) == ("exited", "")
-        assert (await rig.run(DECODE, bytes([2]))).status == "exited"
-
-    rigged(test, seconds=120)
+@run_by(rigged, seconds=120)
+async def test_what_is_hard_to_compile_runs_like_any_other(rig: Rig, *, what: str) -> None:
+    ended = await rig.run(BOMBS[what].wasm())
+    assert (ended.status, ended.reason) == ("exited", "")
+    assert (await rig.run(DECODE, bytes([2]))).status == "exited"
 
 
-def test_a_segment_outside_memory_traps() -> None:
-    async def test(rig: Rig) -> None:
-        for offset in (b"\x41" + b"\xff\xff\xff\xff\x07" + b"\x0b", b"\x41\x7f\x0b"):
-            ended = await rig.run(Binary(data=[b"\0" + offset + name("xy")]).wasm())
-            assert (ended.status, "out-of-bounds" in ended.reason) == ("trapped", True)
-
-    rigged(test)
+@run_by(rigged)
+async def test_a_segment_outside_memory_traps(rig: Rig) -> None:
+    for offset in (b"\x41" + b"\xff\xff\xff\xff\x07" + b"\x0b", b"\x41\x7f\x0b"):
+        ended = await rig.run(Binary(data=[b"\0" + offset + name("xy")]).wasm())
+        assert (ended.status, "out-of-bounds" in ended.reason) == ("trapped", True)

@@ -102,41 +102,33 @@ async def outcome(web: HttpEgress, url: str) -> str:
         return error.errno.name
 
 
-def test_no_spelling_of_an_inner_address_gets_anywhere() -> None:
+async def test_no_spelling_of_an_inner_address_gets_anywhere() -> None:
     """Decimal, octal, hexadecimal, short, mapped, embedded, wide digits, other dots."""
-
-    async def main() -> None:
-        async with site() as there, reckless() as web:
-            found = {host: await outcome(web, f"http://{host}:{there.port}/") for host in ADDRESSES}
-            found |= {f"{host}, bare": await outcome(web, f"http://{host}/") for host in ADDRESSES}
-            assert {h: o for h, o in found.items() if o not in ("EACCES", "EINVAL", "EIO")} == {}
-            for host in ("127.0.0.1", "[::1]", "169.254.169.254", "10.0.0.1", "[fc00::1]"):
-                assert found[host] == found[f"{host}, bare"] == "EACCES"
-            names = {host: await outcome(web, f"http://{host}:{there.port}/") for host in NAMES}
-            assert set(names.values()) <= {"EACCES", "EIO", "EINVAL"}, names
-            assert names["localhost"] == "EACCES"
-            assert not there.seen
-
-    asyncio.run(main())
+    async with site() as there, reckless() as web:
+        found = {host: await outcome(web, f"http://{host}:{there.port}/") for host in ADDRESSES}
+        found |= {f"{host}, bare": await outcome(web, f"http://{host}/") for host in ADDRESSES}
+        assert {h: o for h, o in found.items() if o not in ("EACCES", "EINVAL", "EIO")} == {}
+        for host in ("127.0.0.1", "[::1]", "169.254.169.254", "10.0.0.1", "[fc00::1]"):
+            assert found[host] == found[f"{host}, bare"] == "EACCES"
+        names = {host: await outcome(web, f"http://{host}:{there.port}/") for host in NAMES}
+        assert set(names.values()) <= {"EACCES", "EIO", "EINVAL"}, names
+        assert names["localhost"] == "EACCES"
+        assert not there.seen
 
 
-def test_no_redirect_leads_inside() -> None:
+async def test_no_redirect_leads_inside() -> None:
     """Each shape of a target, from a server that may be asked: it is, and nobody else."""
-
-    async def main() -> None:
-        async with site() as first, site() as inner, egress(rule(f"{first.url}/302")) as ask:
-            for target in REDIRECTS:
-                first.redirect_to = target.replace("PORT", str(inner.port))
-                with pytest.raises(SyscallError) as caught:
-                    await ask(f"{first.url}/302")
-                assert caught.value.errno in (Errno.EACCES, Errno.EIO), target
-            assert not inner.seen
-            assert {request.path for request in first.seen} == {"/302"}
-
-    asyncio.run(main())
+    async with site() as first, site() as inner, egress(rule(f"{first.url}/302")) as ask:
+        for target in REDIRECTS:
+            first.redirect_to = target.replace("PORT", str(inner.port))
+            with pytest.raises(SyscallError) as caught:
+                await ask(f"{first.url}/302")
+            assert caught.value.errno in (Errno.EACCES, Errno.EIO), target
+        assert not inner.seen
+        assert {request.path for request in first.seen} == {"/302"}
 
 
-def test_two_answers_to_one_request_answer_one() -> None:
+async def test_two_answers_to_one_request_answer_one() -> None:
     """A server that answers the next question before it is asked, on a kept connection."""
     one = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"
     heard = []
@@ -148,13 +140,10 @@ def test_two_answers_to_one_request_answer_one() -> None:
                 writer.write(one + b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntwo")
                 await writer.drain()
 
-    async def main() -> None:
-        async with answering(handle) as url, egress(rule(url)) as ask:
-            for _ in range(3):
-                assert (await ask(url))["body"] == b"one"
-        assert len(heard) == 3
-
-    asyncio.run(main())
+    async with answering(handle) as url, egress(rule(url)) as ask:
+        for _ in range(3):
+            assert (await ask(url))["body"] == b"one"
+    assert len(heard) == 3
 
 
 END = b"Content-Length: 0\r\n\r\n"
@@ -175,20 +164,16 @@ ANSWERS: dict[str, tuple[bytes, set[str]]] = {
 }  # fmt: skip
 
 
-def test_answers_that_would_become_something_else() -> None:
+async def test_answers_that_would_become_something_else() -> None:
     """A change of protocol, bodies where none may be, and headers that repeat without end."""
-
-    async def main() -> None:
-        for name, (answer, expected) in ANSWERS.items():
-            async with raw_server(answer) as url, egress(rule(url)) as ask:
-                try:
-                    found = await ask(url, timeout_ms=10_000)
-                    told = f"{found['status']} {found['body']}"
-                except SyscallError as error:
-                    told = error.errno.name
-                assert told in expected, (name, told)
-
-    asyncio.run(main())
+    for name, (answer, expected) in ANSWERS.items():
+        async with raw_server(answer) as url, egress(rule(url)) as ask:
+            try:
+                found = await ask(url, timeout_ms=10_000)
+                told = f"{found['status']} {found['body']}"
+            except SyscallError as error:
+                told = error.errno.name
+            assert told in expected, (name, told)
 
 
 def test_nothing_is_smuggled_in_what_a_program_says() -> None:
