@@ -18,7 +18,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.links import MemoryLink, memory_pair
 from symphony_kernel.protocol.messages import Op
 
-from tests.fuzz.house import House, Seen, Setting, played
+from tests.fuzz.rig import FuzzRig, Seen, Setting, played
 from tests.fuzz.values import EDGES, GRANTS, PATHS, VOCAB, piece
 from tests.fuzz.victim import expected_of_victim, victim_beside
 
@@ -154,8 +154,8 @@ def make(rng: Random, count: int = _FRAMES) -> Case:
 class _Evil:
     """The other end of the kernel's link with that worker."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, rig: FuzzRig) -> None:
+        self._house = rig
         # (instance, seq) -> operations: more than one where a number is taken twice.
         self.asked: dict[tuple[int, int], list[int]] = {}
         self.link: MemoryLink
@@ -206,10 +206,10 @@ def play(case: Case) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
     alone = expected_of_victim()
 
-    async def whole(house: House) -> None:
-        evil = _Evil(house)
+    async def whole(rig: FuzzRig) -> None:
+        evil = _Evil(rig)
         await evil.connect()
-        watching = asyncio.ensure_future(victim_beside(house, alone))
+        watching = asyncio.ensure_future(victim_beside(rig, alone))
         for frame, wait in case.frames:
             began = time.thread_time()
             evil.send(frame)
@@ -217,30 +217,30 @@ def play(case: Case) -> tuple[Seen, float]:
             await asyncio.sleep(0)
             took = time.thread_time() - began
             if took > _FRAME_SECONDS:
-                house.seen.wrong.append(f"a frame took {took:.1f} s: {frame!r}"[:300])
+                rig.seen.wrong.append(f"a frame took {took:.1f} s: {frame!r}"[:300])
             await asyncio.sleep(wait)
             if evil.link.closed:
                 await evil.connect()
         await watching
-        await _end(house, evil)
+        await _end(rig, evil)
 
     return played(case.setting, Random(0), whole)
 
 
-async def _end(house: House, evil: _Evil) -> None:
+async def _end(rig: FuzzRig, evil: _Evil) -> None:
     """All that was asked has to be answered, once generations that nobody takes are cancelled."""
     ends = [[i, Op.CANCEL, 0, seq] for (i, seq), ops in evil.asked.items() if ops]
     evil.link.send([m.Calls.KIND, ends])
     await asyncio.sleep(60)
     left = {key: ops for key, ops in evil.asked.items() if ops}
     if left and not evil.link.closed:
-        house.seen.wrong.append(f"never answered: {left}")
+        rig.seen.wrong.append(f"never answered: {left}")
     for instance in _INSTANCES:
         try:
-            await house.gateway.end(instance)
+            await rig.gateway.end(instance)
         except SyscallError as error:
             if not evil.link.closed:
-                house.seen.wrong.append(f"instance {instance}: {error}")
+                rig.seen.wrong.append(f"instance {instance}: {error}")
 
 
 def smaller(case: Case, at: int) -> Case | None:

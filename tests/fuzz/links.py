@@ -23,7 +23,7 @@ from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
 from tests.fuzz.values import mutated
-from tests.support.gateway.system import WORKER_SECRET, House
+from tests.support.gateway.system import WORKER_SECRET, SystemRig
 from tests.support.worker.guests import HELLO
 
 WORKER = "worker-0"
@@ -100,8 +100,8 @@ def _spoilt(rng: Random, frames: Frames, value: Any) -> Any:
 class _Evil:
     """The worker."""
 
-    def __init__(self, house: House, wrong: list[str]) -> None:
-        self._house, self._wrong = house, wrong
+    def __init__(self, system: SystemRig, wrong: list[str]) -> None:
+        self._house, self._wrong = system, wrong
         self.link: SocketLink | None = None
         self.runs: list[int] = []
 
@@ -147,8 +147,8 @@ def play(case: Case) -> tuple[int, list[str]]:
     async def whole(folder: Path) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, said: wrong.append(f"unheard: {said}"))
-        async with House(folder, worker=False) as house, house.client() as client:
-            evil = _Evil(house, wrong)
+        async with SystemRig(folder, worker=False) as system, system.client() as client:
+            evil = _Evil(system, wrong)
             await evil.connect()
             await client.upload(bytes(wat2wasm(HELLO)), "hello")
             rng = Random(len(case.frames))

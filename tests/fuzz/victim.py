@@ -9,7 +9,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from tests.fuzz.gateway import Run
 from tests.fuzz.guest import Script
-from tests.fuzz.house import LIMITS, WORKERS, House, Setting, played
+from tests.fuzz.rig import LIMITS, WORKERS, FuzzRig, Setting, played
 from tests.fuzz.scripts import OUT, Writer
 
 _TOKENS = 12
@@ -58,28 +58,28 @@ def _pred_and_tell(writer: Writer, kv: int, at: int, count: int) -> None:
     writer.call("send", OUT, _MESSAGE.size)
 
 
-async def victim_beside(house: House, alone: bytes, dies: bool = False, rich: bool = False) -> None:
+async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bool = False) -> None:
     """A tenant of its own decodes beside the others: it must get what it would get alone.
 
     Only where its worker `dies`, or a kernel took it along and said so, may it fail.
     """
-    losses = house.losses
+    losses = rig.losses
     try:
-        run = await house.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+        run = await rig.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
     except SyscallError:
-        if house.losses > losses:
+        if rig.losses > losses:
             return
         raise
-    status, reason = await ended(house, run, "the victim")
+    status, reason = await ended(rig, run, "the victim")
     if status == "failed":
         await asyncio.sleep(1)  # a worker hears before us that the kernel knows nothing
-        if dies or house.losses > losses:
+        if dies or rig.losses > losses:
             return
     if (status, reason) != ("exited", ""):
-        house.seen.wrong.append(f"the victim {status}: {reason}")
+        rig.seen.wrong.append(f"the victim {status}: {reason}")
     told = b"".join(run.messages)
-    if not alike(told, alone, starves=not house.setting.entitles(needs(rich))):
-        house.seen.wrong.append(f"the victim got {told.hex()}")
+    if not alike(told, alone, starves=not rig.setting.entitles(needs(rich))):
+        rig.seen.wrong.append(f"the victim got {told.hex()}")
 
 
 def alike(told: bytes, alone: bytes, *, starves: bool) -> bool:
@@ -103,8 +103,8 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
     """Return what the victim gets alone."""
     found: list[bytes] = []
 
-    async def alone(house: House) -> None:
-        run = await house.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+    async def alone(rig: FuzzRig) -> None:
+        run = await rig.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
         await run.ended
         found.append(b"".join(run.messages))
 
@@ -115,11 +115,11 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
     return found[0]
 
 
-async def ended(house: House, run: Run, who: str) -> tuple[str, str]:
+async def ended(rig: FuzzRig, run: Run, who: str) -> tuple[str, str]:
     """Wait for a run's end and look at it; return status and reason."""
     status, reason = await run.ended
     if "wall time" in reason and run.reads:
-        house.seen.wrong.append(f"{who} has waited for ever")
+        rig.seen.wrong.append(f"{who} has waited for ever")
     elif "fault of the server" in reason or "does not have the program" in reason:
-        house.seen.wrong.append(f"{who} ended: {reason}")
+        rig.seen.wrong.append(f"{who} ended: {reason}")
     return status, reason

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.assemblyscript import compiled
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 # What tests/tour.ts says of each part.
 TOUR = {
@@ -115,7 +115,7 @@ def run(program: bytes, part: str, *said: bytes) -> RunResult:
     """Run a part to its end; the user says something first and closes."""
 
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets(ends=False)) as rig:
+        async with WorkerRig(assets=byte_assets(ends=False)) as rig:
             live = await rig.start(program, part.encode())
             for message in said:
                 live.deliver(message)

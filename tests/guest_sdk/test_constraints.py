@@ -6,14 +6,14 @@ from pathlib import Path
 
 from tests.support.assemblyscript import compiled
 from tests.support.kernel.constrained import assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 
 def test_what_a_program_does_with_a_constraint(tmp_path: Path) -> None:
     program = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
 
     async def main() -> RunResult:
-        async with Rig(assets=assets()) as rig:
+        async with WorkerRig(assets=assets()) as rig:
             live = await rig.start(program, b"")
             return await asyncio.wait_for(live.ended, 60)
 

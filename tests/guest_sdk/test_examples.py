@@ -9,7 +9,7 @@ from wasmtime import Engine, Module
 
 from tests.support.examples import EXAMPLES, LANGUAGES, PROGRAMS, built, scenario
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 SIZE_MAX = {"Cargo.toml": 140_000, "asconfig.json": 60_000}
 IMPORTED = {"Cargo.toml": {"lip"}, "asconfig.json": {"lip", "env"}}
@@ -26,7 +26,7 @@ def run(
 
     async def main() -> tuple[list[RunResult], dict[str, Any]]:
         results = []
-        async with Rig(assets=byte_assets(ends=False)) as rig:
+        async with WorkerRig(assets=byte_assets(ends=False)) as rig:
             for _ in range(times):
                 data = given if isinstance(given, bytes) else json.dumps(given).encode()
                 live = await rig.start(wasm_of(program), data)
@@ -187,7 +187,7 @@ def test_chat_second_message_computes_only_new_tokens() -> None:
 
 
 async def test_chat_after_an_answer_waits_for_the_user() -> None:
-    async with Rig(assets=byte_assets(ends=False)) as rig:
+    async with WorkerRig(assets=byte_assets(ends=False)) as rig:
         live = await rig.start(wasm_of("chat"), b'{"max_tokens": 3}')
         for answers in range(1, 4):
             live.deliver(f"message {answers}".encode())

@@ -7,7 +7,7 @@ from symphony_runtime.client import message_bytes
 from tests.runtime.gateway.egress.test_http import site
 from tests.support.assemblyscript import compiled
 from tests.support.gateway.egress import tool_table
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 EXPECTED = [
     "listed does echo text",
@@ -28,7 +28,10 @@ async def test_the_outside_in_assemblyscript(tmp_path: Path) -> None:
     async with site() as there:
         rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
         tables = {"t": tool_table(tmp_path)}
-        async with House(tmp_path, tools=tables, http=rules) as house, house.client() as client:
+        async with (
+            SystemRig(tmp_path, tools=tables, http=rules) as system,
+            system.client() as client,
+        ):
             uploaded = await client.upload(wasm)
             given = {"tool": "t.echo", "url": there.url}
             ended = await client.run(uploaded["id"], given)

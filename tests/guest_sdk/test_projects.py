@@ -11,7 +11,7 @@ from symphony_runtime.cli import projects
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE_MAX = 100_000
@@ -19,7 +19,7 @@ SIZE_MAX = 100_000
 
 def run(program: bytes, data: bytes) -> RunResult:
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             return await rig.run(program, data)
 
     return asyncio.run(main())

@@ -19,7 +19,7 @@ from symphony_runtime.cli.projects import RustToolchain, build, find_rust_toolch
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "rust"
@@ -170,7 +170,7 @@ def run(
     """Run an entry of the probe to its end; the rig checks that nothing leaks."""
 
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             live = await rig.start(probe(), data, entry=entry)
             for message in messages:
                 live.deliver(message)
@@ -203,7 +203,7 @@ def test_children_take_grants_and_give_them() -> None:
 
 def test_tasks_decode_in_lockstep() -> None:
     async def main() -> dict[str, Any]:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             succeeds(await rig.run(probe(), b"64", entry="lockstep"))
             return await rig.statistics()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from symphony_runtime.worker.run import Run
 
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import LiveRun, Rig, RunResult
+from tests.support.worker.rig import LiveRun, RunResult, WorkerRig
 
 NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
 END_SECONDS_MAX = 20
@@ -35,7 +35,7 @@ class Guest:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-async def meet(rig: Rig, guest: Guest) -> RunResult:
+async def meet(rig: WorkerRig, guest: Guest) -> RunResult:
     """Run a guest beside a neighbour that decodes, and hold it to what it must come to."""
     for name, source in guest.others.items():
         rig.add(source, name)
@@ -55,7 +55,7 @@ async def meet(rig: Rig, guest: Guest) -> RunResult:
     return ended
 
 
-async def run_of(rig: Rig, live: LiveRun) -> Run:
+async def run_of(rig: WorkerRig, live: LiveRun) -> Run:
     """Return what the worker knows of a run that was started just now."""
     while live.instance not in rig.worker.instances:
         assert not live.ended.done()

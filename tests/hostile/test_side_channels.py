@@ -10,7 +10,7 @@ in `guests/test_tenants.py`), programs and what was compiled of them
 from tests.support.kernel.constrained import REGEX, constraint, kernel_with_text, start
 from tests.support.run_by import run_by
 from tests.support.worker.guests import script
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 
 async def test_another_s_grammar_is_compiled_again() -> None:
@@ -27,8 +27,8 @@ async def test_another_s_grammar_is_compiled_again() -> None:
         assert rig.kernel.statistics()["grammars_cached"] == one + 1
 
 
-@run_by(rigged)
-async def test_no_clock_of_a_program_is_finer_than_a_millisecond(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_no_clock_of_a_program_is_finer_than_a_millisecond(rig: WorkerRig) -> None:
     """WASI's clocks say nanoseconds, and mean milliseconds; a busy loop sees them jump by those."""
     steps = [step for _ in range(20) for step in
              (("clock_time_get", 0, 0, 0), ("show", 0, 8),

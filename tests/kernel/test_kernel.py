@@ -24,7 +24,7 @@ from tests.support.kernel.rig import (
     A,
     B,
     C,
-    Rig,
+    KernelRig,
     decode,
     ids,
     options,
@@ -37,7 +37,7 @@ from tests.support.kernel.rig import (
 
 # -- What is computed --------------------------------------------------------------------------
 def test_a_prompt_and_its_continuation() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         (first,) = ids(await worker.pred(1, A, PROMPT))
         out = await decode(worker, 1, A, first, 3)
@@ -67,7 +67,7 @@ def test_a_prompt_and_its_continuation() -> None:
 def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
     prompt = tokens(*(i * 7 % 4096 for i in range(1300)))
 
-    async def test(rig: Rig) -> tuple[int | bytes, int | bytes, int]:
+    async def test(rig: KernelRig) -> tuple[int | bytes, int | bytes, int]:
         worker = await start(rig)
         whole = await worker.pred(1, A, prompt, options(**opts))
         return whole, await worker.pred(1, A, tokens(1)), rig.kernel.statistics()["steps"]
@@ -82,11 +82,11 @@ def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
 
 
 def test_the_same_tokens_alone_and_among_many() -> None:
-    async def alone(rig: Rig) -> list[int]:
+    async def alone(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         return await decode(worker, 1, A, ids(await worker.pred(1, A, PROMPT))[0], 12)
 
-    async def among(rig: Rig) -> list[int]:
+    async def among(rig: KernelRig) -> list[int]:
         async def other(instance: int) -> None:
             worker = await start(rig, instance, tenant=f"t{instance % 3}")
             given = tokens(*range(instance, 3 * instance))
@@ -102,7 +102,7 @@ def test_the_same_tokens_alone_and_among_many() -> None:
 
 
 def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for handle in (B, C):
             worker.tell(1, Op.KV_CREATE, handle)
@@ -119,7 +119,7 @@ def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies
 
 # -- Files -------------------------------------------------------------------------------------
 def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         before = await rig.gateway.statistics()
@@ -145,7 +145,7 @@ def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
 
 
 def test_extract_and_append_carry_contents_and_not_only_tokens() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         everything = tokens(0, 59)
@@ -166,7 +166,7 @@ def test_extract_and_append_carry_contents_and_not_only_tokens() -> None:
 
 
 def test_copies_run_even_when_no_pred_follows() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
@@ -181,7 +181,7 @@ def test_copies_run_even_when_no_pred_follows() -> None:
 
 
 def test_calls_on_one_file_take_effect_in_order() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         worker.tell(1, Op.KV_FORK, C, A)  # empty: made before the preds
@@ -210,7 +210,7 @@ def test_calls_on_one_file_take_effect_in_order() -> None:
 
 
 def test_a_tree_sees_its_ancestors_only() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         tree = options(at="all", parents=[-1, 0, 0, 1], keep=False)
@@ -224,7 +224,7 @@ def test_a_tree_sees_its_ancestors_only() -> None:
 
 # -- Batches and replies -----------------------------------------------------------------------
 def test_replies_of_a_step_come_in_one_frame_a_worker() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         second = rig.attach_worker("w2")
         for instance in range(1, 9):
             await rig.gateway.register(instance, worker="w" if instance % 2 else "w2")
@@ -242,7 +242,7 @@ def test_replies_of_a_step_come_in_one_frame_a_worker() -> None:
 
 
 def test_lips_that_answer_quickly_stay_in_one_batch() -> None:
-    async def test(rig: Rig) -> float:
+    async def test(rig: KernelRig) -> float:
         async def lip(instance: int) -> None:
             worker = await start(rig, instance)
             await asyncio.sleep(instance * 0.0037)  # they begin at different moments
@@ -256,7 +256,7 @@ def test_lips_that_answer_quickly_stay_in_one_batch() -> None:
 
 
 def test_one_slow_lip_does_not_hold_up_the_others() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def lip(instance: int, pause: float, times: int) -> float:
             worker = await start(rig, instance)
             began = asyncio.get_running_loop().time()
@@ -277,7 +277,7 @@ def test_one_slow_lip_does_not_hold_up_the_others() -> None:
 # -- Cancels, ends, failures -------------------------------------------------------------------
 @pytest.mark.parametrize("target", [1, 2, 3])
 def test_a_cancelled_pred_is_answered_and_leaves_nothing(target: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         calls = [(1, Op.PRED, A, tokens(*range(1, 700)), None, b"")] * 3
         replies = worker.calls(*calls)
@@ -293,7 +293,7 @@ def test_a_cancelled_pred_is_answered_and_leaves_nothing(target: int) -> None:
 
 
 def test_an_instance_that_ends_with_work_in_flight_gives_everything_back() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await start(rig, 2, tenant="u")
         free = (await rig.gateway.statistics())["pages_free"]
@@ -334,7 +334,7 @@ def test_a_step_that_fails_answers_eio_and_the_kernel_goes_on(
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {2}, RuntimeError("out of memory"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         assert await worker.pred(1, A, tokens(1)) == -Errno.EIO
@@ -353,7 +353,7 @@ def test_what_a_failed_step_should_have_copied_answers_eio_and_nothing_else_does
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {2}, RuntimeError("the device lost it"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         if alone:
@@ -376,7 +376,7 @@ def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {1}, KernelBug("an invariant does not hold"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.pred(1, A, PROMPT)
         await worker.closed.wait()
@@ -387,7 +387,7 @@ def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
 
 # -- Pages -------------------------------------------------------------------------------------
 def test_a_pred_waits_for_pages_until_another_lip_gives_some_back() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await start(rig, 2)
         await worker.pred(1, A, tokens(*range(1, 13 * PAGE_TOKENS)))
@@ -402,7 +402,7 @@ def test_a_pred_waits_for_pages_until_another_lip_gives_some_back() -> None:
 
 
 def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await start(rig, 2)
         for instance, length in ((1, 100), (2, 60)):
@@ -419,7 +419,7 @@ def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem() -> None
 
 
 def test_a_tenants_quota_is_an_errno_at_once() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         assert await worker.pred(1, A, tokens(*range(1, 200))) == -Errno.EDQUOT
         assert isinstance(await worker.pred(1, A, tokens(*range(1, 60))), bytes)
@@ -428,7 +428,7 @@ def test_a_tenants_quota_is_an_errno_at_once() -> None:
 
 
 def test_a_run_past_its_tokens_is_reported_to_the_gateway() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, tokens=100)
         await worker.pred(1, A, PROMPT)
         assert await worker.pred(1, A, PROMPT) == -Errno.EDQUOT

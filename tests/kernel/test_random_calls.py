@@ -10,7 +10,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import Rig, tokens, with_kernel
+from tests.support.kernel.rig import KernelRig, tokens, with_kernel
 from tests.support.kernel.scripts import FIRST, Lip, Script
 
 OPERATIONS = st.tuples(
@@ -42,7 +42,7 @@ SCRIPTS = st.builds(
 
 
 def outcomes(scripts: list[Script], pages: int, steps: StepLimits) -> list[list[Any]]:
-    async def test(rig: Rig) -> list[list[Any]]:
+    async def test(rig: KernelRig) -> list[list[Any]]:
         lips = [Lip(rig, i, script) for i, script in enumerate(scripts, start=1)]
         running = [asyncio.create_task(lip.run()) for lip in lips]
         while not all(task.done() for task in running):
@@ -81,7 +81,7 @@ def test_together_each_gets_what_it_gets_alone(
 def test_in_a_pool_that_is_too_small_everybody_ends_and_every_page_comes_back(
     preds: list[tuple[int, int, str]],
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def lip(instance: int, length: int, at_ms: int, fate: str) -> None:
             await rig.gateway.register(instance, tenant=f"t{instance % 2}")
             rig.worker.tell(instance, Op.KV_CREATE, FIRST)

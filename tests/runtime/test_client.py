@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError, message_bytes
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 def test_message_bytes() -> None:
@@ -130,7 +130,7 @@ def test_a_server_that_goes_away_in_the_middle() -> None:
 
 def test_paths_and_names_are_quoted(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
+        async with SystemRig(tmp_path) as system, system.client() as client:
             for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
                 with pytest.raises(ServerError) as refused:
                     await client.kv_stat(name)

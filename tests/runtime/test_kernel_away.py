@@ -18,50 +18,50 @@ from symphony_runtime.client import Client, ServerError
 from symphony_runtime.worker.__main__ import keep_linked
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, House
+from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, SystemRig
 from tests.support.worker import crash_guests
 from tests.support.worker.guests import main
 
 
 class Roof:
-    """A house whose kernel can be out of reach."""
+    """A system whose kernel can be out of reach."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, system: SystemRig) -> None:
+        self.system = system
         self._linked = asyncio.Event()
 
     def cut(self) -> None:
         """End the connections of worker and gateway to the kernel."""
         for session in (
-            self.house.worker._kernel,
-            self.house.gateway.services.runs.kernel._session,
+            self.system.worker._kernel,
+            self.system.gateway.services.runs.kernel._session,
         ):
             if session is not None and session._link is not None:
                 session._link.abort()
 
     async def close(self) -> None:
         """Nobody reaches the kernel any more."""
-        await self.house._server.close()
+        await self.system._server.close()
         self.cut()
         await asyncio.sleep(0.01)
 
     async def open(self) -> None:
         """The same kernel behind a new door."""
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
-        self.house._server = Server(self.house.kernel, secrets)
-        await self.house._server.listen(self.house.config.kernel_socket)
+        self.system._server = Server(self.system.kernel, secrets)
+        await self.system._server.listen(self.system.config.kernel_socket)
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """The worker connects again by itself, as it does in its own process."""
-        self.cut()  # the house's own connection, which nobody keeps
+        self.cut()  # the system's own connection, which nobody keeps
         await asyncio.sleep(0)
-        socket = self.house.config.kernel_socket
+        socket = self.system.config.kernel_socket
         keeping = asyncio.create_task(
-            keep_linked(socket, self.house.worker.attach_kernel, self._linked)
+            keep_linked(socket, self.system.worker.attach_kernel, self._linked)
         )
         await self._linked.wait()
-        await self.house.wait_until_ready()
+        await self.system.wait_until_ready()
         try:
             yield
         finally:
@@ -75,10 +75,10 @@ def under_a_roof(
     async def whole() -> None:
         async with (
             asyncio.timeout(40),
-            House(tmp_path, **config) as house,
-            house.client() as client,
+            SystemRig(tmp_path, **config) as system,
+            system.client() as client,
         ):
-            roof = Roof(house)
+            roof = Roof(system)
             async with roof.kept():
                 await scenario(roof, client)
 
@@ -143,11 +143,11 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
         assert not ready
         assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
         cancelling = asyncio.create_task(client.cancel(live[0]))
-        while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
+        while len(roof.system.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
             await asyncio.sleep(0.002)
         waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
         # Each end waits for what the kernel says of its use; the programs are gone already.
-        while len(roof.house.worker.instances) > 2:  # noqa: ASYNC110
+        while len(roof.system.worker.instances) > 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert not waiting.done()
         await roof.open()
@@ -174,11 +174,11 @@ def test_requests_do_not_wait_for_ever_and_leave_nothing_in_the_kernel(tmp_path:
             await client.run("greedy", input=crash_guests.inputs(2, 5))
         assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
         await roof.open()
-        await roof.house.wait_until_ready()
+        await roof.system.wait_until_ready()
         assert (await client.run("greedy", input=crash_guests.inputs(2, 5)))["status"] == "exited"
         await asyncio.sleep(0.05)
-        assert roof.house.kernel.statistics()["instances"] == 0
-        assert roof.house.gateway.services.runs.statistics()["runs"] == 0
+        assert roof.system.kernel.statistics()["instances"] == 0
+        assert roof.system.gateway.services.runs.statistics()["runs"] == 0
 
     under_a_roof(tmp_path, scenario, kernel_wait_seconds=0.2)
 
@@ -191,7 +191,7 @@ def test_a_program_that_floods_a_kernel_that_is_away_has_to_wait(tmp_path: Path)
         runs = [await client.start("flood") for _ in range(4)]
         await asyncio.sleep(0.05)
         await roof.close()
-        session = roof.house.worker._kernel
+        session = roof.system.worker._kernel
         assert session is not None
         kept = -1
         while kept < session.backlog:  # it comes to a stop

@@ -10,7 +10,7 @@ from symphony_runtime.gateway.connections import connections
 
 from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM
 from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, wire
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 PARTS = {
     "nothing": b"",
@@ -32,7 +32,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
             await slow.send(b"X")  # of a header's name that never ends
             await asyncio.sleep(0.02)
 
-    async with House(tmp_path) as house, wire(house.url) as slow:
+    async with SystemRig(tmp_path) as system, wire(system.url) as slow:
         await slow.send(PARTS[name])
         if name.startswith("an answer"):
             assert (await slow.reply()).status == 200
@@ -44,24 +44,24 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
 
 async def test_silent_connections_make_room(tmp_path: Path) -> None:
     """More connections than there may be: those that have said nothing longest go, none at work."""
-    async with House(tmp_path) as house, house.client() as owner, AsyncExitStack() as stack:
+    async with SystemRig(tmp_path) as system, system.client() as owner, AsyncExitStack() as stack:
         await owner.upload(PARROT_WASM, name="parrot")
         run = await owner.start("parrot")
-        services = house.gateway.services
+        services = system.gateway.services
         services.connections.most = 8
-        reader = await stack.enter_async_context(wire(house.url))
-        await reader.send(head(f"GET /v1/runs/{run}/events HTTP/1.1", house.key))
+        reader = await stack.enter_async_context(wire(system.url))
+        await reader.send(head(f"GET /v1/runs/{run}/events HTTP/1.1", system.key))
         await reader.reader.readuntil(b"running")
-        silent = [await stack.enter_async_context(wire(house.url)) for _ in range(40)]
+        silent = [await stack.enter_async_context(wire(system.url)) for _ in range(40)]
         for one in silent:
             await one.send(b"GET /h")
         for one in silent[:20]:
             assert await one.rest() == b""
-        async with wire(house.url) as connection:  # whoever has something to ask is heard
+        async with wire(system.url) as connection:  # whoever has something to ask is heard
             await connection.send(head("GET /healthz HTTP/1.1"))
             assert (await connection.reply()).status == 200
         assert services.connections.statistics()["connections_closed"] >= 30
-        async with house.client() as client:
+        async with system.client() as client:
             await client.send(run, b"heard", close=True)
         async with asyncio.timeout(SECONDS_MAX):
             await reader.reader.readuntil(b"heard")  # it was at work, and was left alone
@@ -74,26 +74,26 @@ async def test_silent_connections_make_room(tmp_path: Path) -> None:
 
 async def test_a_tenant_leaves_connections_for_others(tmp_path: Path) -> None:
     """Readers of one tenant's events without number: another's request finds a place."""
-    async with House(tmp_path) as house, AsyncExitStack() as stack:
-        async with Client(house.url, house.admin_key) as admin:
+    async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
+        async with Client(system.url, system.admin_key) as admin:
             await admin.create_tenant("other")
             other = str((await admin.create_key("other", role="tenant"))["key"])
-        async with house.client() as client:
+        async with system.client() as client:
             await client.upload(PARROT_WASM, name="parrot")
             run = await client.start("parrot")
-        house.gateway.services.connections.most = 20
-        follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", house.key)
+        system.gateway.services.connections.most = 20
+        follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", system.key)
         heard = []
         for _ in range(30):
-            reader = await stack.enter_async_context(wire(house.url))
+            reader = await stack.enter_async_context(wire(system.url))
             await reader.send(follow)
             async with asyncio.timeout(SECONDS_MAX):
                 heard.append((await reader.reader.readuntil(b"\r\n")).split()[1])
         assert heard.count(b"200") == 16  # four times as many as are left
         assert set(heard) == {b"200", b"429"}
-        reply = await ask(house.url, head("GET /v1/runs HTTP/1.1", other))
+        reply = await ask(system.url, head("GET /v1/runs HTTP/1.1", other))
         assert reply.status == 200
-        async with Client(house.url, house.admin_key) as admin:
+        async with Client(system.url, system.admin_key) as admin:
             await admin.statistics()
 
 
@@ -101,7 +101,7 @@ async def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(
     tmp_path: Path,
 ) -> None:
     """Readers of events and of WebSockets that take nothing of what comes without end."""
-    async with House(tmp_path) as house, house.client() as client, AsyncExitStack() as stack:
+    async with SystemRig(tmp_path) as system, system.client() as client, AsyncExitStack() as stack:
         flood = (await client.upload(ENDLESS_SEND_WASM))["id"]
         await client.upload(PARROT_WASM, name="parrot")
         runs = [await client.start(flood) for _ in range(4)]
@@ -109,9 +109,9 @@ async def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(
                    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
         for run in runs:
             for path, headers in (("events", ()), ("ws", upgrade)):
-                deaf = await stack.enter_async_context(wire(house.url))
+                deaf = await stack.enter_async_context(wire(system.url))
                 deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
-                request = head(f"GET /v1/runs/{run}/{path} HTTP/1.1", house.key, *headers)
+                request = head(f"GET /v1/runs/{run}/{path} HTTP/1.1", system.key, *headers)
                 await deaf.send(request)
         talker = await client.start("parrot")
         for n in range(20):
@@ -121,7 +121,7 @@ async def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(
         assert said == [b"%d" % n for n in range(20)]
         for run in runs:
             assert (await client.cancel(run))["status"] == "killed"
-        assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
+        assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
 
 async def test_a_socket_whose_client_went_away_is_not_tried_again(tmp_path: Path) -> None:
@@ -130,18 +130,18 @@ async def test_a_socket_whose_client_went_away_is_not_tried_again(tmp_path: Path
 
     from tests.e2e.programs import SPIN_WASM
 
-    async with House(tmp_path) as house, house.client() as client:
+    async with SystemRig(tmp_path) as system, system.client() as client:
         await client.upload(SPIN_WASM, name="spin")
         run = await client.start("spin")
         before = len(asyncio.all_tasks())
         import aiohttp
 
-        headers = {"Authorization": f"Bearer {house.key}"}
+        headers = {"Authorization": f"Bearer {system.key}"}
         async with aiohttp.ClientSession(headers=headers) as session:
-            socket = await session.ws_connect(f"{house.url}/v1/runs/{run}/ws")
+            socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
             for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX + 1):
                 await socket.send_bytes(bytes(MESSAGE_BYTES_MAX))
-            live = house.gateway.services.runs
+            live = system.gateway.services.runs
             async with asyncio.timeout(SECONDS_MAX):
                 while True:
                     found = await live.find("default", run)

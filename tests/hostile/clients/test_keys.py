@@ -14,7 +14,7 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.tenancy.authentication import Authentication, Key, Role, new_key
 
 from tests.hostile.clients.wire import head, wire
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.server.server import RunningServer
 
 
@@ -84,13 +84,13 @@ async def test_a_flood_of_guesses_hurts_nobody(target: RunningServer) -> None:
 
 async def test_guesses_fill_no_database(tmp_path: Path) -> None:
     """What was denied is in the audit log, and the log does not grow with it."""
-    async with House(tmp_path) as house, wire(house.url) as stranger:
+    async with SystemRig(tmp_path) as system, wire(system.url) as stranger:
         guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
         sending = asyncio.create_task(stranger.send(b"".join(guesses)))
         for _ in guesses:
             assert (await stranger.reply()).status == 401
         await sending
-        async with Client(house.url, house.admin_key) as admin:
+        async with Client(system.url, system.admin_key) as admin:
             notes = [note async for note in admin.audit({"kind": "denied"})]
         assert sum(note["times"] for note in notes) == len(guesses)
         assert len(notes) < len(guesses) / 10

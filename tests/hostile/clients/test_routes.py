@@ -17,7 +17,7 @@ from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.run_by import run_by
 
 # The callers that a rule lets in; all others are refused.
@@ -85,9 +85,9 @@ RULES: dict[str, frozenset[str]] = {
 
 @dataclass
 class Callers:
-    """A house with keys of every kind; `keys` by the callers' names."""
+    """A system with keys of every kind; `keys` by the callers' names."""
 
-    house: House
+    system: SystemRig
     session: aiohttp.ClientSession
     keys: dict[str, str | None]
 
@@ -97,7 +97,7 @@ class Callers:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         sent = body if method in ("POST", "PUT", "PATCH") else None
         async with self.session.request(
-            method, self.house.url + path, headers=headers, data=sent
+            method, self.system.url + path, headers=headers, data=sent
         ) as response:
             known = {k: v for k, v in response.headers.items() if k not in ("Date", "Server")}
             return Told(response.status, known, await response.read())
@@ -120,9 +120,9 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
-    """A house with an owner, a stranger, readers, and keys that are good no more."""
-    async with House(tmp_path) as house, aiohttp.ClientSession() as session:
-        async with Client(house.url, house.admin_key) as admin:
+    """A system with an owner, a stranger, readers, and keys that are good no more."""
+    async with SystemRig(tmp_path) as system, aiohttp.ClientSession() as session:
+        async with Client(system.url, system.admin_key) as admin:
             for tenant in ("stranger", "gone"):
                 await admin.create_tenant(tenant)
 
@@ -135,15 +135,15 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
                 "nobody": None,
                 "a guess": "sym_000000000000_" + "A" * 43,
                 "revoked": revoked["key"],
-                "operator": house.admin_key,
+                "operator": system.admin_key,
                 "operator's reader": await key(None, "read-only"),
-                "tenant": house.key,
+                "tenant": system.key,
                 "tenant's reader": await key("default", "read-only"),
                 "stranger": await key("stranger", "tenant"),
                 "suspended": await key("gone", "tenant"),
             }
             await admin.change_tenant("gone", suspended=True)
-        yield Callers(house, session, keys)
+        yield Callers(system, session, keys)
 
 
 def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]]) -> None:
@@ -208,7 +208,7 @@ async def test_all_who_have_no_key_hear_the_same(them: Callers) -> None:
 @run_by(with_callers, "tmp_path")
 async def test_what_is_another_s_is_answered_as_what_is_not_there(them: Callers) -> None:
     """Another tenant's ids in every route: byte for byte what made-up ones are answered with."""
-    async with them.house.client() as owner:
+    async with them.system.client() as owner:
         program = (await owner.upload(guests.PARROT_WASM, name="parrot"))["id"]
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
@@ -247,7 +247,7 @@ async def test_what_is_another_s_is_answered_as_what_is_not_there(them: Callers)
 @run_by(with_callers, "tmp_path")
 async def test_another_s_names_say_nothing_anywhere_else(them: Callers) -> None:
     """In bodies, cursors and prefixes; and one's own things may be called what another's are."""
-    async with them.house.client() as owner:
+    async with them.system.client() as owner:
         await owner.upload(guests.PARROT_WASM, name="parrot")
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
@@ -270,7 +270,7 @@ async def test_another_s_names_say_nothing_anywhere_else(them: Callers) -> None:
         assert b"parrot" not in models.body
         figures = await them.ask("GET", "/metrics", "stranger")
         assert b"default" not in figures.body
-        async with Client(them.house.url, str(them.keys["stranger"])) as stranger:
+        async with Client(them.system.url, str(them.keys["stranger"])) as stranger:
             mine = await stranger.upload(guests.SAVE_WASM, name="parrot")
             assert (await stranger.run("parrot"))["exit_code"] == 0
             await stranger.kv_remove("notes/first")

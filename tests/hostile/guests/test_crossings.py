@@ -6,7 +6,7 @@ from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from tests.hostile.cases import meet
 from tests.hostile.guests.crossings import CROSSINGS
 from tests.support.worker import hostcalls
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 
 def both() -> list[CompiledHostCalls | None]:
@@ -17,8 +17,8 @@ def both() -> list[CompiledHostCalls | None]:
 
 @pytest.mark.parametrize("name", CROSSINGS)
 def test_it_ends_as_it_must_however_its_calls_cross(name: str) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         await meet(rig, CROSSINGS[name])
 
     for crossing in both():
-        rigged(test, seconds=60, crossing=crossing)
+        with_worker(test, seconds=60, crossing=crossing)

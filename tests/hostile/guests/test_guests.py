@@ -7,7 +7,7 @@ from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.run_by import run_by
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
 GUESTS: dict[str, Guest] = {
@@ -16,6 +16,6 @@ GUESTS: dict[str, Guest] = {
 
 
 @pytest.mark.parametrize("name", GUESTS)
-@run_by(rigged, seconds=60)
-async def test_it_ends_as_it_must_and_leaves_nothing(rig: Rig, *, name: str) -> None:
+@run_by(with_worker, seconds=60)
+async def test_it_ends_as_it_must_and_leaves_nothing(rig: WorkerRig, *, name: str) -> None:
     await meet(rig, GUESTS[name])

@@ -12,7 +12,7 @@ from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.abi_calls import LENGTHS, POINTERS, good
 from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 from tests.support.worker.snippets import SLEEP, child
 
 FILE_CALLS = [call for call in table().calls if any(p.name == "kv" for p in call.params)]
@@ -61,8 +61,8 @@ def test_whatever_names_something_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("call", FILE_CALLS, ids=lambda call: str(call.name))
-@run_by(rigged)
-async def test_no_call_takes_a_file_that_is_not_there(rig: Rig, *, call: Call) -> None:
+@run_by(with_worker)
+async def test_no_call_takes_a_file_that_is_not_there(rig: WorkerRig, *, call: Call) -> None:
     """Closed, of another generation, never issued, negative, a ticket's number: EBADF, each."""
     first, wrong = stale_files()
     steps = [forged(call, "kv", value) for value in wrong]
@@ -74,8 +74,8 @@ async def test_no_call_takes_a_file_that_is_not_there(rig: Rig, *, call: Call) -
 
 
 @pytest.mark.parametrize("call", TICKET_CALLS, ids=lambda call: str(call.name))
-@run_by(rigged)
-async def test_no_call_takes_a_ticket_that_is_not_there(rig: Rig, *, call: Call) -> None:
+@run_by(with_worker)
+async def test_no_call_takes_a_ticket_that_is_not_there(rig: WorkerRig, *, call: Call) -> None:
     """Taken, cancelled, not issued yet, negative, a file's handle: EBADF, and nobody waits."""
     first: list[Step] = [
         ("kv_create",),
@@ -99,8 +99,8 @@ async def test_no_call_takes_a_ticket_that_is_not_there(rig: Rig, *, call: Call)
     assert got[len(wrong) + 2 :: 3] == [-Errno.EBADF] * len(wrong)
 
 
-@run_by(rigged)
-async def test_relatives_and_constraints_that_are_not_there(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_relatives_and_constraints_that_are_not_there(rig: WorkerRig) -> None:
     """Pids and constraints of nobody; a constraint of another kind of thing in a pred's options."""
     packed = msgpack.packb({"constraint": 1})
     steps: list[Step] = [
@@ -118,8 +118,8 @@ async def test_relatives_and_constraints_that_are_not_there(rig: Rig) -> None:
     assert found[17] == -Errno.EBADF
 
 
-@run_by(rigged)
-async def test_another_programs_handles_are_nothing_here(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_another_programs_handles_are_nothing_here(rig: WorkerRig) -> None:
     """A second run is told the numbers that the first one's file, ticket and child have."""
     spawn = msgpack.packb({"entry": "child", "input": b""})
     owner = main(
@@ -148,8 +148,8 @@ async def test_another_programs_handles_are_nothing_here(rig: Rig) -> None:
     await victim.ended
 
 
-@run_by(rigged)
-async def test_a_child_has_nothing_of_its_parents(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_a_child_has_nothing_of_its_parents(rig: WorkerRig) -> None:
     """A child is told its parent's handle; the same number is then its own file, an empty one."""
     told = msgpack.packb({"entry": "child", "input": (1 << 16).to_bytes(4, "little")})
     program = main(
@@ -186,7 +186,7 @@ async def test_a_child_has_nothing_of_its_parents(rig: Rig) -> None:
 def test_a_right_that_is_not_there_does_not_come_back() -> None:
     """Forks, extracts and grants of a file with one right: nobody gets another one by them."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         first: list[Step] = [
             ("kv_create",),
             ("pred", result(0), 300, 1, 0, 0, 0),
@@ -207,14 +207,14 @@ def test_a_right_that_is_not_there_does_not_come_back() -> None:
         assert found[len(first) :] == [-Errno.EACCES] * (len(steps) + len(nothing))
 
     assert {call.name for call in FILE_CALLS} > NEED_MORE_THAN_READING
-    rigged(test)
+    with_worker(test)
 
 
 NEED_MORE_THAN_READING = {"pred", "generate", "kv_append", "kv_truncate", "kv_save", "kv_grant"}
 
 
-@run_by(rigged)
-async def test_a_handle_that_went_with_its_program_is_not_the_next_ones(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_a_handle_that_went_with_its_program_is_not_the_next_ones(rig: WorkerRig) -> None:
     """Programs that end with everything open, again and again: none finds what another left."""
     leaver = main(
         """(call $say (call $kv_len (i32.const 65536))) (call $say (call $kv_create))

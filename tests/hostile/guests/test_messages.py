@@ -9,7 +9,7 @@ from symphony_kernel.protocol.errno import Errno
 from tests.support.executor.byte_model import byte_assets
 from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 AT = 10_000
 CLAIM = b"\xdd\x00\x02\x00\x00"  # a list of 131,072
@@ -56,7 +56,7 @@ MALFORMED: dict[str, bytes] = {
 @pytest.mark.parametrize("what", MALFORMED)
 async def test_no_call_makes_anything_of_it(what: str) -> None:
     content = MALFORMED[what]
-    async with asyncio.timeout(60), Rig(assets=byte_assets()) as rig:
+    async with asyncio.timeout(60), WorkerRig(assets=byte_assets()) as rig:
         steps: list[Step] = [
             ("kv_create",),
             ("spawn", AT, len(content)),
@@ -71,8 +71,8 @@ async def test_no_call_makes_anything_of_it(what: str) -> None:
         assert found[1:] == [EINVAL] * 6 + [0]
 
 
-@run_by(rigged)
-async def test_words_about_what_is_wrong_are_few(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_words_about_what_is_wrong_are_few(rig: WorkerRig) -> None:
     """A header's name of control characters, each of which is written as four."""
     request = msgpack.packb({"url": "http://a/", "headers": {"\x01" * 40_000: "x"}})
     found = await rig.play(

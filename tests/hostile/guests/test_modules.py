@@ -28,7 +28,7 @@ from tests.support.worker.binary import (
     vector,
 )
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 MEMORY = '(memory (export "memory") 1)'
 START = '(func (export "_start"))'
@@ -180,8 +180,8 @@ def test_what_the_server_looks_for_is_what_it_must_be(what: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["recv", "kv_create"])
-@run_by(rigged)
-async def test_a_call_for_an_entry_is_made_and_that_is_all(rig: Rig, *, call: str) -> None:
+@run_by(with_worker)
+async def test_a_call_for_an_entry_is_made_and_that_is_all(rig: WorkerRig, *, call: str) -> None:
     """The host is called without a guest: nobody looks for the guest's stack or memory."""
     source = (
         f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
@@ -263,15 +263,15 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("what", BOMBS)
-@run_by(rigged, seconds=120)
-async def test_what_is_hard_to_compile_runs_like_any_other(rig: Rig, *, what: str) -> None:
+@run_by(with_worker, seconds=120)
+async def test_what_is_hard_to_compile_runs_like_any_other(rig: WorkerRig, *, what: str) -> None:
     ended = await rig.run(BOMBS[what].wasm())
     assert (ended.status, ended.reason) == ("exited", "")
     assert (await rig.run(DECODE, bytes([2]))).status == "exited"
 
 
-@run_by(rigged)
-async def test_a_segment_outside_memory_traps(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_a_segment_outside_memory_traps(rig: WorkerRig) -> None:
     for offset in (b"\x41" + b"\xff\xff\xff\xff\x07" + b"\x0b", b"\x41\x7f\x0b"):
         ended = await rig.run(Binary(data=[b"\0" + offset + name("xy")]).wasm())
         assert (ended.status, "out-of-bounds" in ended.reason) == ("trapped", True)

@@ -7,7 +7,7 @@ from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 
 from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import TENANT, Rig, rigged
+from tests.support.worker.rig import TENANT, WorkerRig, with_worker
 
 AT = 10_000  # where a name lies
 EINVAL, ENAMETOOLONG, EACCES, ENOENT = (
@@ -54,8 +54,8 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@run_by(rigged)
-async def test_a_path_that_is_a_trick_names_nothing(rig: Rig, *, what: str) -> None:
+@run_by(with_worker)
+async def test_a_path_that_is_a_trick_names_nothing(rig: WorkerRig, *, what: str) -> None:
     path, opened, saved, removed = REFUSED[what]
     found = await rig.play(
         ("kv_create",),
@@ -68,8 +68,8 @@ async def test_a_path_that_is_a_trick_names_nothing(rig: Rig, *, what: str) -> N
     assert found[1:] == [opened, saved, removed, 1]  # an empty list
 
 
-@run_by(rigged)
-async def test_a_path_that_looks_like_a_trick_is_a_name(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_a_path_that_looks_like_a_trick_is_a_name(rig: WorkerRig) -> None:
     """Saved, listed byte for byte, opened, removed; no two of them are one."""
     steps: list[Step] = [("kv_create",)]
     parts, at = [], AT
@@ -92,8 +92,8 @@ async def test_a_path_that_looks_like_a_trick_is_a_name(rig: Rig) -> None:
     assert found[-1] == 1
 
 
-@run_by(rigged)
-async def test_prefixes_find_what_begins_with_them_and_nothing_else(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_prefixes_find_what_begins_with_them_and_nothing_else(rig: WorkerRig) -> None:
     """A listing's prefix and its `after` with the same tricks: nothing of another tenant's."""
     tricks = [b"..", b"/..", b"public", b"public/", b"public/other", b"public/other/", b"\0",
               b"mine\0", b"min", b"/mine", b"mine/", b"\xf4\x8f\xbf\xbf"]  # fmt: skip

@@ -23,7 +23,7 @@ from tests.support.worker.guests import (
     module,
     result,
 )
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 U32 = 1 << 32
@@ -124,7 +124,7 @@ def test_no_pointer_outside_memory_is_followed(
     more = "(block (result i32) (drop (memory.grow (i32.const {}))) (i32.const 0))"
     growth: list[Step] = [("kv_close", more.format(n)) for n in ((1, 60_000) if grown else ())]
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         bad = [place.step(*given) for place in PLACES for given in outside(place, end)]
         for steps in scripts(bad):
             found = await rig.play(
@@ -135,13 +135,13 @@ def test_no_pointer_outside_memory_is_followed(
             assert wrong == []
             assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         fine = [place.step(*given) for place in PLACES for given in inside(place, END)]
         fine = [step for step in fine if step[0] != "send"]  # what it sends is in the results' way
         for steps in scripts(fine):
@@ -150,7 +150,7 @@ def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> N
             wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
             assert wrong == []
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 def test_places_that_overlap_are_read_before_they_are_written(
@@ -158,7 +158,7 @@ def test_places_that_overlap_are_read_before_they_are_written(
 ) -> None:
     """Arguments and results in the same bytes: as good as in others."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             *FIRST,
             ("kv_list", NAME_AT, 1, NAME_AT, 8),
@@ -183,7 +183,7 @@ def test_places_that_overlap_are_read_before_they_are_written(
         assert isinstance(found[12], int)
         assert found[12] > 0
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 # --- What toolchains import ----------------------------------------------------------------------
@@ -211,7 +211,7 @@ IOVS = b"".join(
 def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCalls | None) -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         bad: list[Step] = [(name, *given) for name, cases in WASI_BAD.items() for given in cases]
         files: list[Step] = [
             (name, *[number] * len(WASI_CALLS[name].params)) for name in NO_FILES
@@ -229,7 +229,7 @@ def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCal
         assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
         assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
@@ -238,7 +238,7 @@ def test_an_abort_with_any_pointer_ends_one_program(
 ) -> None:
     """A string's length stands before it: here it is anything."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         call = f"(call $abort (i32.const {pointer}) (i32.const {pointer}) (i32.const -1)"
         program = module(
             f'(func (export "lip_main") (result i32) {call} (i32.const -1)) (i32.const 0))',
@@ -251,13 +251,13 @@ def test_an_abort_with_any_pointer_ends_one_program(
         assert len(ended.reason) < 3000
 
     assert len(ABORT.params) == 4
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls | None) -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = []
         for call in table().calls:
             if call.name in ("exit", "wait", "claim"):  # which ends it, or waits for ever
@@ -269,4 +269,4 @@ def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls
         ended = await rig.run(module('(func (export "_start"))', start))
         assert (ended.status, ended.reason) == ("exited", "")
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)

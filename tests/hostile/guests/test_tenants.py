@@ -8,7 +8,7 @@ from symphony_kernel.protocol.limits import TENANT_CHANNELS_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 PREFIX = b"\x81\xa7program\xd9\x47"  # {"program": and a text of 71 bytes, which the input is
@@ -82,16 +82,16 @@ async def test_a_thief_in_another_tenant_finds_nothing(tmp_path: Path) -> None:
     id; and taking all the channels that a tenant may have takes none of another's.
     """
     async with (
-        House(tmp_path) as house,
-        house.client() as owner,
-        Client(house.url, house.admin_key) as admin,
+        SystemRig(tmp_path) as system,
+        system.client() as owner,
+        Client(system.url, system.admin_key) as admin,
     ):
         await admin.create_tenant("thieves")
         key = (await admin.create_key("thieves"))["key"]
         program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
         victim = await owner.start("owner")
         assert await say(owner, victim, 4) == [0, 32, 0, 1 << 16]
-        async with Client(house.url, key) as thief:
+        async with Client(system.url, key) as thief:
             await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
             run = await thief.start("thief", program["id"])
             found = await say(thief, run, 12)

@@ -14,7 +14,7 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.gateway.egress import ask
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 _SERVER = Path(__file__).with_name("lying_server.py")
 SAYS_NOTHING = {"wrong_ids", "never"}  # that would be an answer to this call
@@ -37,7 +37,7 @@ def test_wrong_answers_are_errors_or_data(tmp_path: Path, caplog: pytest.LogCapt
     from tests.hostile.outside.lying_server import TOOLS
 
     async def main() -> None:
-        async with House(tmp_path, tools={"t": table()}) as house, house.client() as client:
+        async with SystemRig(tmp_path, tools={"t": table()}) as system, system.client() as client:
             for name in TOOLS:
                 most_ms = 20_000 if name in ANSWERS else 150
                 told = await ask(client, "tool", {"name": f"t.{name}", "timeout_ms": most_ms})
@@ -53,7 +53,7 @@ def test_wrong_answers_are_errors_or_data(tmp_path: Path, caplog: pytest.LogCapt
                     assert told.errno in (0, Errno.ETIMEDOUT, Errno.EFBIG), where
             honest = await ask(client, "tool", {"name": "t.honest"})
             assert honest.value == {"ok": True, "content": "honest"}
-            outside = house.gateway.services.runs.egress.statistics()
+            outside = system.gateway.services.runs.egress.statistics()
             assert outside["calls"] == 0
 
     asyncio.run(main())
@@ -68,7 +68,7 @@ def test_wrong_lists_leave_the_good_tools(
 
     async def main() -> None:
         tools = {"t": table(LIST=how), "other": table()}
-        async with House(tmp_path, tools=tools) as house, house.client() as client:
+        async with SystemRig(tmp_path, tools=tools) as system, system.client() as client:
             listed = (await ask(client, "tools")).value
             names = [tool["name"] for tool in listed]
             assert {"t.honest", "other.honest"} <= set(names)

@@ -13,8 +13,8 @@ from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
-from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
+from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
 
 OPTIONS = KernelOptions(steps=StepLimits(beside=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
@@ -34,7 +34,7 @@ async def decode_beside(worker: Worker, instance: int) -> None:
 
 
 def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
-    async def both(rig: Rig) -> None:
+    async def both(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="hostile")
         await start(rig, 2, tenant="victim")
         await decode_beside(worker, 2)
@@ -44,7 +44,7 @@ def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
 
 
 def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes() -> None:
-    async def test(_rig: Rig, worker: Worker) -> None:
+    async def test(_rig: KernelRig, worker: Worker) -> None:
         assert await spend(worker, [1, 3_000], [2, 200]) == []
         (pace,) = await spend(worker, [1, 10_000], [2, 200])
         assert pace.tenant == "hostile"
@@ -59,7 +59,7 @@ def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes() 
 
 
 def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on() -> None:
-    async def test(_rig: Rig, worker: Worker) -> None:
+    async def test(_rig: KernelRig, worker: Worker) -> None:
         for _ in range(3):
             assert await spend(worker, [1, 5 * MUCH])
         await asyncio.sleep(PACE_MS_MAX / 1000)
@@ -73,7 +73,7 @@ def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on() -> None:
 
 
 def test_one_who_is_alone_never_rests() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         await decode_beside(worker, 1)
         for _ in range(10):
@@ -86,11 +86,11 @@ def test_one_who_is_alone_never_rests() -> None:
 
 
 def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> None:
-    async def as_much(_rig: Rig, worker: Worker) -> None:
+    async def as_much(_rig: KernelRig, worker: Worker) -> None:
         for _ in range(10):
             assert await spend(worker, [1, MUCH], [2, MUCH]) == []
 
-    async def enough(_rig: Rig, worker: Worker) -> None:
+    async def enough(_rig: KernelRig, worker: Worker) -> None:
         assert await spend(worker, [1, MUCH]) == []
 
     with_two(as_much)
@@ -100,7 +100,7 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
 
 
 def test_what_the_gateway_spends_is_of_the_same_account() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
+    async def test(rig: KernelRig, worker: Worker) -> None:
         rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
         await asyncio.sleep(0.001)
         assert worker.paces == [], "its worker hears of it when it tells next"
@@ -110,7 +110,7 @@ def test_what_the_gateway_spends_is_of_the_same_account() -> None:
     with_two(test)
 
 
-async def spend_at_gateway(rig: Rig, *times: list[Any]) -> list[m.Pace]:
+async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
     """Tell what tenants have cost the gateway; return who is to rest there."""
     rig.gateway.paces.clear()
     rig.gateway.link.send(m.encode(m.Spent(list(times))))
@@ -119,7 +119,7 @@ async def spend_at_gateway(rig: Rig, *times: list[Any]) -> list[m.Pace]:
 
 
 def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
+    async def test(rig: KernelRig, worker: Worker) -> None:
         assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
         (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
         assert pace.tenant == "hostile"
@@ -133,7 +133,7 @@ def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_res
 
 
 def test_a_tenant_that_has_no_instance_rests_beside_others_alone() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="victim")
         assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
         await decode_beside(worker, 1)
@@ -147,7 +147,7 @@ def test_a_tenant_that_has_no_instance_rests_beside_others_alone() -> None:
 
 
 def test_a_worker_speaks_for_no_tenant() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
+    async def test(rig: KernelRig, worker: Worker) -> None:
         worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
         async with asyncio.timeout(20):
             await worker.closed.wait()
@@ -157,7 +157,7 @@ def test_a_worker_speaks_for_no_tenant() -> None:
 
 
 def test_calls_of_one_that_rests_wait_too() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
+    async def test(rig: KernelRig, worker: Worker) -> None:
         assert await spend(worker, [1, MUCH])
         asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
         other = worker.call(2, Op.KV_LEN, A)
@@ -170,7 +170,7 @@ def test_calls_of_one_that_rests_wait_too() -> None:
 
 
 def test_a_worker_speaks_for_its_own_instances_alone() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
+    async def test(rig: KernelRig, worker: Worker) -> None:
         other = rig.attach_worker("v")
         await other.welcome
         assert await spend(other, [2, MUCH], [99, MUCH]) == []
@@ -183,7 +183,7 @@ def test_a_worker_speaks_for_its_own_instances_alone() -> None:
     "item", [[], [1], [1, -1], [1, 1.5], [True, 1], ["1", -1], [b"1", 1], [1, 2, 3], {}, 7, None]
 )
 def test_what_is_no_item_ends_the_link(item: Any) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         worker.link.send(m.encode(m.Spent([item])))
         async with asyncio.timeout(20):
@@ -193,7 +193,7 @@ def test_what_is_no_item_ends_the_link(item: Any) -> None:
 
 
 def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         for instance, tenant in ((1, "hostile"), (2, "victim")):
             await gateway.register(instance, tenant=tenant)
             worker.tell(instance, Op.KV_CREATE, A)
@@ -210,4 +210,4 @@ def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(tmp_pa
         assert await worker.call(2, Op.KV_LEN, A) == 6
         await gateway.check_integrity()
 
-    with_dying_kernel(tmp_path, test, options=OPTIONS)
+    with_crashing_kernel(tmp_path, test, options=OPTIONS)

@@ -8,7 +8,7 @@ from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.floods import take_time
-from tests.support.kernel.rig import A, Rig, Worker, ids, start, tokens, with_kernel
+from tests.support.kernel.rig import A, KernelRig, Worker, ids, start, tokens, with_kernel
 
 STEP_MS = 10.0
 COSTS = CostModel(fixed_us=1000 * STEP_MS, prefill_token_us=100)  # 51 ms for a step full of prompts
@@ -24,7 +24,9 @@ async def decode(worker: Worker, instance: int, count: int) -> None:
         await asyncio.sleep(0.0005)
 
 
-async def gap_ms(rig: Rig, prompts: str, others: int, decoding: tuple[str, ...] = ()) -> float:
+async def gap_ms(
+    rig: KernelRig, prompts: str, others: int, decoding: tuple[str, ...] = ()
+) -> float:
     """Decode as the tenant "victim" beside prompts of a tenant; return the mean time a token."""
     worker = await start(rig, 1, tenant="victim")
     await decode(worker, 1, STREAM)
@@ -44,7 +46,7 @@ async def gap_ms(rig: Rig, prompts: str, others: int, decoding: tuple[str, ...] 
 
 
 def measured(prompts: str, others: int = 4, decoding: tuple[str, ...] = ()) -> float:
-    async def test(rig: Rig) -> float:
+    async def test(rig: KernelRig) -> float:
         took = await gap_ms(rig, prompts, others, decoding)
         for instance in [*range(1, 2 + others), *range(100, 100 + len(decoding))]:
             await rig.gateway.end(instance)
@@ -73,7 +75,7 @@ def test_each_tenant_that_decodes_has_its_share(many: int) -> None:
 
 
 def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_step() -> None:
-    async def test(rig: Rig) -> int:
+    async def test(rig: KernelRig) -> int:
         worker = await start(rig, 1, tenant="victim")
         await decode(worker, 1, STREAM)
         await start(rig, 2, tenant="other")
@@ -91,7 +93,7 @@ def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_step() 
 
 
 def test_no_prompt_is_lost() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="victim")
         await start(rig, 2, tenant="other")
         prompt = worker.pred(2, A, PROMPT)
@@ -107,7 +109,7 @@ def test_no_prompt_is_lost() -> None:
 
 
 def test_calls_made_while_nobody_decoded_are_paid_by_no_prompt_that_comes_later() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="victim")
         for instance, tenant in ((2, "other"), (3, "files")):
             await start(rig, instance, tenant=tenant)

@@ -50,7 +50,7 @@ class Held:
         self.held_bytes = 0
 
 
-class House:
+class TimedBudget:
     """A budget with a clock; `trims`: how often memory was given back."""
 
     def __init__(self, **tenants: list[Held]) -> None:
@@ -84,14 +84,16 @@ def test_budget_tenant_over_its_own_loses_what_it_used_longest_ago() -> None:
     each = TENANT_GRAMMAR_BYTES_MAX // 3
     held = [Held(each, used) for used in (99.0, 97.0, 98.0, 99.5)]
     other = Held(MIB, 90.0)
-    found = asyncio.run(House(mine=held, other=[other]).keep())
+    found = asyncio.run(TimedBudget(mine=held, other=[other]).keep())
     assert found == {"mine": [each // MIB, 0, each // MIB, each // MIB], "other": [1]}
 
 
 def test_budget_all_together_over_theirs_takes_from_the_largest() -> None:
     most, tenants = TENANT_GRAMMAR_BYTES_MAX, GRAMMAR_BYTES_MAX // TENANT_GRAMMAR_BYTES_MAX
     many = {f"t{n}": [Held(most // 2, 99.0), Held(most // 2, 98.0)] for n in range(tenants)}
-    found = asyncio.run(House(**many, small=[Held(most, 1.0)], least=[Held(MIB, 99.0)]).keep())
+    found = asyncio.run(
+        TimedBudget(**many, small=[Held(most, 1.0)], least=[Held(MIB, 99.0)]).keep()
+    )
     assert sum(sum(held) for held in found.values()) <= GRAMMAR_BYTES_MAX // MIB
     assert found["least"] == [1]
 
@@ -100,22 +102,22 @@ def test_budget_all_together_over_theirs_takes_from_the_one_with_most_for_its_we
     most = TENANT_GRAMMAR_BYTES_MAX
     tenants = {f"t{n}": [Held(most // 2, 99.0) for _ in range(2)] for n in range(5)}
     others = {"light": [Held(60 * MIB, 99.0)], "one": [Held(GRAMMAR_BYTES_MAX - 5 * most, 99.0)]}
-    house = House(**tenants, **others)
-    house.weights = {"light": 0.1, **dict.fromkeys(tenants, 2.0)}
-    found = asyncio.run(house.keep())
+    timed = TimedBudget(**tenants, **others)
+    timed.weights = {"light": 0.1, **dict.fromkeys(tenants, 2.0)}
+    found = asyncio.run(timed.keep())
     assert [tenant for tenant, held in found.items() if 0 in held] == ["light"]
 
 
 def test_budget_idle_grammars_go_and_memory_is_given_back() -> None:
     idle = [Held(GRAMMAR_IDLE_BYTES_MAX // 2, used) for used in (10.0, 20.0, 30.0)]
-    house = House(tenant=idle, other=[Held(100 * MIB, 99.0)])
-    found = asyncio.run(house.keep())
+    timed = TimedBudget(tenant=idle, other=[Held(100 * MIB, 99.0)])
+    found = asyncio.run(timed.keep())
     half = GRAMMAR_IDLE_BYTES_MAX // 2 // MIB
     assert found == {"tenant": [0, half, half], "other": [100]}
-    assert house.trims == 0, "nothing had been noted before"
-    house.tenants["other"].clear()
-    asyncio.run(house.keep())
-    assert house.trims == 1
+    assert timed.trims == 0, "nothing had been noted before"
+    timed.tenants["other"].clear()
+    asyncio.run(timed.keep())
+    assert timed.trims == 1
 
 
 def test_budget_grammar_that_cannot_be_released_ends_no_look() -> None:
@@ -123,7 +125,7 @@ def test_budget_grammar_that_cannot_be_released_ends_no_look() -> None:
         def release(self) -> None:
             """It is being built."""
 
-    asyncio.run(House(tenant=[Kept(2 * GRAMMAR_BYTES_MAX, 1.0)]).keep())
+    asyncio.run(TimedBudget(tenant=[Kept(2 * GRAMMAR_BYTES_MAX, 1.0)]).keep())
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,21 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import PROMPT, A, B, Rig, decode, options, start, tokens, with_kernel
+from tests.support.kernel.rig import (
+    PROMPT,
+    A,
+    B,
+    KernelRig,
+    decode,
+    options,
+    start,
+    tokens,
+    with_kernel,
+)
 
 
 def test_a_worker_cannot_call_for_anothers_instance() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         intruder = rig.attach_worker("w2")
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
@@ -51,7 +61,7 @@ def test_a_worker_cannot_call_for_anothers_instance() -> None:
 def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
     frame: list[Any],
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         second = rig.attach_worker("w2")
         await start(rig, 1)
         assert (await rig.gateway.register(2, worker="w2")).errno == 0
@@ -79,7 +89,7 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
     ],
 )  # fmt: skip
 def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
@@ -98,7 +108,7 @@ def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
 
 
 def test_a_worker_that_connects_again_replaces_the_old_one() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         old = await start(rig)
         old.pred(1, A, PROMPT)
         new = rig.attach_worker("w")
@@ -111,7 +121,7 @@ def test_a_worker_that_connects_again_replaces_the_old_one() -> None:
 
 
 def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         second = rig.attach_worker("w2")
         await start(rig, 1)
         await rig.gateway.register(2, worker="w2")
@@ -131,7 +141,7 @@ def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all() -> None:
 
 
 def test_what_the_gateway_asks() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
@@ -151,7 +161,7 @@ def test_what_the_gateway_asks() -> None:
 
 
 def test_integrity_is_checked_between_steps_even_when_they_never_pause() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def busy(instance: int) -> None:
             worker = await start(rig, instance)
             await decode(worker, instance, A, 3, 60)
@@ -166,7 +176,7 @@ def test_integrity_is_checked_between_steps_even_when_they_never_pause() -> None
 
 
 def test_large_results_are_split_over_frames() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for instance in range(2, 8):
             await start(rig, instance)
@@ -219,10 +229,10 @@ class Listener:
 SECRET = b"s" * 16
 
 
-def at_the_door(test: Callable[[Rig, Listener, Listener], Awaitable[None]]) -> None:
+def at_the_door(test: Callable[[KernelRig, Listener, Listener], Awaitable[None]]) -> None:
     """A kernel whose gateway and worker "v" have sessions; an instance 1 lives in "v"."""
 
-    async def whole(rig: Rig) -> None:
+    async def whole(rig: KernelRig) -> None:
         rig.gateway.link.close()
         await asyncio.sleep(0.001)
         door = Server(rig.kernel, {"gateway": SECRET, "v": SECRET})
@@ -236,7 +246,7 @@ def at_the_door(test: Callable[[Rig, Listener, Listener], Awaitable[None]]) -> N
 
 
 def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off() -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+    async def test(rig: KernelRig, gateway: Listener, worker: Listener) -> None:
         worker.send(m.Calls([[1, Op.KV_CREATE, 0, A]]))
         for seq, who in enumerate((worker, gateway, worker), start=5):
             link, over = await who.connect()
@@ -263,7 +273,7 @@ def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off() -> Non
 
 
 def test_a_session_that_begins_ends_the_one_before_and_its_instances() -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+    async def test(rig: KernelRig, gateway: Listener, worker: Listener) -> None:
         await asyncio.sleep(0.01)
         assert rig.kernel.statistics()["instances"] == 1
         successor = Listener(worker._door, "worker", "v")
@@ -283,7 +293,7 @@ def test_a_session_that_begins_ends_the_one_before_and_its_instances() -> None:
 
 @pytest.mark.parametrize("frame", [[m.Receipt.KIND, 99], [m.End.KIND, 1, 1], [m.Hello.KIND]])
 def test_a_session_whose_peer_breaks_the_protocol_is_over(frame: list[Any]) -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+    async def test(rig: KernelRig, gateway: Listener, worker: Listener) -> None:
         link, over = await worker.connect()
         link.send(frame)
         await over.wait()

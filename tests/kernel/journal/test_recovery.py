@@ -24,7 +24,7 @@ from symphony_kernel.protocol.sessions import SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.batched_device import InLots
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
 from tests.support.kernel.scripts import Lip, Script
 
@@ -120,19 +120,19 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
 
 
 def test_one_pred(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(*range(1, 40)))
         assert not differences(rig.recovered_image(), rig.image())
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         view: Any = View(gateway, worker)
         courses = scripts(chance, 8, 14, EVERYTHING)
         lips = [Busy(view, i, continuation) for i, continuation in enumerate(courses, start=1)]
@@ -145,7 +145,7 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
         await gateway.check_integrity()
         await running
 
-    with_dying_kernel(folder, test, log_bytes=20_000, **given)
+    with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
 def test_at_any_moment_the_journal_says_what_the_kernel_is(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def outcomes(
 ) -> list[list[Any]]:
     """Return what each LIP hears; with `chance` of a kernel that dies again and again."""
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
         view: Any = View(gateway, worker)
         lips = [Lip(view, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
@@ -203,10 +203,10 @@ def outcomes(
         assert statistics["journal"]
         return results
 
-    return with_dying_kernel(folder, test, log_bytes=20_000, **given)
+    return with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
-async def die_somehow(rig: DyingRig, chance: random.Random) -> None:
+async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
     """Let the kernel die: now, or within the next record; and stay dead for a while."""
     if chance.random() < 0.5:
         rig.die(chance)
@@ -255,7 +255,7 @@ def files(folder: Path, suffix: str = "") -> int:
 
 
 def test_the_log_stays_short(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         for token in range(1, 300):
@@ -266,13 +266,13 @@ def test_the_log_stays_short(tmp_path: Path) -> None:
         assert files(tmp_path, ".image") == 1
         assert files(tmp_path, ".log") < 5
 
-    with_dying_kernel(tmp_path, test, log_bytes=10_000)
+    with_crashing_kernel(tmp_path, test, log_bytes=10_000)
 
 
 def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(1, 2, 3))
@@ -287,14 +287,14 @@ def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    with_dying_kernel(tmp_path, test, log_bytes=1 << 30)
+    with_crashing_kernel(tmp_path, test, log_bytes=1 << 30)
     assert "GIVEN UP" in caplog.text
 
 
 def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(1))
@@ -307,12 +307,12 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
         assert (await gateway.statistics())["journal"] is False
         assert files(tmp_path) == 0
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
     assert "GIVEN UP" in caplog.text
 
 
 def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(*range(1, 65)))
@@ -323,7 +323,7 @@ def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_pat
         assert kvfs.prefix_cache.references.sum() == 4
         assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
@@ -331,7 +331,7 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
 ) -> None:
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
@@ -348,11 +348,11 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
         assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
         await gateway.check_integrity()
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         chance = random.Random(3)
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
@@ -366,7 +366,7 @@ def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
             assert len(result) == 4 << 20
         assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 @pytest.mark.parametrize("somebody_enters", [False, True])
@@ -375,7 +375,7 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
 ) -> None:
     """Also where somebody comes in between, whose record is of that turn, too."""
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         for instance in (1, 2):
             await gateway.register(instance)
             await worker.call(instance, Op.KV_CREATE, A)
@@ -404,11 +404,11 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
         assert len(made.ids) == 12
         assert await worker.call(1, Op.KV_LEN, A) == 12
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         ours, theirs = memory_pair()
         rig.kernel.attach_worker("v", ours)
         passer = Worker(theirs)
@@ -424,11 +424,11 @@ def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> No
         assert (await gateway.end(1)).value["completion_tokens"] == 1
         await gateway.check_integrity()
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         recorder = rig.kernel.hooks
         assert isinstance(recorder, Recorder)
@@ -440,4 +440,4 @@ def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path)
         rig.boot()
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)

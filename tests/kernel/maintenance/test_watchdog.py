@@ -8,12 +8,12 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import Step
 
-from tests.support.kernel.rig import PROMPT, A, Rig, start, with_kernel
+from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
 
 WATCHED = KernelOptions(stall_seconds=2.0)
 
 
-async def pred(rig: Rig) -> int | bytes:
+async def pred(rig: KernelRig) -> int | bytes:
     worker = await start(rig)
     result = await worker.pred(1, A, PROMPT)
     await rig.gateway.end(1)
@@ -21,7 +21,7 @@ async def pred(rig: Rig) -> int | bytes:
 
 
 def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    async def lost(rig: Rig) -> tuple[int | bytes, int]:
+    async def lost(rig: KernelRig) -> tuple[int | bytes, int]:
         # As if the device had been done with it before it became a step.
         rig.kernel._scheduler._steps.append(Step([], Batch([]), 0))
         result = await pred(rig)
@@ -38,7 +38,7 @@ def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixtu
 def test_what_cannot_go_on_ends_with_an_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def blind(rig: Rig) -> tuple[int | bytes, int | bytes]:
+    async def blind(rig: KernelRig) -> tuple[int | bytes, int | bytes]:
         with monkeypatch.context() as context:
             context.setattr(rig.kernel._scheduler, "poll", lambda: None)
             first = await pred(rig)
@@ -52,7 +52,7 @@ def test_what_cannot_go_on_ends_with_an_error(
 
 
 def test_who_waits_for_a_program_is_no_stall() -> None:
-    async def waits(rig: Rig) -> int:
+    async def waits(rig: KernelRig) -> int:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
         while len(made.records) < 3:

@@ -13,7 +13,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import DRAFTS_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import PROMPT, A, B, Rig, start, tokens, with_kernel
+from tests.support.kernel.rig import PROMPT, A, B, KernelRig, start, tokens, with_kernel
 
 STEP = CostModel(fixed_us=10_000)
 LENGTH = len(PROMPT) // 4
@@ -41,14 +41,14 @@ class Plain(SimulatedExecutor):
         self.follows = False
 
 
-def ahead(rig: Rig) -> tuple[int, int]:
+def ahead(rig: KernelRig) -> tuple[int, int]:
     """Return how many drafts became steps, and how many were computed for nothing."""
     found = rig.kernel.statistics()
     return found["device_steps_ahead"], found["device_steps_in_vain"]
 
 
 def test_all_but_the_first_step_of_lone_generations_are_drafts() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         for instance in (1, 2, 3):
             worker = await start(rig, instance)
         made = [worker.generate(instance, A, tokens(instance), max=40) for instance in (1, 2, 3)]
@@ -64,7 +64,7 @@ def test_all_but_the_first_step_of_lone_generations_are_drafts() -> None:
 def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
     """A draft that was not begun is taken back: nobody waits longer than without drafts."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         made = worker.generate(1, A, tokens(1), max=200)
@@ -80,7 +80,7 @@ def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor
 
 
 def test_beside_a_program_that_answers_every_step_is_shared() -> None:
-    async def test(rig: Rig) -> list[float]:
+    async def test(rig: KernelRig) -> list[float]:
         worker = await start(rig)
         await start(rig, 2, tenant="other")
         made = worker.generate(1, A, tokens(1), max=60)
@@ -100,7 +100,7 @@ def test_beside_a_program_that_answers_every_step_is_shared() -> None:
 
 
 def test_a_lone_stop_token_costs_no_step() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=30)
         await plain.end
@@ -115,7 +115,7 @@ def test_a_lone_stop_token_costs_no_step() -> None:
 
 
 def test_others_go_on_in_the_draft_of_one_that_stops() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=40)
         await plain.end
@@ -141,7 +141,7 @@ def test_others_go_on_in_the_draft_of_one_that_stops() -> None:
 def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
     """All others are taken back while one computes whose first row is nobody's any more."""
 
-    async def test(rig: Rig) -> list[list[int]]:
+    async def test(rig: KernelRig) -> list[list[int]]:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=12)
         await plain.end
@@ -166,7 +166,7 @@ def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
 
 
 def test_pages_reserved_ahead_are_given_back_at_the_end() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
         await plain.end
@@ -187,7 +187,7 @@ def test_pages_reserved_ahead_are_given_back_at_the_end() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 20))
 def test_a_cancel_leaves_no_more_than_the_step_under_way(at_ms: int, ahead_: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, ahead=ahead_)
         await asyncio.sleep(at_ms / 1000)
@@ -203,7 +203,7 @@ def test_a_cancel_leaves_no_more_than_the_step_under_way(at_ms: int, ahead_: int
 
 
 def test_a_check_while_idle_is_made_though_generations_go_on() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, tokens(1), max=100)
         await asyncio.sleep(0.1)
@@ -221,7 +221,7 @@ def test_a_check_while_idle_is_made_though_generations_go_on() -> None:
 def test_no_more_drafts_than_the_program_allows() -> None:
     """Two tokens may be appended that were not taken: no draft is for a third."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, tokens(1), eager=False, ahead=2)
         await asyncio.sleep(1)

@@ -13,7 +13,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS
 from symphony_kernel.scheduler.prediction import PredictionOptions
 
-from tests.support.kernel.rig import A, B, Gateway, Rig, options, start, tokens, with_kernel
+from tests.support.kernel.rig import A, B, Gateway, KernelRig, options, start, tokens, with_kernel
 
 TEN_MS = 0.010
 
@@ -24,7 +24,7 @@ def traced(gateway: Gateway) -> list[list[Any]]:
 
 
 def test_a_prompt_s_steps_and_a_token_s() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, trace=True)
         await worker.pred(1, A, tokens(*range(1, 701)))
         await worker.pred(1, A, tokens(7), options(get="none"))
@@ -44,7 +44,7 @@ def test_a_prompt_s_steps_and_a_token_s() -> None:
 
 
 def test_steps_that_are_shared_say_so() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, trace=True)
         await start(rig, 2)
         replies = [worker.pred(1, A, tokens(1, 2)), worker.pred(2, A, tokens(1, 2, 3))]
@@ -59,7 +59,7 @@ def test_steps_that_are_shared_say_so() -> None:
 
 
 def test_a_step_that_waits_behind_another_begins_when_that_ends() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, trace=True)
         await start(rig, 2)
         first = worker.pred(2, A, tokens(*range(1, 601)))
@@ -75,7 +75,7 @@ def test_a_step_that_waits_behind_another_begins_when_that_ends() -> None:
 
 
 def test_what_fails_or_is_dropped_ends_with_its_errno() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, trace=True)
         computing = worker.pred(1, A, tokens(1))
         waiting = worker.pred(1, A, tokens(2))
@@ -92,7 +92,7 @@ def test_what_fails_or_is_dropped_ends_with_its_errno() -> None:
 
 
 def test_children_are_their_run_s() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, trace=True)
         await start(rig, 2, parent=1)
         await worker.pred(2, A, tokens(1))
@@ -106,7 +106,7 @@ def test_children_are_their_run_s() -> None:
 
 
 def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
-    async def test(rig: Rig) -> list[list[Any]]:
+    async def test(rig: KernelRig) -> list[list[Any]]:
         worker = await start(rig, trace=True)
         token = 1
         for _ in range(30):
@@ -132,7 +132,7 @@ def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
 
 
 def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times() -> None:
-    async def test(rig: Rig) -> list[list[Any]]:
+    async def test(rig: KernelRig) -> list[list[Any]]:
         worker = await start(rig, trace=True)
         made = worker.generate(1, A, tokens(1), max=40, ahead=40)
         assert await made.end == b""
@@ -149,7 +149,7 @@ def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times() -> N
 
 
 def test_events_leave_in_bundles() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1, trace=True)
         count = 0
         while not rig.gateway.traced:
@@ -162,7 +162,7 @@ def test_events_leave_in_bundles() -> None:
 
 
 def test_nobody_is_traced_who_did_not_ask() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         await start(rig, 2, trace=False)
         await worker.pred(1, A, tokens(1))
@@ -179,7 +179,7 @@ def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
     """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
 
     def told(places: TierConfig) -> list[Any]:
-        async def test(rig: Rig) -> list[Any]:
+        async def test(rig: KernelRig) -> list[Any]:
             worker = await start(rig, trace=True)
             worker.tell(1, m.Op.KV_CREATE, B)
             await worker.pred(1, A, tokens(*range(1, 78)))

@@ -11,9 +11,9 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TENANT_LISTED_MAX
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.floods import take_time
-from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
+from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
 
 CALL_US = 500.0
 FORKS = 40
@@ -44,7 +44,7 @@ async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
 
 
 def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
         foreign = worker.call(2, Op.KV_LEN, A)
@@ -62,7 +62,7 @@ def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> N
 
 
 def test_one_who_is_alone_waits_for_nothing() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         take_time(rig.kernel, CALL_US)
         flood(worker, 1)
@@ -73,7 +73,7 @@ def test_one_who_is_alone_waits_for_nothing() -> None:
 
 
 def test_what_waits_goes_with_its_instance() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
@@ -88,7 +88,7 @@ def test_what_waits_goes_with_its_instance() -> None:
 
 
 def test_of_too_many_the_first_are_executed_all_the_same() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         rig.kernel._syscalls.held.calls_max = 8
         lengths = flood(worker, 1)
@@ -104,7 +104,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
     for _ in range(400):
         deep = [deep]
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
@@ -125,7 +125,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
 def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
     lists = TENANT_LISTED_MAX // 256 - 20  # that a frame may ask for, of what is public
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         frames = []
         for _ in range(3):
@@ -139,7 +139,7 @@ def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
 def test_at_any_moment_the_journal_says_what_waits(tmp_path: Path) -> None:
     chance = random.Random(1)
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await _begin(rig, worker, gateway)
         lengths = flood(worker, 1)
         most = 0
@@ -150,13 +150,13 @@ def test_at_any_moment_the_journal_says_what_waits(tmp_path: Path) -> None:
         assert most > FORKS
         assert await asyncio.gather(*lengths) == [29] * FORKS
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) -> None:
     chance = random.Random(2)
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await _begin(rig, worker, gateway)
         lengths = flood(worker, 1)
         deaths = 0
@@ -173,11 +173,11 @@ def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) ->
         assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
         await gateway.check_integrity()
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def test_a_replay_holds_nobody_for_what_it_takes_itself(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await _begin(rig, worker, gateway)
         for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
             for instance, calls in ((1, 4), (2, 1)):
@@ -197,11 +197,11 @@ def test_a_replay_holds_nobody_for_what_it_takes_itself(tmp_path: Path) -> None:
         rig.make = make_slow  # type: ignore[method-assign]
         assert not differences(rig.recovered_image(), rig.image())
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
 def _with_two(test: Any) -> None:
-    async def both(rig: Rig) -> None:
+    async def both(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="hostile")
         await start(rig, 2, tenant="victim")
         for instance in (1, 2):

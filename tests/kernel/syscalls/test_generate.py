@@ -22,7 +22,7 @@ from tests.support.kernel.rig import (
     A,
     B,
     C,
-    Rig,
+    KernelRig,
     Worker,
     appended,
     options,
@@ -59,7 +59,7 @@ async def loop(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
 def test_it_gives_the_records_of_a_loop_of_preds(kind: str, ahead: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
         assert await made.end == b""
@@ -97,7 +97,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
     def prompt(number: int, length: int) -> bytes:
         return tokens(*((number * 31 + i) % 4096 for i in range(length)))
 
-    async def together(rig: Rig) -> list[list[bytes]]:
+    async def together(rig: KernelRig) -> list[list[bytes]]:
         async def lip(number: int) -> list[bytes]:
             length, count, ahead, kind, begins_ms, preds = lips[number]
             worker = await start(rig, number + 1, tenant=f"t{number % 3}")
@@ -113,7 +113,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
         await rig.gateway.check_integrity()
         return found
 
-    async def alone(rig: Rig) -> list[list[bytes]]:
+    async def alone(rig: KernelRig) -> list[list[bytes]]:
         found = []
         for number, (length, count, _, kind, _, _) in enumerate(lips):
             worker = await start(rig, number + 1)
@@ -126,7 +126,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
 
 
 def test_a_stop_token_is_given_and_nothing_is_computed_past_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=30)
         await plain.end
@@ -145,7 +145,7 @@ def test_a_stop_token_is_given_and_nothing_is_computed_past_it() -> None:
 
 
 def test_a_single_token_appends_nothing_but_the_prompt() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=1)
         assert await made.end == b""
@@ -156,7 +156,7 @@ def test_a_single_token_appends_nothing_but_the_prompt() -> None:
 
 
 def test_an_unseeded_generation_draws_one_seed_for_all_its_steps() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
@@ -167,7 +167,7 @@ def test_an_unseeded_generation_draws_one_seed_for_all_its_steps() -> None:
 
 
 def test_one_goes_on_where_another_ended() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
         await whole.end
@@ -184,7 +184,7 @@ def test_one_goes_on_where_another_ended() -> None:
 # -- How far it runs ---------------------------------------------------------------------------
 @pytest.mark.parametrize("ahead", [0, 1, 8])
 def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
         taken = 0
@@ -205,7 +205,7 @@ def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(ahead: int)
 
 
 def test_credit_for_what_was_not_given_is_refused() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, eager=False, ahead=2)
         assert await worker.call(1, Op.TAKEN, made.seq, 1) == -Errno.EINVAL
@@ -224,7 +224,7 @@ def test_credit_for_what_was_not_given_is_refused() -> None:
 def test_the_next_step_does_not_wait_for_anybody() -> None:
     """Steps follow each other without a gap, though the worker's credit comes late."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         loop_ = asyncio.get_running_loop()
         began = loop_.time()
@@ -238,7 +238,7 @@ def test_the_next_step_does_not_wait_for_anybody() -> None:
 
 
 def test_generations_of_many_lips_share_every_step() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         made = []
         for instance in range(1, 33):
             worker = await start(rig, instance)
@@ -251,7 +251,7 @@ def test_generations_of_many_lips_share_every_step() -> None:
 
 
 def test_a_lip_with_many_generations_gets_one_lips_share() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         handles = [(1 << 16) + 1 + i for i in range(40)]
         for handle in handles:
@@ -270,7 +270,7 @@ def test_a_lip_with_many_generations_gets_one_lips_share() -> None:
 
 # -- Its file ----------------------------------------------------------------------------------
 def test_other_calls_on_its_file_hear_ebusy_until_it_ends() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await rig.gateway.register(2, parent=1)
         for handle in (B, C):
@@ -315,7 +315,7 @@ def test_other_calls_on_its_file_hear_ebusy_until_it_ends() -> None:
 def test_an_append_to_or_from_its_file_fails_as_appends_do() -> None:
     """It has no reply that a program hears: it becomes the answer of the file it would change."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         await worker.pred(1, B, tokens(1, 2))
@@ -332,7 +332,7 @@ def test_an_append_to_or_from_its_file_fails_as_appends_do() -> None:
 
 
 def test_calls_made_before_it_come_first() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         whole = PROMPT + tokens(7, 8)
         length = worker.calls((1, Op.PRED, A, PROMPT, None, b""), (1, Op.KV_LEN, A))[1]
@@ -349,7 +349,7 @@ def test_calls_made_before_it_come_first() -> None:
 
 
 def test_a_closed_handle_does_not_end_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=10)
         await asyncio.sleep(0.03)
@@ -367,7 +367,7 @@ def test_a_closed_handle_does_not_end_it() -> None:
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
 def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lots: bool) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for other in range(others):
             await start(rig, 2 + other)
@@ -411,7 +411,7 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lot
 def test_whatever_ends_it_everything_comes_back(
     lips: list[tuple[int, int, str]], pages: int, worker_dies_ms: int
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def lip(instance: int, at_ms: int, ahead: int, fate: str) -> None:
             await rig.gateway.register(instance, tenant=f"t{instance % 2}")
             rig.worker.tell(instance, Op.KV_CREATE, A)
@@ -439,7 +439,7 @@ def test_whatever_ends_it_everything_comes_back(
 
 
 def test_without_pages_it_ends_with_enomem_behind_what_it_gave() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, tokens(1))
         assert await made.end == -Errno.ENOMEM
@@ -456,7 +456,7 @@ def test_without_pages_it_ends_with_enomem_behind_what_it_gave() -> None:
 
 @pytest.mark.parametrize("limit", ["tokens", "kv_tokens"])
 def test_a_limit_of_the_run_ends_it_with_edquot(limit: str) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, **{limit: LENGTH + 5})
         made = worker.generate(1, A, PROMPT)
         assert await made.end == -Errno.EDQUOT
@@ -470,7 +470,7 @@ def test_a_limit_of_the_run_ends_it_with_edquot(limit: str) -> None:
 def test_it_ends_where_the_context_does() -> None:
     model = simulated_model(max_context=100)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=1000)
         assert await made.end == b""
@@ -505,7 +505,7 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
 
     Failing.row = row
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=20)
         assert await made.end == -errno
@@ -517,7 +517,7 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
 
 
 def test_options_are_checked_before_it_begins() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for given in (
             {"at": "all"},

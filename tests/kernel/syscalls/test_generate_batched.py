@@ -8,7 +8,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.batched_device import STEPS, in_lots
-from tests.support.kernel.rig import PROMPT, A, Rig, appended, start, with_kernel
+from tests.support.kernel.rig import PROMPT, A, KernelRig, appended, start, with_kernel
 
 LENGTH = len(PROMPT) // 4
 SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
@@ -18,7 +18,7 @@ SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
 def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
     given: dict[str, Any],
 ) -> None:
-    async def test(rig: Rig) -> tuple[list[bytes], int, int]:
+    async def test(rig: KernelRig) -> tuple[list[bytes], int, int]:
         for instance in range(1, 5):
             worker = await start(rig, instance)
         frames = worker.frames
@@ -39,7 +39,7 @@ def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 8])
 def test_in_lots_too_it_never_runs_further_ahead(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
         taken = 0
@@ -58,7 +58,7 @@ def test_in_lots_too_it_never_runs_further_ahead(ahead: int) -> None:
 
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
 def test_a_stop_token_anywhere_in_a_lot_ends_it_there(stop: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=20)
         await plain.end

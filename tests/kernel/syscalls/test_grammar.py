@@ -32,7 +32,7 @@ from tests.support.kernel.constrained import (
     PERSON,
     PROMPT,
     REGEX,
-    Rig,
+    KernelRig,
     assets,
     constraint,
     generated,
@@ -52,7 +52,7 @@ DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 
 # -- What is sampled -----------------------------------------------------------------------------
 def test_what_is_sampled_is_an_instance_of_the_schema() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
         for seed in range(6):
             rig.worker.tell(1, Op.KV_CREATE, B + seed)
@@ -72,7 +72,7 @@ def test_what_is_sampled_is_an_instance_of_the_schema() -> None:
     ],
 )
 def test_what_is_sampled_matches_as_a_whole(kind: int, text: bytes, matches: bytes) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, kind, text)
         for seed in range(8):
             rig.worker.tell(1, Op.KV_CREATE, B + seed)
@@ -83,7 +83,7 @@ def test_what_is_sampled_matches_as_a_whole(kind: int, text: bytes, matches: byt
 
 
 def test_alone_and_beside_others_it_gives_the_same() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
         alone = await generated(rig, 3, handle)
         files = range(B, B + 5)
@@ -100,7 +100,7 @@ def test_alone_and_beside_others_it_gives_the_same() -> None:
 
 
 def test_bias_and_allow_choose_among_what_fits() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"[ab]{4}")
         (b,) = ids_of("b")
         given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
@@ -117,7 +117,7 @@ def test_bias_and_allow_choose_among_what_fits() -> None:
 
 
 def test_all_that_is_told_of_a_distribution_is_of_what_fits() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"a|b")
         (a,), (b,), (c,) = ids_of("a"), ids_of("b"), ids_of("c")
         asked = options(get={"of": [a, b, c]}, constraint=handle)
@@ -159,7 +159,7 @@ def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
 
 # -- Whose state it is ---------------------------------------------------------------------------
 def test_a_text_is_its_files_and_forks_go_on_from_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"(x[0-9]){3}|(y[0-9]){3}")
         begun = await preds(worker, A, PROMPT, 2, constraint=handle)
@@ -175,7 +175,7 @@ def test_a_text_is_its_files_and_forks_go_on_from_it() -> None:
 
 
 def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"q[a-f]{6}")
         whole = await preds(worker, A, PROMPT, 300, constraint=handle)
@@ -191,7 +191,7 @@ def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew() -> N
 
 
 def test_since_begins_a_text_where_it_says() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"abc[0-9]{2}")
         prompt = tokens(*ids_of("a b"), *ids_of("abc"))
@@ -213,7 +213,7 @@ def test_since_begins_a_text_where_it_says() -> None:
 
 
 def test_a_generation_goes_on_with_the_text_of_one_before() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
         first = await generated(rig, 1, handle, max=4)
         made = rig.worker.generate(
@@ -226,7 +226,7 @@ def test_a_generation_goes_on_with_the_text_of_one_before() -> None:
 
 
 def test_looking_without_appending_begins_nothing() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"[a-c][0-9]")
         looked = await worker.pred(1, A, PROMPT, options(constraint=handle, keep=False))
@@ -277,7 +277,7 @@ HOSTILE = {
 
 
 def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         for kind, text, words in MISTAKES:
             errno, told = await refused(rig.worker, kind, text)
             assert (errno, words in told) == (Errno.EINVAL, True), told
@@ -292,7 +292,7 @@ def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused() -> N
 
 
 def test_what_is_no_constraint_is_refused_at_once() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         call = worker.call
         assert await call(1, Op.CONSTRAINT, 3, b"a") == -Errno.EINVAL
@@ -315,7 +315,7 @@ def test_what_is_no_constraint_is_refused_at_once() -> None:
 
 
 def test_an_instance_has_only_so_many() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         await constraint(rig.worker, REGEX, b"a")
         calls = [(1, Op.CONSTRAINT, REGEX, b"a")] * INSTANCE_CONSTRAINTS_MAX
         found = await asyncio.gather(*rig.worker.calls(*calls))
@@ -330,7 +330,7 @@ def test_an_instance_has_only_so_many() -> None:
 def test_grammars_that_are_slow_to_follow_end_alone() -> None:
     """An ambiguous grammar, and an expression with very many states, beside an honest stream."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
         heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
@@ -353,7 +353,7 @@ def test_grammars_that_are_slow_to_follow_end_alone() -> None:
 
 
 def test_a_cancelled_generation_leaves_its_text_where_it_was() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"[a-z]{300}")
         made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
@@ -375,7 +375,7 @@ def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants() -> None:
         rules = [f"r{i}: r{i + 1} r{i + 1}" for i in range(9000 + number)]
         return "\n".join(["start: r0", *rules, f'r{9000 + number}: "a"']).encode()
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         asked = worker.calls(
             *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))

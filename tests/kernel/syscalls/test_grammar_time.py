@@ -17,7 +17,7 @@ from tests.support.kernel.constrained import (
     EOS,
     PROMPT,
     REGEX,
-    Rig,
+    KernelRig,
     assets,
     constraint,
     generated,
@@ -76,7 +76,7 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
         built.append(threading.current_thread().name)
         build(grammar)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
         wanted = await generated(rig, 1, handle)
         (grammar,) = rig.kernel.constraints._grammars._live["t"]
@@ -108,7 +108,7 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
 def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rows come again until they are followed, and their pages stay theirs."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"[a-f ]*")
         text = tokens(*ids_of("abc def fed cab" * 12))
@@ -131,7 +131,7 @@ def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.Monkey
 def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"[a-f ]*")
         text = tokens(*ids_of("abcdef")[:1] * 15)
@@ -148,7 +148,7 @@ def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.Mon
 
 
 def test_what_takes_the_kernel_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
         errno, words = await refused(rig.worker, REGEX, b"a+")
         assert (errno, "ms" in words) == (Errno.EFBIG, True)
@@ -159,7 +159,7 @@ def test_what_takes_the_kernel_long_to_compile_is_refused(monkeypatch: pytest.Mo
 
 
 def test_time_for_masks_is_charged_to_the_lip() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         charged: list[tuple[int, float]] = []
         queue = rig.kernel._scheduler._queue
         charge = queue.charge

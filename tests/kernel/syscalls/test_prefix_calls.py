@@ -14,7 +14,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, PRED_TOKENS_MAX
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import Rig, start, with_kernel
+from tests.support.kernel.rig import KernelRig, start, with_kernel
 from tests.support.kernel.syscalls import SyscallRig, handle, u32
 
 A, B, C, D = (handle(index) for index in range(4))
@@ -235,7 +235,7 @@ def test_quota_cannot_be_got_round_by_offering() -> None:
 def test_cached_pages_make_way_at_once() -> None:
     """A pred whose pages only the cache holds waits for nobody and fails nobody."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         await worker.pred(1, A, upto(400))
         assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2
@@ -253,7 +253,7 @@ def test_cached_pages_make_way_at_once() -> None:
 
 
 def test_the_counters_tell_what_was_found() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         await worker.pred(1, A, upto(100))
         assert await worker.call(1, Op.KV_OFFER, A) == 96
@@ -269,7 +269,7 @@ def test_the_counters_tell_what_was_found() -> None:
 
 
 def test_a_thousand_programs_offer_without_end() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig, 1)
         for instance in range(2, 1002):
             await start(rig, instance, tenant=f"tenant {instance % 10}")

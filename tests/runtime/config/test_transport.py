@@ -13,7 +13,7 @@ from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 
 from tests.support.gateway.certificates import make_certificate
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
@@ -87,8 +87,8 @@ def test_the_gateway_speaks_tls(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         data = tmp_path / "data"
-        async with House(data, tls_cert=cert, tls_key=key, worker=False) as house:
-            url = f"https://127.0.0.1:{house.gateway.port}/healthz"
+        async with SystemRig(data, tls_cert=cert, tls_key=key, worker=False) as system:
+            url = f"https://127.0.0.1:{system.gateway.port}/healthz"
             trusted = ssl.create_default_context(cafile=str(cert))
             async with aiohttp.ClientSession() as session:
                 async with session.get(url, ssl=trusted) as response:

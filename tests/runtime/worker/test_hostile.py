@@ -8,7 +8,7 @@ import pytest
 from symphony_kernel.protocol.limits import CANCEL_MS_MAX
 
 from tests.support.worker.guests import DECODE, SPIN, data, main, module
-from tests.support.worker.rig import LIMITS, Rig, RunResult, rigged
+from tests.support.worker.rig import LIMITS, RunResult, WorkerRig, with_worker
 
 KILL_MS = 10 * CANCEL_MS_MAX  # the machine may be busy with other tests; alone it takes a few
 
@@ -25,7 +25,7 @@ SMASHER = main(
 )
 
 
-async def beside(rig: Rig, program: str, milliseconds: int = 300) -> RunResult:
+async def beside(rig: WorkerRig, program: str, milliseconds: int = 300) -> RunResult:
     """Run a hostile guest for a while beside a neighbour that decodes; return its end."""
     hostile = await rig.start(program)
     until = time.monotonic() + milliseconds / 1000
@@ -41,27 +41,27 @@ async def beside(rig: Rig, program: str, milliseconds: int = 300) -> RunResult:
 def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
     tokens = 50
 
-    async def computed_beside(rig: Rig, loops: int) -> int:
+    async def computed_beside(rig: WorkerRig, loops: int) -> int:
         hostile = [await rig.start(SPIN) for _ in range(loops)]
         assert (await rig.run(DECODE, bytes([tokens]))).status == "exited"
         for run in hostile:
             run.kill("enough")
         return sum([int((await run.ended).usage["cpu_ms"]) for run in hostile])
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         # What a kernel takes to answer they compute in any case, so two are the measure of 32: a
         # slice when the call is made, and one when its answer comes; not one for each loop.
         few = min([await computed_beside(rig, 2) for _ in range(3)])
         many = min([await computed_beside(rig, 32) for _ in range(3)])
         assert many < 5 * few
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_tenant_has_its_share_however_many_of_another_compute() -> None:
     loops, cpu_ms = 12, 150
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         hostile = [await rig.start(SPIN) for _ in range(loops)]
 
         def computed() -> float:
@@ -80,11 +80,11 @@ def test_a_tenant_has_its_share_however_many_of_another_compute() -> None:
             run.kill("enough")
             await run.ended
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_memory_grows_to_its_limit_and_the_guest_sees_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(GROWER)
         assert ended.exit_code == 0
         assert int.from_bytes(ended.output, "little") == LIMITS["memory_bytes"] >> 16
@@ -95,11 +95,11 @@ def test_memory_grows_to_its_limit_and_the_guest_sees_it() -> None:
         assert ended.status == "killed"
         assert ended.reason.startswith("memory limit")
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_traps_end_with_words() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         for program, words in {
             SMASHER: "stack overflow",
             main("unreachable"): "unreachable instruction",
@@ -112,23 +112,23 @@ def test_traps_end_with_words() -> None:
             ended = await beside(rig, program, 20)
             assert (ended.status, words in ended.reason) == ("trapped", True), ended
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_the_names_of_a_program_do_not_fill_the_link() -> None:
     """Three of them stand in a reason; a frame beyond its limit would cut the worker off."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         name = "$" + 12_000_000 * "x"
         ended = await rig.run(main(f"(call {name})", f"(func {name} (result i32) unreachable)"))
         assert (ended.status, len(ended.reason) < 1000) == ("trapped", True)
         assert ended.reason.startswith("unreachable instruction (in xxxx")
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_cpu_time_is_limited_and_waiting_costs_none() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(SPIN, limits={"cpu_ms": 50})
         assert ended.status == "killed"
         assert ended.reason == "cpu time limit: it computed for more than 50 ms"
@@ -139,31 +139,31 @@ def test_cpu_time_is_limited_and_waiting_costs_none() -> None:
         assert ended.usage["wall_ms"] >= 120
         assert ended.usage["cpu_ms"] < 50
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_wall_time_is_limited_for_who_computes_and_who_waits() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         waits = main("(call $await (call $recv)) (i32.const 0)")
         for program in (SPIN, waits):
             ended = await rig.run(program, limits={"wall_ms": 100})
             assert ended.reason == "wall time limit: it ran longer than 100 ms"
             assert 100 <= ended.usage["wall_ms"] < 10_000
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_tokens_are_limited_by_the_kernel() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(DECODE, bytes([200]), limits={"tokens": 10})
         assert ended.status == "killed"
         assert "10 tokens" in ended.reason
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_kill_is_quick_among_many_hogs() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         runs = [await rig.start(SPIN) for _ in range(40)]
         await asyncio.sleep(0.1)
         took = []
@@ -176,7 +176,7 @@ def test_a_kill_is_quick_among_many_hogs() -> None:
         for run in runs:
             run.kill()
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_kill_is_quick_among_many_hogs() -> None:
     ],
 )
 def test_a_suspended_or_running_guest_is_killed_alike(body: str) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         for pause in (0, 0.02):
             run = await rig.start(main(f"{body} (i32.const 0)"))
             await asyncio.sleep(pause)
@@ -198,11 +198,11 @@ def test_a_suspended_or_running_guest_is_killed_alike(body: str) -> None:
             ended = await run.ended
             assert (ended.status, ended.reason) == ("killed", "because")
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_frames_for_instances_that_ended_are_nothing() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         run = await rig.start(SPIN)
         for _ in range(3):
             run.kill()
@@ -211,7 +211,7 @@ def test_frames_for_instances_that_ended_are_nothing() -> None:
             run.credit(5)
         assert (await run.ended).status == "killed"
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_frames_for_instances_that_ended_are_nothing() -> None:
 def test_the_memory_of_a_whole_family_is_limited(then: str) -> None:
     """Each stays below its own limit; together they do not, whether or not they make calls."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         packed = msgpack.packb({"entry": "child", "input": b"", "grants": []})
         child = f"""(func (export "child") (result i32)
           (drop (memory.grow (i32.const 1000))) {then} (i32.const 0))"""
@@ -230,11 +230,11 @@ def test_the_memory_of_a_whole_family_is_limited(then: str) -> None:
         assert ended.status == "killed"
         assert ended.reason.startswith("memory limit: it and its children")
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_the_memory_of_start_functions_counts_too() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         start = "(func $grow (drop (memory.grow (i32.const 1000))) (loop $l (br $l))) (start $grow)"
         rig.add(module('(func (export "_start"))', start), "child")
         packed = msgpack.packb({"program": "child", "input": b""})
@@ -247,22 +247,22 @@ def test_the_memory_of_start_functions_counts_too() -> None:
         ended = await rig.run(LOOP_START, limits={"cpu_ms": 20})
         assert ended.usage["peak_memory_bytes"] < LIMITS["memory_bytes"]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_an_import_as_the_entry_harms_nobody() -> None:
     """The engine calls the host without a guest; looking for its memory once ended the process."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         entry = '(export "lip_main" (func $kv_create))'
         assert (await rig.run(module(entry))).status == "exited"
         assert (await rig.run(DECODE, bytes([2]))).status == "exited"
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_large_calls_wait_for_who_reads_them() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = main(
             """(local.set $kv (call $kv_create))
             (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 20000)
@@ -274,11 +274,11 @@ def test_large_calls_wait_for_who_reads_them() -> None:
         ended = await beside(rig, program)
         assert ended.status == "killed"
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_fault_of_ours_fails_one_run_and_is_told() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         def broken(*_: object) -> int:
             raise ZeroDivisionError
 
@@ -296,12 +296,12 @@ def test_a_fault_of_ours_fails_one_run_and_is_told() -> None:
         assert [type(fault) for fault in rig.worker.faults] == [ZeroDivisionError]
         rig.worker.faults.clear()
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_what_cannot_start_fails_with_a_reason() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(SPIN, entry="absent")
         assert (ended.status, ended.reason) == ("failed", "the program has no entry absent")
 
-    rigged(test)
+    with_worker(test)

@@ -8,7 +8,7 @@ from symphony_kernel.protocol.limits import TABLES_MAX
 from symphony_runtime.worker.run import Run
 
 from tests.support.worker.guests import data, main, say
-from tests.support.worker.rig import Rig, RunResult, rigged
+from tests.support.worker.rig import RunResult, WorkerRig, with_worker
 
 SPAWN = msgpack.packb({"entry": "child", "input": bytes(40), "grants": []})
 BEGIN = f"(call $spawn (i32.const 100) (i32.const {len(SPAWN)}))"
@@ -24,7 +24,7 @@ def refused_at(call: str) -> str:
     return main(body, data(100, SPAWN), child, locals_="(local $n i32) (local $r i32)")
 
 
-def hits(rig: Rig) -> dict[str, int]:
+def hits(rig: WorkerRig) -> dict[str, int]:
     """Return what the last run of a rig has told of its limits."""
     runs = [ended for ended in rig.gateway.ended if ended.instance in rig.gateway.runs]
     return dict(runs[-1].hits)
@@ -41,39 +41,39 @@ CALLS = {
 def test_a_call_past_a_limit_is_refused_by_name(name: str) -> None:
     call, errno, most = CALLS[name]
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(refused_at(call), limits={name: most})
         assert int.from_bytes(ended.output, "little") == most
         assert ended.exit_code == -errno
         assert hits(rig) == {name: 1}
         assert ended.logs == [(2, f"a limit was reached: {name}: at most {most}".encode())]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_depth_and_no_children_at_all() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         for name in ("child_depth", "children"):
             ended = await rig.run(refused_at(BEGIN), limits={name: 0})
             assert (ended.output, ended.exit_code) == (bytes(4), -Errno.EDQUOT)
             assert hits(rig) == {name: 1}
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_results_that_are_promised_have_a_bound() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         call = "(call $channel_recv (i32.const 0) (i32.const 1))"  # a mebibyte each
         ended = await rig.run(refused_at(call), limits={"result_bytes": 3 << 20})
         assert int.from_bytes(ended.output, "little") == 3
         assert ended.exit_code == -Errno.ENOMEM
         assert hits(rig) == {"result_bytes": 1}
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_last_error_says_which_limit_it_was() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.run(
             main("""(drop (call $recv)) (drop (call $recv))
             (drop (call $send (i32.const 0) (call $last_error (i32.const 0) (i32.const 64))))
@@ -82,7 +82,7 @@ def test_last_error_says_which_limit_it_was() -> None:
         )
         assert found.messages == [b"tickets: at most 1"]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_children_share_what_their_parent_has() -> None:
@@ -93,13 +93,13 @@ def test_children_share_what_their_parent_has() -> None:
     (drop (call $claim (call $join (i32.const 1)) (i32.const 0) (i32.const 64)))
     {say("(call $sleep (i64.const 1))")} (i32.const 0)"""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(main(body, data(100, SPAWN), child), limits={"tickets": 40})
         # The child had them all; with its end they came back to its parent.
         assert int.from_bytes(ended.output, "little") > 0
         assert hits(rig) == {"tickets": 2}
 
-    rigged(test)
+    with_worker(test)
 
 
 ENDS = {
@@ -113,7 +113,7 @@ LOWER = {"output_bytes": 1_000, "messages": 3, "cpu_ms": 20, "wall_ms": 50,
          "tree_memory_bytes": 5 << 16}  # fmt: skip
 
 
-async def ended_by(rig: Rig, name: str) -> RunResult:
+async def ended_by(rig: WorkerRig, name: str) -> RunResult:
     # A call behind each turn: memory is looked at when there is one.
     loop = f"(loop $on {ENDS[name]} (drop (call $clock_ms)) (br $on)) (i32.const 0)"
     return await rig.run(main(loop), limits={name: LOWER[name]})
@@ -121,17 +121,17 @@ async def ended_by(rig: Rig, name: str) -> RunResult:
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_run_past_a_limit_is_killed_with_a_reason_of_its_own(name: str) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await ended_by(rig, name)
         assert ended.status == "killed"
         assert limit_of(ended.status, ended.reason) == name
         assert str(LOWER[name]) in ended.reason
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_childs_input_counts_as_memory_until_it_has_ended() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         spawn = msgpack.packb({"entry": "child", "input": bytes(1 << 16), "grants": []})
         child = '(func (export "child") (result i32) (i32.const 0))'
         begin = f"(call $spawn (i32.const 256) (i32.const {len(spawn)}))"
@@ -146,11 +146,11 @@ def test_a_childs_input_counts_as_memory_until_it_has_ended() -> None:
         ended = await rig.run(program, limits={"tree_memory_bytes": (3 << 16) - 1})
         assert limit_of(ended.status, ended.reason) == "tree_memory_bytes"
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_table_past_its_limit_does_not_start() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = main("(table.size $t)", "(table $t 100 funcref)")
         assert (await rig.run(program, limits={"table_elements": 100})).exit_code == 100
         ended = await rig.run(program, limits={"table_elements": 99})
@@ -158,29 +158,29 @@ def test_a_table_past_its_limit_does_not_start() -> None:
         grows = main("(table.grow $t (ref.null func) (i32.const 1))", "(table $t 100 funcref)")
         assert (await rig.run(grows, limits={"table_elements": 100})).exit_code == -1
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_an_instance_has_so_many_tables() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(main("(i32.const 0)", *["(table 1 funcref)"] * (TABLES_MAX + 1)))
         assert limit_of(ended.status, ended.reason) == "tables"
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_memory_past_its_limit_does_not_grow_or_start() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         grows = main("(memory.grow (i32.const 1))")
         assert (await rig.run(grows, limits={"memory_bytes": 2 << 16})).exit_code == -1
         ended = await rig.run(grows, limits={"memory_bytes": 1 << 16})
         assert limit_of(ended.status, ended.reason) == "memory_bytes"
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_log_is_as_long_as_was_asked_for() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         lines = "(drop (call $log (i32.const 1) (i32.const 0) (i32.const 100)))" * 4
         program = main(f"{lines} (i32.const 0)")
         ended = await rig.run(program, limits={"log_bytes": 300})
@@ -189,7 +189,7 @@ def test_a_log_is_as_long_as_was_asked_for() -> None:
         assert hits(rig)["log_bytes"] >= 1
         assert (await rig.run(program, limits={"log_bytes": 0})).logs == []
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_run_without_a_word_has_the_defaults() -> None:

@@ -76,17 +76,17 @@ def make_checkpoint(
     return Checkpoint(directory, peer)
 
 
-def load(checkpoint: Checkpoint | Path, dtype: str = "fp32", **given: Any) -> "Rig":
+def load(checkpoint: Checkpoint | Path, dtype: str = "fp32", **given: Any) -> "ExecutorRig":
     """Load a checkpoint into a rig with a small pool and one thread."""
     directory = checkpoint if isinstance(checkpoint, Path) else checkpoint.directory
     executor = TorchExecutor.load(
         directory, dtype=dtype, device="cpu", threads=1, pool_bytes=1 << 22, **given
     )
-    return Rig(executor)
+    return ExecutorRig(executor)
 
 
 @dataclass
-class Rig:
+class ExecutorRig:
     """An executor with pages handed out in random order, all poisoned before their first use."""
 
     executor: TorchExecutor

@@ -18,7 +18,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from tokenizers import Tokenizer
 
-from tests.support.kernel.rig import A, Rig, Worker, ids, options, poisoned, start, tokens
+from tests.support.kernel.rig import A, KernelRig, Worker, ids, options, poisoned, start, tokens
 
 JSON_SCHEMA, REGEX, LARK = 0, 1, 2
 PERSON = {
@@ -36,7 +36,7 @@ EOS = 0
 PROMPT = tokens(*range(1, 40))
 LENGTH = len(PROMPT) // 4
 
-Test = Callable[[Rig], Coroutine[Any, Any, None]]
+Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
 
 
 @lru_cache(maxsize=1)
@@ -100,7 +100,7 @@ async def generate(worker: Worker, instance: int = 1, handle: int = A, **given: 
 @contextlib.asynccontextmanager
 async def kernel_with_text(
     executor: Executor | None = None, options: KernelOptions | None = None, fixed_us: float = 200.0
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[KernelRig]:
     """A kernel with a worker and a gateway."""
     clock = RealClock()
     device = executor or SimulatedExecutor(
@@ -109,13 +109,13 @@ async def kernel_with_text(
     kernel = Kernel(device, describe(assets()), clock, poisoned(options))
     running = asyncio.create_task(kernel.run())
     try:
-        yield Rig(kernel)
+        yield KernelRig(kernel)
     finally:
         await kernel.close()
         await running
 
 
-__all__ = ["EOS", "PROMPT", "A", "Rig", "Worker", "np", "start"]
+__all__ = ["EOS", "PROMPT", "A", "KernelRig", "Worker", "np", "start"]
 
 
 def with_text(test: Test) -> None:
@@ -130,7 +130,9 @@ def with_text(test: Test) -> None:
     asyncio.run(main())
 
 
-async def generated(rig: Rig, seed: int, handle: int, file: int = A, **given: Any) -> list[int]:
+async def generated(
+    rig: KernelRig, seed: int, handle: int, file: int = A, **given: Any
+) -> list[int]:
     made = rig.worker.generate(
         1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
     )

@@ -28,7 +28,7 @@ IDENTITY = bytes(range(32))
 class Peer:
     """A peer's way to the kernel: connects again whenever a connection ends."""
 
-    def __init__(self, rig: "DyingRig", role: str, name: str) -> None:
+    def __init__(self, rig: "CrashingKernelRig", role: str, name: str) -> None:
         self._rig = rig
         self.dialer = Dialer(role, name, SECRET, lambda _: None, self)
         self.lost = 0  # sessions that the kernel did not know any more
@@ -68,7 +68,7 @@ class Peer:
         self.lost += 1
 
 
-class DyingRig:
+class CrashingKernelRig:
     """One kernel after the other, with one journal in `folder`."""
 
     def __init__(
@@ -168,14 +168,16 @@ class DyingRig:
         return keeper.image()
 
 
-def with_dying_kernel(
-    folder: Path, test: Callable[[DyingRig, Gateway, Worker], Coroutine[Any, Any, T]], **given: Any
+def with_crashing_kernel(
+    folder: Path,
+    test: Callable[[CrashingKernelRig, Gateway, Worker], Coroutine[Any, Any, T]],
+    **given: Any,
 ) -> T:
     """Run `test` beside a kernel that may die, in virtual time."""
     clock = VirtualClock()
 
     async def main() -> T:
-        rig = DyingRig(clock, folder, **given)
+        rig = CrashingKernelRig(clock, folder, **given)
         gateway, worker = await rig.join()
         testing = asyncio.create_task(test(rig, gateway, worker))
         failing = asyncio.create_task(_watch(rig))
@@ -217,7 +219,7 @@ def differences(one: bytes, other: bytes) -> list[str]:
     ]
 
 
-async def _watch(rig: DyingRig) -> None:
+async def _watch(rig: CrashingKernelRig) -> None:
     """Return when a kernel of the rig's has gone wrong."""
     while rig.kernel._failure is None:
         await rig.clock.sleep(0.05)

@@ -1,11 +1,11 @@
 """A worker, a kernel with a simulated executor, and a scripted gateway, in one process.
 
     async def main() -> None:
-        async with Rig() as rig:
+        async with WorkerRig() as rig:
             result = await rig.run(guests.HELLO, b"input")
             assert result.output == b"hello"
 
-    asyncio.run(main())            # or VirtualClock().run(main()) with Rig(clock=that clock)
+    asyncio.run(main())            # or VirtualClock().run(main()) with WorkerRig(clock=that clock)
 
 Links are in memory, frames are real. Leaving the rig checks that everything came back.
 """
@@ -321,7 +321,7 @@ class Gateway:
             self._receivers[name].append(ask.seq)
 
 
-class Rig:
+class WorkerRig:
     """Enter it to have the three; `clock` may be virtual when the loop is that clock's."""
 
     def __init__(
@@ -345,7 +345,7 @@ class Rig:
         self._names = count(1)
         self._known: dict[bytes, str] = {}
 
-    async def __aenter__(self) -> "Rig":
+    async def __aenter__(self) -> "WorkerRig":
         self.kernel = Kernel(self._executor, describe(self._assets), self._clock, self._options)
         self._running = asyncio.create_task(self.kernel.run())
         worker_kernel, kernel_worker = memory_pair()
@@ -441,15 +441,15 @@ class Rig:
         assert found["pages_free"] + found["prefix_cache_idle_pages"] == found["pages"]
 
 
-def rigged(
-    test: Callable[[Rig], Awaitable[None]],
+def with_worker(
+    test: Callable[[WorkerRig], Awaitable[None]],
     seconds: float = 30,
     crossing: CompiledHostCalls | None = None,
 ) -> None:
     """Run a test with a rig in real time."""
 
     async def whole() -> None:
-        async with asyncio.timeout(seconds), Rig(crossing=crossing) as rig:
+        async with asyncio.timeout(seconds), WorkerRig(crossing=crossing) as rig:
             await test(rig)
 
     asyncio.run(whole())

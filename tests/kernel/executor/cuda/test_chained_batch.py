@@ -21,7 +21,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from tests.support.executor.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     POOL_PAGES,
-    Rig,
+    ExecutorRig,
     make_checkpoint,
     make_row,
     random_tokens,
@@ -39,13 +39,13 @@ PADDED = CPU_WAYS["torch, padded"]
 
 
 @pytest.fixture
-def rig(tmp_path: Path, way: Way) -> Iterator[Rig]:
+def rig(tmp_path: Path, way: Way) -> Iterator[ExecutorRig]:
     rig = load_cuda(make_checkpoint(tmp_path, "llama", **SIZES), way)
     yield rig
     rig.close()
 
 
-def network_of(rig: Rig) -> CudaNetwork:
+def network_of(rig: ExecutorRig) -> CudaNetwork:
     network = rig.executor.network
     assert isinstance(network, CudaNetwork)
     return network
@@ -118,7 +118,7 @@ async def chained(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_chain_stays_on_the_device_and_gives_the_same_tokens(
-    rig: Rig, way: Way, count: int
+    rig: ExecutorRig, way: Way, count: int
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(count)]
     options = [SAMPLE, ARGMAX, NARROW, LIKELY]
@@ -130,7 +130,7 @@ def test_a_chain_stays_on_the_device_and_gives_the_same_tokens(
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 def test_a_truncation_that_reaches_further_is_decided_on_the_host(
-    rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [WIDE, ARGMAX, LIKELY]
@@ -141,7 +141,9 @@ def test_a_truncation_that_reaches_further_is_decided_on_the_host(
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, way: Way) -> None:
+def test_rows_that_drop_out_and_change_places_take_their_own_tokens(
+    rig: ExecutorRig, way: Way
+) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, NARROW]
     expected = asyncio.run(one_by_one(rig.executor, tables, options))
@@ -163,7 +165,9 @@ def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, wa
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["taken back", "stopped"])
-def test_what_does_not_begin_leaves_nothing_behind(rig: Rig, way: Way, stopped: bool) -> None:
+def test_what_does_not_begin_leaves_nothing_behind(
+    rig: ExecutorRig, way: Way, stopped: bool
+) -> None:
     prompt = random_tokens(20)
     [expected] = rig.logits([make_row(prompt, rig.table(20))])
     table = rig.table(20)
@@ -190,7 +194,7 @@ def test_what_does_not_begin_leaves_nothing_behind(rig: Rig, way: Way, stopped: 
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> None:
+def test_a_step_that_brings_copies_waits_for_its_turn(rig: ExecutorRig, way: Way) -> None:
     prompt = random_tokens(17)
     source, target = rig.table(18), rig.table(18)
     rig.run([make_row(prompt[:16], source, 0, ARGMAX)])
@@ -217,7 +221,7 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> Non
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
-    rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, LIKELY]
@@ -240,7 +244,7 @@ def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 @pytest.mark.parametrize("words", [None, "an illegal address"], ids=["whole", "broken"])
 def test_a_device_that_an_error_has_broken_is_told_of(
-    rig: Rig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
     network = network_of(rig)

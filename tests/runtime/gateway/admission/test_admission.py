@@ -13,7 +13,7 @@ from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
 from tests.runtime.gateway.admission.test_pace import Time
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import main
 
 
@@ -156,8 +156,8 @@ def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with (
-            House(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as house,
-            house.client() as client,
+            SystemRig(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as system,
+            system.client() as client,
         ):
             await client.upload(FLOOD, "flood")
             await client.upload(guests.HANG_WASM, "hang")

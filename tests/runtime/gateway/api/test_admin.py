@@ -13,15 +13,15 @@ from symphony_runtime.gateway.api.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import House, Scenario, refusal
+from tests.support.gateway.system import Scenario, SystemRig, refusal
 
 PATIENCE = 20
 
 
 def administer(tmp_path: Path, scenario: Scenario) -> None:
     async def main() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            await scenario(house, admin)
+        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+            await scenario(system, admin)
 
     asyncio.run(main())
 
@@ -31,12 +31,12 @@ async def all_of(listing: Any) -> list[Any]:
 
 
 def test_tenants_come_and_change_and_go(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         made = await admin.create_tenant("acme", weight=2, quotas={"live_runs": 3})
         assert made == await admin.tenant("acme")
         assert (made["made_by"], made["suspended"], made["keys"]) == ("operator", False, 0)
         assert made["quotas"] == {"live_runs": 3}
-        assert house.kernel._scheduler._queue._tenant("acme").weight == 2
+        assert system.kernel._scheduler._queue._tenant("acme").weight == 2
         assert await refusal(admin.create_tenant("acme")) == (409, "exists")
         for wrong in ("", "Acme", "../up", "a/b", "~server", "x" * 64, "a b"):
             assert await refusal(admin.create_tenant(wrong)) == (400, "bad-tenant")
@@ -44,7 +44,7 @@ def test_tenants_come_and_change_and_go(tmp_path: Path) -> None:
 
         changed = await admin.change_tenant("acme", weight=None, quotas={"live_runs": None})
         assert (changed["weight"], changed["quotas"]) == (None, {})
-        assert house.kernel._scheduler._queue._tenant("acme").weight == 1
+        assert system.kernel._scheduler._queue._tenant("acme").weight == 1
         changes: list[dict[str, Any]] = [
             {"weight": 0}, {"weight": "2"}, {"suspended": 1}, {"quotas": []}, {"id": "b"},
             {"quotas": {"wishes": 3}}, {"quotas": {"live_runs": -1}}, {"quotas": {"live_runs": 1.5}}
@@ -54,7 +54,7 @@ def test_tenants_come_and_change_and_go(tmp_path: Path) -> None:
         assert await admin.tenant("acme") == changed
 
         key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme:
+        async with Client(system.url, key) as acme:
             await acme.upload(guests.SAVE_WASM, name="save")
             run = await acme.run("save")
             assert await refusal(admin.delete_tenant("acme")) == (409, "not-empty")
@@ -74,12 +74,12 @@ def test_tenants_come_and_change_and_go(tmp_path: Path) -> None:
 
 
 def test_a_weight_outlives_a_kernel(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         await admin.create_tenant("acme", weight=4)
-        await house.stop_kernel()
-        await house.start_kernel()
-        await house.link_worker_to_kernel()
-        queue = house.kernel._scheduler._queue
+        await system.stop_kernel()
+        await system.start_kernel()
+        await system.link_worker_to_kernel()
+        queue = system.kernel._scheduler._queue
         async with asyncio.timeout(PATIENCE):
             while queue._tenant("acme").weight != 4:  # noqa: ASYNC110 - the gateway tells it
                 await asyncio.sleep(0.01)
@@ -88,10 +88,10 @@ def test_a_weight_outlives_a_kernel(tmp_path: Path) -> None:
 
 
 def test_a_suspended_tenant_ends_and_only_that_one(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         await admin.create_tenant("acme")
         key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme, house.client() as other:
+        async with Client(system.url, key) as acme, system.client() as other:
             for client in (acme, other):
                 await client.upload(guests.PARROT_WASM, name="parrot")
             runs = [await client.start("parrot") for client in (acme, other)]
@@ -116,13 +116,13 @@ def test_a_suspended_tenant_ends_and_only_that_one(tmp_path: Path) -> None:
 
 
 def test_a_revoked_key_is_cut_off_from_what_it_has_open(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         made, kept = [await admin.create_key("default", name=name) for name in ("gone", "kept")]
         names = {key["name"] for key in await admin.keys("default")}  # of one instant in any order
         assert names == {"first start", "gone", "kept"}
         async with (
-            Client(house.url, made["key"]) as gone,
-            Client(house.url, kept["key"]) as stays,
+            Client(system.url, made["key"]) as gone,
+            Client(system.url, kept["key"]) as stays,
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {made['key']}"}) as session,
         ):
             await gone.upload(guests.PARROT_WASM, name="parrot")
@@ -130,7 +130,7 @@ def test_a_revoked_key_is_cut_off_from_what_it_has_open(tmp_path: Path) -> None:
             events = [client.events(run) for client in (gone, stays)]
             for each in events:
                 await anext(each)
-            socket = await session.ws_connect(f"{house.url}/v1/runs/{run}/ws")
+            socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
             await admin.revoke_key("default", made["id"])
             with pytest.raises(ConnectionFailed):
                 await asyncio.wait_for(all_of(events[0]), PATIENCE)
@@ -145,7 +145,7 @@ def test_a_revoked_key_is_cut_off_from_what_it_has_open(tmp_path: Path) -> None:
 
 
 def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         eyes = (await admin.create_key("default", role="read-only"))["key"]
         looks = (await admin.create_key(None, role="read-only"))["key"]
         async with aiohttp.ClientSession() as session:
@@ -153,7 +153,7 @@ def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
                 if route.access is Access.OPEN:
                     continue
                 key = looks if route.access is Access.ADMIN else eyes
-                url = house.url + filled(route.path)
+                url = system.url + filled(route.path)
                 headers = {"Authorization": f"Bearer {key}"}
                 async with session.request(route.method, url, headers=headers) as response:
                     refused = response.status == 403
@@ -169,12 +169,12 @@ def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_are_shown_once_rotate_and_keep_operators_in(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         (first,) = await admin.keys(None)
         assert await refusal(admin.revoke_key(None, first["id"])) == (409, "last-admin-key")
         made = await admin.rotate_key(None, first["id"], grace_ms=600_000)
         assert all("key" not in key and "hash" not in key for key in await admin.keys(None))
-        async with Client(house.url, made["key"]) as renewed:
+        async with Client(system.url, made["key"]) as renewed:
             leaving, new = await renewed.keys(None)
             assert (leaving["id"], leaving["expires_ms"] > 0) == (first["id"], True)
             assert new == {name: made[name] for name in new}
@@ -196,7 +196,7 @@ def test_keys_are_shown_once_rotate_and_keep_operators_in(tmp_path: Path) -> Non
 
 
 def test_gateways_are_listed_and_those_that_are_there_stay(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         (here,) = await all_of(admin.gateways())
         name = (tmp_path / "gateway.id").read_text().strip()
         assert (here["id"], here["here"], here["forgetting"]) == (name, True, [])
@@ -208,10 +208,10 @@ def test_gateways_are_listed_and_those_that_are_there_stay(tmp_path: Path) -> No
 
 
 def test_usage_is_told_by_page_and_as_csv(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         await admin.create_tenant("acme")
         key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme, house.client() as other:
+        async with Client(system.url, key) as acme, system.client() as other:
             for client in (acme, other):
                 await client.upload(guests.SAVE_WASM, name="save")
                 result = await client.run("save")
@@ -233,11 +233,11 @@ def test_usage_is_told_by_page_and_as_csv(tmp_path: Path) -> None:
 
 
 def test_what_is_done_and_denied_is_noted(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
+    async def scenario(system: SystemRig, admin: Client) -> None:
         await admin.create_tenant("acme")
         await refusal(admin.create_tenant("acme"))
-        for key in ("sym_x_y", house.key):
-            async with Client(house.url, key) as stranger:
+        for key in ("sym_x_y", system.key):
+            async with Client(system.url, key) as stranger:
                 await refusal(stranger.keys("acme"))
         notes = await all_of(admin.audit())
         assert sorted((n["kind"], n["action"], n["status"]) for n in notes) == [
@@ -246,7 +246,7 @@ def test_what_is_done_and_denied_is_noted(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert {n["detail"] for n in notes if n["kind"] == "admin"} == {"acme"}
         (known,) = [n for n in notes if n["tenant"] == "default"]
-        assert known["key"] == house.key.split("_")[1]
+        assert known["key"] == system.key.split("_")[1]
         assert known["target"] == "/v1/admin/tenants/acme/keys"
         assert {n["address"] for n in notes} == {"127.0.0.1"}
         assert (await refusal(all_of(admin.audit({"kind": "all"}))))[0] == 400

@@ -16,21 +16,21 @@ from symphony_runtime.gateway.tenancy.authentication import _make_key
 from tests.e2e import programs as guests
 from tests.support.gateway.metrics import DECODE, Series, names, tenants, value
 from tests.support.gateway.metrics import scrape as scrape_url
-from tests.support.gateway.system import House, in_house
+from tests.support.gateway.system import SystemRig, with_system
 from tests.support.worker.guests import main
 
 TRAP = guests.wasm(main("unreachable"))
 SPIN = guests.wasm(main("(loop $on (br $on)) (i32.const 0)"))
 
 
-async def scrape(house: House, key: str) -> Series:
-    return await scrape_url(house.url, key)
+async def scrape(system: SystemRig, key: str) -> Series:
+    return await scrape_url(system.url, key)
 
 
 def test_counters_move_with_runs(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        house.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
-        before = await scrape(house, house.key)
+    async def scenario(system: SystemRig, client: Client) -> None:
+        system.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
+        before = await scrape(system, system.key)
         assert value(before, "num_requests_running") == 0
         for name, wasm in (
             ("decode", DECODE),
@@ -45,8 +45,8 @@ def test_counters_move_with_runs(tmp_path: Path) -> None:
         await client.run("spin", limits={"cpu_ms": 20})
         await client.cancel(await client.start("hang"))
         held = await client.start("hang")
-        house.gateway.services.kernel_figures._asked = float("-inf")
-        series = await scrape(house, house.key)
+        system.gateway.services.kernel_figures._asked = float("-inf")
+        series = await scrape(system, system.key)
         assert value(series, "runs_live") == 1
         assert value(series, "runs_started_total") == 5
         for status, count in (("exited", 1), ("trapped", 1), ("killed", 2), ("failed", 0)):
@@ -71,40 +71,40 @@ def test_counters_move_with_runs(tmp_path: Path) -> None:
         assert {dict(labels).get("model_name") for _, labels in series} == {"simulated"}
         await client.cancel(held)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_pages_that_are_held_are_use_of_the_cache(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(guests.SAVE_WASM, "save")
         await client.run("save")
-        series = await scrape(house, house.key)
+        series = await scrape(system, system.key)
         pages = value(series, "kv_pages")
         assert value(series, "kv_cache_usage_perc") == pytest.approx(1 / pages)
         assert value(series, "kv_pages_free") == pages - 1
         assert value(series, "kv_pages_held") == 1
         assert PAGE_TOKENS > 3
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_each_key_sees_its_own(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path):
+        async with SystemRig(tmp_path):
             pass
         store = Store(tmp_path / "symphony.sqlite")
         key = await _make_key(store, tmp_path / "acme.key", "acme")
         await store.close()
         async with (
-            House(tmp_path) as house,
-            house.client() as owner,
-            Client(house.url, key) as acme,
+            SystemRig(tmp_path) as system,
+            system.client() as owner,
+            Client(system.url, key) as acme,
         ):
             for client, times in ((owner, 3), (acme, 1)):
                 await client.upload(DECODE, "decode")
                 for _ in range(times):
                     await client.run("decode")
-            admin = await scrape(house, house.admin_key)
+            admin = await scrape(system, system.admin_key)
             assert tenants(admin) == {"default", "acme"}
             assert value(admin, "request_success_total", tenant="default") == 3
             assert value(admin, "request_success_total", tenant="acme") == 1
@@ -113,7 +113,7 @@ def test_each_key_sees_its_own(tmp_path: Path) -> None:
             assert value(admin, "role_up") == 3
             assert value(admin, "role_resident_memory_bytes", role="gateway") > 1 << 20
             assert value(admin, "http_responses_total", route="startRun", status="200") == 4
-            own = await scrape(house, key)
+            own = await scrape(system, key)
             assert tenants(own) == set()
             assert value(own, "request_success_total") == 1
             assert value(own, "generation_tokens_total") == 5
@@ -129,29 +129,29 @@ def test_the_page_names_every_family_and_no_other(tmp_path: Path) -> None:
     rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(DECODE, "decode")
         await client.run("decode")
-        served = names(await scrape(house, house.admin_key))
+        served = names(await scrape(system, system.admin_key))
         histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
         parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
         assert described == served - parts | histograms
 
-    in_house(tmp_path, scenario, disk_bytes_max=1 << 40)
+    with_system(tmp_path, scenario, disk_bytes_max=1 << 40)
 
 
 def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path, worker=False) as house, aiohttp.ClientSession() as session:
-            progress = house.gateway.services.progress
+        async with SystemRig(tmp_path, worker=False) as system, aiohttp.ClientSession() as session:
+            progress = system.gateway.services.progress
 
             async def ready() -> tuple[int, dict[str, Any]]:
-                async with session.get(f"{house.url}/readyz") as response:
+                async with session.get(f"{system.url}/readyz") as response:
                     return response.status, await response.json()
 
             status, found = await ready()
             assert (status, found["missing"]) == (503, ["worker-0: not there"])
-            await house.stop_kernel()
+            await system.stop_kernel()
             await asyncio.sleep(0.05)
             progress.note("kernel", "loading the model", 0.45)
             status, found = await ready()
@@ -161,22 +161,22 @@ def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> Non
             progress.note("kernel", None, None)
             words = (await ready())[1]["missing"][0]
             assert words == "kernel: starting again; runs wait for it"
-            await house.start_kernel()
+            await system.start_kernel()
 
     asyncio.run(scenario())
 
 
 def test_a_tenant_alone_sees_the_servers_sums_without_labels(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(DECODE, "decode")
         await client.run("decode")
-        alone, admin = await scrape(house, house.key), await scrape(house, house.admin_key)
+        alone, admin = await scrape(system, system.key), await scrape(system, system.admin_key)
         assert tenants(alone) == set()
         assert {"num_requests_running", "kv_cache_usage_perc", "steps_total"} <= names(alone)
         assert names(alone) < names(admin)
         assert not {name for name in names(alone) if name.startswith(("role_", "http_", "store_"))}
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_reasons_become_few_labels() -> None:

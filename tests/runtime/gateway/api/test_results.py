@@ -14,7 +14,7 @@ from symphony_runtime.gateway.runs.record import Record, encode_message
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e.programs import wasm
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 RECORD = Record(
@@ -69,10 +69,10 @@ def test_pieces_are_the_json_of_the_whole_and_none_is_large(
 
 def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
+        async with SystemRig(tmp_path) as system, system.client() as client:
             await client.upload(SENDER, "sender")
-            headers = {"Authorization": f"Bearer {house.key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
+            headers = {"Authorization": f"Bearer {system.key}"}
+            async with aiohttp.ClientSession(system.url, headers=headers) as session:
                 async with session.post("/v1/programs/sender/runs", json={}) as response:
                     began = json.loads(await response.read())
                     assert response.content_type == "application/json"

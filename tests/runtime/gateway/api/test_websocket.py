@@ -15,19 +15,19 @@ from symphony_runtime.client import Client, message_bytes
 from symphony_runtime.gateway.api import run_streams
 
 from tests.e2e.programs import PARROT_WASM, wasm
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
-Scenario = Callable[[House, Client, aiohttp.ClientSession], Awaitable[None]]
+Scenario = Callable[[SystemRig, Client, aiohttp.ClientSession], Awaitable[None]]
 
 
-def in_house(tmp_path: Path, scenario: Scenario) -> None:
+def with_system(tmp_path: Path, scenario: Scenario) -> None:
     async def run() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            headers = {"Authorization": f"Bearer {house.key}"}
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            headers = {"Authorization": f"Bearer {system.key}"}
             async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(40):
                 await client.upload(PARROT_WASM, name="parrot")
-                await scenario(house, client, session)
+                await scenario(system, client, session)
 
     asyncio.run(run())
 
@@ -38,9 +38,9 @@ async def events_of(socket: Any) -> list[dict[str, Any]]:
 
 
 def test_a_client_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws?events=1"
+        path = f"{system.url}/v1/runs/{run}/ws?events=1"
         async with session.ws_connect(path) as socket:
             assert json.loads(await socket.receive_str())["event"] == "status"
             for text in ("one", "two"):
@@ -66,13 +66,13 @@ def test_a_client_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
         told = [(event.id, event.kind, event.data) async for event in client.events(run)]
         assert [(e["id"], e["event"], e["data"]) for e in whole] == told
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_without_events_only_messages_come(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
-        async with session.ws_connect(f"{house.url}/v1/runs/{run}/ws") as socket:
+        async with session.ws_connect(f"{system.url}/v1/runs/{run}/ws") as socket:
             await socket.send_str("hé")
             assert await socket.receive_str() == "hé"
             await socket.send_bytes(b"\xff")
@@ -80,13 +80,13 @@ def test_without_events_only_messages_come(tmp_path: Path) -> None:
             await client.send(run, b"", close=True)
             assert (await socket.receive()).extra == "exited"
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_what_is_too_large_closes_the_socket_and_ends_nothing(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws"
+        path = f"{system.url}/v1/runs/{run}/ws"
         async with session.ws_connect(path, max_msg_size=0) as socket:
             await socket.send_bytes(b"x" * (MESSAGE_BYTES_MAX + 2))
             assert (await socket.receive()).type is WSMsgType.CLOSE
@@ -94,7 +94,7 @@ def test_what_is_too_large_closes_the_socket_and_ends_nothing(tmp_path: Path) ->
         assert (await client.result(run))["status"] == "running"
         await client.cancel(run)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_a_client_that_answers_no_ping_is_kept(
@@ -102,9 +102,9 @@ def test_a_client_that_answers_no_ping_is_kept(
 ) -> None:
     monkeypatch.setattr(run_streams, "_HEARTBEAT_SECONDS", 0.1)
 
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws"
+        path = f"{system.url}/v1/runs/{run}/ws"
         async with session.ws_connect(path, autoping=False) as socket:
             for _ in range(5):
                 assert (await socket.receive()).type is WSMsgType.PING
@@ -114,22 +114,22 @@ def test_a_client_that_answers_no_ping_is_kept(
             assert frame.data == "still there"
         await client.cancel(run)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(("query", "key", "status"), [
     ("", "", 401), ("", "sym_a_b", 401), ("?after=x", None, 400), ("?events=maybe", None, 400),
 ])  # fmt: skip
 def test_who_may_not(tmp_path: Path, query: str, key: str | None, status: int) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         with pytest.raises(WSServerHandshakeError) as caught:
-            await session.ws_connect(f"{house.url}/v1/runs/{run}/ws{query}", headers=headers)
+            await session.ws_connect(f"{system.url}/v1/runs/{run}/ws{query}", headers=headers)
         assert caught.value.status == status
         await client.cancel(run)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_who_may_not(tmp_path: Path, query: str, key: str | None, status: int) -
 def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
     tmp_path: Path, message: bytes
 ) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         send = f"(drop (call $send (i32.const 0) (i32.const {len(message)}))) (i32.const 0)"
         await client.upload(wasm(main(send, data(0, message), pages=17)), name="large")
         run = (await client.run("large"))["id"]
-        path = f"{house.url}/v1/runs/{run}/ws"
+        path = f"{system.url}/v1/runs/{run}/ws"
         options: Any = {"max_msg_size": 8 * MESSAGE_BYTES_MAX, "compress": 15}
         async with session.ws_connect(path, **options) as socket:
             assert not socket.compress  # hundreds of kilobytes for each that has it
@@ -162,4 +162,4 @@ def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
             message
         ]
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)

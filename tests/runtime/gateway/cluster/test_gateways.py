@@ -15,7 +15,7 @@ from symphony_runtime.gateway.storage.database import StoreError
 
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 PATIENCE = 20
 
@@ -40,7 +40,7 @@ def test_gateways_share_tenants_keys_programs_and_names(tmp_path: Path, postgres
         url = postgres.new_url()
         async with AsyncExitStack() as stack:
             first, second = [
-                await stack.enter_async_context(House(tmp_path / name, store=url))
+                await stack.enter_async_context(SystemRig(tmp_path / name, store=url))
                 for name in ("first", "second")
             ]
             admin = await stack.enter_async_context(Client(first.url, first.admin_key))
@@ -111,10 +111,10 @@ def test_a_gateway_that_starts_again_fails_its_own_runs_only(
 ) -> None:
     async def scenario() -> None:
         url = postgres.new_url()
-        async with House(tmp_path / "first", store=url) as first, first.client() as client:
+        async with SystemRig(tmp_path / "first", store=url) as first, first.client() as client:
             await client.upload(guests.PARROT_WASM, name="it")
             run = await client.start("it")
-            async with House(tmp_path / "second", store=url):
+            async with SystemRig(tmp_path / "second", store=url):
                 assert (await client.result(run))["status"] == "running"
             await client.send(run, b"still here", close=True)
             async for event in client.events(run):
@@ -128,8 +128,11 @@ def test_a_gateway_that_starts_again_fails_its_own_runs_only(
 
 def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -> None:
     async def scenario() -> None:
-        async with House(tmp_path, store=postgres.new_url()) as house, house.client() as client:
-            store = house.gateway.services.store
+        async with (
+            SystemRig(tmp_path, store=postgres.new_url()) as system,
+            system.client() as client,
+        ):
+            store = system.gateway.services.store
             database = store._database
             connection = store._reader_connection
             connection._url = f"postgresql:///none?host={tmp_path}"  # type: ignore[attr-defined]
@@ -138,8 +141,8 @@ def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -
                 await client.result("run_x")
             assert error.value.status == 503
             async with aiohttp.ClientSession() as session:
-                headers = {"Authorization": f"Bearer {house.key}"}
-                async with session.get(f"{house.url}/v1/models", headers=headers) as response:
+                headers = {"Authorization": f"Bearer {system.key}"}
+                async with session.get(f"{system.url}/v1/models", headers=headers) as response:
                     assert response.status == 503
                     assert (await response.json())["error"]["type"] == "server_error"
             connection._url = database._url  # type: ignore[attr-defined]

@@ -7,14 +7,14 @@ from symphony_kernel.protocol.errno import Errno
 
 from tests.runtime.gateway.egress.test_http import site
 from tests.support.gateway.egress import ask, finish, start
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 def test_a_program_asks_a_server(tmp_path: Path) -> None:
     async def main() -> None:
         async with site() as there:
             rules = [{"tenants": ["default"], "urls": [there.url]}]
-            async with House(tmp_path, http=rules) as house, house.client() as client:
+            async with SystemRig(tmp_path, http=rules) as system, system.client() as client:
                 run = await start(client, "http", {"url": f"{there.url}/x?y=z"}, trace=True)
                 found = await finish(client, run)
                 assert found.value["status"] == 200
@@ -30,7 +30,7 @@ def test_a_program_asks_a_server(tmp_path: Path) -> None:
                 assert "allow list" in told.words
                 told = await ask(client, "http", {"url": f"{there.url}/slow", "timeout_ms": 30})
                 assert told.errno == Errno.ETIMEDOUT
-                assert house.gateway.services.runs.egress.statistics()["calls"] == 0
+                assert system.gateway.services.runs.egress.statistics()["calls"] == 0
 
     asyncio.run(main())
 
@@ -39,13 +39,13 @@ def test_a_killed_run_s_request_ends(tmp_path: Path) -> None:
     async def main() -> None:
         async with site() as there:
             rules = [{"tenants": ["*"], "urls": [there.url]}]
-            async with House(tmp_path, http=rules) as house, house.client() as client:
+            async with SystemRig(tmp_path, http=rules) as system, system.client() as client:
                 run = await start(client, "http", {"url": f"{there.url}/slow"})
                 async with asyncio.timeout(20):
                     while not there.seen:  # noqa: ASYNC110 - another server's
                         await asyncio.sleep(0.005)
                     await client.cancel(run)
-                    egress = house.gateway.services.runs.egress
+                    egress = system.gateway.services.runs.egress
                     while egress.statistics()["calls"]:  # noqa: ASYNC110
                         await asyncio.sleep(0.005)
 

@@ -22,7 +22,7 @@ from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Secret
 
 from tests.support.gateway.egress import ask
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 VALUE = 'open"sesame/<&>+now'
 TOKEN = {"authorization": "Bearer {{secret:TOKEN}}"}
@@ -205,10 +205,10 @@ def test_a_program_never_sees_it(tmp_path: Path) -> None:
         async with echo() as here:
             rules = [{"tenants": ["default"], "urls": [here.url]}]
             async with (
-                House(tmp_path, http=rules, secrets_plain_loopback=True) as house,
-                house.client() as client,
+                SystemRig(tmp_path, http=rules, secrets_plain_loopback=True) as system,
+                system.client() as client,
                 aiohttp.ClientSession(
-                    house.url, headers={"Authorization": f"Bearer {house.key}"}
+                    system.url, headers={"Authorization": f"Bearer {system.key}"}
                 ) as session,
             ):
                 body = {"value": VALUE, "hosts": [here.host]}

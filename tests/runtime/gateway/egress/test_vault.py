@@ -13,7 +13,7 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
 from yarl import URL
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 VALUE = "correct-horse-battery-staple"
 GOOD = {"value": VALUE, "hosts": ["api.example.com"]}
@@ -126,9 +126,9 @@ def test_where_a_secret_may_go(host: str, url: str, may: bool) -> None:
 
 def test_the_routes_keep_list_and_forget(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house:
-            headers = {"Authorization": f"Bearer {house.key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
+        async with SystemRig(tmp_path) as system:
+            headers = {"Authorization": f"Bearer {system.key}"}
+            async with aiohttp.ClientSession(system.url, headers=headers) as session:
 
                 async def ask(method: str, path: str, **more: object) -> tuple[int, str]:
                     async with session.request(method, path, **more) as response:  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from symphony_runtime.gateway.storage.store import Store
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
 from tests.support.gateway.stores import with_store
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 DAY_MS = 86_400_000
 
@@ -278,8 +278,8 @@ def test_what_another_gateway_is_at_is_waited_for(
 # --- Through HTTP --------------------------------------------------------------------------------
 def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            ask = Asking(house)
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            ask = Asking(system)
             await client.upload(guests.ECHO_WASM, "echo")
             await client.upload(guests.HANG_WASM, "hang")
             first = await ask.start("echo", "k", "hi")
@@ -316,8 +316,8 @@ def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
 class Asking:
     """Asks with a key; answers are (status, document or text, the header of a second answer)."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, system: SystemRig) -> None:
+        self._house = system
 
     async def start(
         self, program: str, key: str, text: str, **options: Any

@@ -15,7 +15,7 @@ from symphony_runtime.client import Client, ServerError
 from symphony_runtime.worker.worker import Worker
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import WORKER_SECRET, House
+from tests.support.gateway.system import WORKER_SECRET, SystemRig
 
 
 async def refused(client: Client) -> int:
@@ -28,18 +28,18 @@ async def refused(client: Client) -> int:
 def test_a_worker_is_one_tenants_until_its_process_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            House(tmp_path, workers_per_tenant=True) as house,
-            Client(house.url, house.admin_key) as admin,
-            house.client() as first,
+            SystemRig(tmp_path, workers_per_tenant=True) as system,
+            Client(system.url, system.admin_key) as admin,
+            system.client() as first,
         ):
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme", role="tenant"))["key"]
-            async with Client(house.url, key) as second:
+            async with Client(system.url, key) as second:
                 for client in (first, second):
                     await client.upload(guests.HELLO_WASM, "hello")
                 await first.upload(guests.HANG_WASM, "hang")
                 retired = asyncio.Event()
-                house.worker.on_retire = retired.set
+                system.worker.on_retire = retired.set
                 live = await first.start("hang")
                 # It has work of one tenant: the other waits, and nobody is disturbed.
                 assert await refused(second) == 503
@@ -50,14 +50,14 @@ def test_a_worker_is_one_tenants_until_its_process_ends(tmp_path: Path) -> None:
                 assert await refused(second) == 503
                 await asyncio.wait_for(retired.wait(), 20)
                 assert await refused(first) == 503
-                assert house.gateway.services.runs.worker_assignment.retired == 1
+                assert system.gateway.services.runs.worker_assignment.retired == 1
                 # As the supervisor does: another process in its place.
-                house.worker.close()
-                house.worker = Worker("worker-0", WORKER_SECRET)
-                await house.link_worker()
-                await house.wait_until_ready()
+                system.worker.close()
+                system.worker = Worker("worker-0", WORKER_SECRET)
+                await system.link_worker()
+                await system.wait_until_ready()
                 assert (await second.run("hello"))["output"] == "hello"
-                assert set(house.worker._programs) == {
+                assert set(system.worker._programs) == {
                     f"acme/{(await second.program('hello'))['id']}"
                 }
 
@@ -67,13 +67,13 @@ def test_a_worker_is_one_tenants_until_its_process_ends(tmp_path: Path) -> None:
 def test_a_worker_that_is_idle_for_long_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            House(tmp_path, workers_per_tenant=True) as house,
-            house.client() as client,
+            SystemRig(tmp_path, workers_per_tenant=True) as system,
+            system.client() as client,
         ):
             await client.upload(guests.HELLO_WASM, "hello")
             retired = asyncio.Event()
-            house.worker.on_retire = retired.set
-            own = house.gateway.services.runs.worker_assignment
+            system.worker.on_retire = retired.set
+            own = system.gateway.services.runs.worker_assignment
             own.look()
             assert own.retired == 0, "it is nobody's: there is nothing to give up"
             await client.run("hello")
@@ -91,17 +91,17 @@ def test_a_worker_that_is_idle_for_long_is_given_up(tmp_path: Path) -> None:
 def test_otherwise_workers_are_everybodys(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            House(tmp_path) as house,
-            Client(house.url, house.admin_key) as admin,
-            house.client() as first,
+            SystemRig(tmp_path) as system,
+            Client(system.url, system.admin_key) as admin,
+            system.client() as first,
         ):
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme", role="tenant"))["key"]
-            async with Client(house.url, key) as second:
+            async with Client(system.url, key) as second:
                 for client in (first, second):
                     await client.upload(guests.HELLO_WASM, "hello")
                     assert (await client.run("hello"))["output"] == "hello"
-                assert len(house.worker._programs) == 2
+                assert len(system.worker._programs) == 2
 
     asyncio.run(scenario())
 
@@ -176,15 +176,15 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
 
     async def scenario() -> None:
         processes = Processes()
-        async with House(
+        async with SystemRig(
             tmp_path, worker=False, processes=processes, workers_per_tenant=True
-        ) as house:
-            runs = house.gateway.services.runs
+        ) as system:
+            runs = system.gateway.services.runs
             assert runs._links is not None
             links, own = runs._links[1], runs.worker_assignment
             asked: list[str] = []
             own.on_retire = lambda worker: asked.append(worker.name)
-            async with Evil.started(house.config.socket) as evil:
+            async with Evil.started(system.config.socket) as evil:
                 # The supervisor has started another process, or none yet.
                 evil.come()
                 assert await evil.heard() == "closed"
@@ -213,7 +213,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
                 assert again.retiring
                 assert own.choose("other") == own.choose("acme") == []
             # The supervisor has killed it; the next process is nobody's, with the same number, too.
-            async with Evil.started(house.config.socket) as next_one:
+            async with Evil.started(system.config.socket) as next_one:
                 processes.take(notice("worker-0", Started(next_one.pid, 3)))
                 next_one.come()
                 await next_one.wait_for(m.Welcome.KIND)

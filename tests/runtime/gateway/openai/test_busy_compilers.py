@@ -21,9 +21,9 @@ from symphony_runtime.gateway.openai.requests.limits import Room
 from symphony_runtime.gateway.openai.requests.model import Model
 from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import EOS, assets
-from tests.support.worker.rig import TENANT, LiveRun, Rig
+from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
 
 YEAR = "(19|20)[0-9]{2}"
 SECONDS_MAX = 30
@@ -66,7 +66,7 @@ async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threadin
 def test_it_waits_for_its_turn_and_answers() -> None:
     async def main() -> None:
         async with (
-            Rig(assets=assets()) as rig,
+            WorkerRig(assets=assets()) as rig,
             busy(rig.kernel.constraints._grammars, TENANT) as free,
         ):
             live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
@@ -87,13 +87,13 @@ def test_past_its_patience_it_is_503_with_retry_after(
 
     async def main() -> None:
         async with (
-            House(tmp_path, assets=assets()) as house,
-            busy(house.kernel.constraints._grammars, "default"),
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {house.key}"}) as session,
+            SystemRig(tmp_path, assets=assets()) as system,
+            busy(system.kernel.constraints._grammars, "default"),
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as session,
         ):
-            model = house.kernel._executor.model.name
+            model = system.kernel._executor.model.name
             body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}
-            async with session.post(f"{house.url}/v1/completions", json=body) as response:
+            async with session.post(f"{system.url}/v1/completions", json=body) as response:
                 assert response.status == 503
                 assert int(response.headers["Retry-After"]) >= 1
                 assert (await response.json())["error"] == {
@@ -109,7 +109,7 @@ def test_past_its_patience_it_is_503_with_retry_after(
 
 def test_too_many_in_use_are_the_tenant_s_quota() -> None:
     async def main() -> None:
-        async with Rig(assets=assets()) as rig:
+        async with WorkerRig(assets=assets()) as rig:
             grammars = rig.kernel.constraints._grammars
             held = [
                 grammars.grammar(

@@ -18,7 +18,7 @@ from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import _make_key
 
 from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
-from tests.support.gateway.system import House, in_house
+from tests.support.gateway.system import SystemRig, with_system
 from tests.support.worker.guests import data, main
 
 Span = dict[str, Any]
@@ -97,7 +97,7 @@ def of(spans: list[Span], pid: int, **what: Any) -> list[Span]:
 
 
 def test_calls_waits_and_steps_of_a_run(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(BRANCHES, "branches")
         run = await client.run("branches", trace=True)
         assert run["status"] == "exited", run
@@ -140,7 +140,7 @@ def test_calls_waits_and_steps_of_a_run(tmp_path: Path) -> None:
         assert within(program, run_span)
         assert run_span["args"] == {"status": "exited"}
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
                                  (i32.const 0) (i32.const 0)))
         (i32.const 3))"""
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(wasm(main(parent, child, data(500, options))), "family")
         run = await client.run("family", trace=True, entry="lip_main")
         spans = checked(await client.trace(run["id"]))
@@ -170,7 +170,7 @@ def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
         (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
         assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
                                  (i32.const 0))))
         (i32.const 0)"""
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         program = main(body, data(500, options), locals_="(local $ticket i32)")
         await client.upload(wasm(program), "generating")
         run = await client.run("generating", trace=True)
@@ -197,34 +197,34 @@ def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
         assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
         assert len(of(spans, KERNEL, tid=1)) == 5
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
-    async def first(house: House, client: Client) -> None:
+    async def first(system: SystemRig, client: Client) -> None:
         await client.upload(HELLO_WASM, "hello")
         runs.append((await client.run("hello", trace=True))["id"])
         traces.append(await client.trace(runs[0]))
 
-    async def later(house: House, client: Client) -> None:
+    async def later(system: SystemRig, client: Client) -> None:
         assert await client.trace(runs[0]) == traces[0]
         await client.delete_run(runs[0])
         with pytest.raises(ServerError) as gone:
             await client.trace(runs[0])
         assert gone.value.status == 404
-        rows = await house.gateway.services.store.read(
+        rows = await system.gateway.services.store.read(
             lambda c: c.execute("SELECT COUNT(*) FROM run_traces").fetchone()[0]
         )
         assert rows == 0
 
     runs: list[str] = []
     traces: list[dict[str, Any]] = []
-    in_house(tmp_path, first)
-    in_house(tmp_path, later)
+    with_system(tmp_path, first)
+    with_system(tmp_path, later)
 
 
 def test_only_runs_that_ask_are_traced(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(HELLO_WASM, "hello")
         for options in ({}, {"trace": False}):
             run = await client.run("hello", **options)
@@ -238,7 +238,7 @@ def test_only_runs_that_ask_are_traced(tmp_path: Path) -> None:
                 await client.run("hello", trace=wrong)
             assert refused.value.status == 400
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_another_tenant_gets_404(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_another_tenant_gets_404(tmp_path: Path) -> None:
         keys = [await _make_key(store, tmp_path / f"{t}.key", t) for t in ("default", "acme")]
         await store.close()
         async with (
-            House(tmp_path) as house,
-            Client(house.url, keys[0]) as owner,
-            Client(house.url, keys[1]) as other,
+            SystemRig(tmp_path) as system,
+            Client(system.url, keys[0]) as owner,
+            Client(system.url, keys[1]) as other,
         ):
             await owner.upload(HELLO_WASM, "hello")
             run = (await owner.run("hello", trace=True))["id"]
@@ -263,7 +263,7 @@ def test_another_tenant_gets_404(tmp_path: Path) -> None:
 
 
 def test_a_live_run_shows_what_it_did_so_far(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(SLEEP_AND_DECODE_WASM, "slow")
         run = await client.start("slow", trace=True)
         async with asyncio.timeout(20):
@@ -276,11 +276,11 @@ def test_a_live_run_shows_what_it_did_so_far(tmp_path: Path) -> None:
         ended = checked(await client.trace(run))
         assert len(of(ended, KERNEL, cat="pred")) == 4
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_runs_that_do_not_end_well_are_traced_too(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
             await client.upload(program, name)
         trapped = await client.run("trap", trace=True)
@@ -295,7 +295,7 @@ def test_runs_that_do_not_end_well_are_traced_too(tmp_path: Path) -> None:
         (instance,) = of(checked(trace), WORKER, cat="instance")
         assert instance["dur"] > 20_000
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
         (call $await (call $sleep (i64.const 1)))
         (i32.const 0)"""
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
         run = await client.run("flood", trace=True)
         assert run["status"] == "exited", run
@@ -317,11 +317,11 @@ def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
         assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
         assert len(shown) + trace["otherData"]["lost_events"] == calls + 3
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 def test_a_tenant_has_so_many_traced_runs_at_once(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
         await client.upload(wasm(main(body)), "hang")
         runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
@@ -332,7 +332,7 @@ def test_a_tenant_has_so_many_traced_runs_at_once(tmp_path: Path) -> None:
         await client.cancel(runs[0])
         await client.start("hang", trace=True)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 # --- What is kept --------------------------------------------------------------------------------

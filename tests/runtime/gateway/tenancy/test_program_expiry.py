@@ -11,7 +11,7 @@ from symphony_runtime.gateway.programs.usage import DAY_MS, ProgramUsage
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 NOW = 1_795_262_400_000
@@ -29,11 +29,11 @@ PARENT = guests.wasm(
 
 
 class Later:
-    """A house in which days pass when a test says so."""
+    """A system in which days pass when a test says so."""
 
-    def __init__(self, house: House, days: int = 3) -> None:
-        with_ = house.gateway.services
-        self.house = house
+    def __init__(self, system: SystemRig, days: int = 3) -> None:
+        with_ = system.gateway.services
+        self.system = system
         self.now = with_.programs.program_usage.now_ms()
         with_.programs.program_usage.now_ms = lambda: self.now
         self._sweeper = ProgramExpiry(
@@ -52,8 +52,8 @@ async def names(client: Client) -> list[str]:
 
 def test_what_nobody_uses_goes_and_what_somebody_uses_stays(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            later = Later(house)
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            later = Later(system)
             for name, wasm in (("old", guests.ECHO_WASM), ("run", guests.HELLO_WASM),
                                ("again", guests.SPIN_WASM), ("live", guests.HANG_WASM),
                                ("parent", PARENT), ("child", guests.COMPLAINER_WASM)):  # fmt: skip
@@ -75,23 +75,23 @@ def test_what_nobody_uses_goes_and_what_somebody_uses_stays(tmp_path: Path) -> N
             # The newest uses are over, too; a run that is live keeps its program.
             assert await later.pass_days(10) == 4
             async with asyncio.timeout(20):
-                while len(house.worker._programs) > 1:  # noqa: ASYNC110 - it is told so
+                while len(system.worker._programs) > 1:  # noqa: ASYNC110 - it is told so
                     await asyncio.sleep(0.01)
             assert await names(client) == ["live"]
             assert (await client.cancel(live))["status"] == "killed"
             assert await later.pass_days(10) == 1
             # What ships with the server is nobody's to forget.
-            await house.gateway.openai.shipped.program()
+            await system.gateway.openai.shipped.program()
             assert await later.pass_days(1_000) == 0
-            assert await house.gateway.services.programs.find(OWNER, "openai") is not None
+            assert await system.gateway.services.programs.find(OWNER, "openai") is not None
 
     asyncio.run(scenario())
 
 
 def test_a_use_is_written_once_a_day(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            later, with_ = Later(house), house.gateway.services
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            later, with_ = Later(system), system.gateway.services
             program = await client.upload(guests.HELLO_WASM, "it")
             sql = "SELECT used_ms FROM programs WHERE id = ?"
 
@@ -117,8 +117,8 @@ def test_a_use_is_written_once_a_day(tmp_path: Path) -> None:
 
 def test_of_a_program_without_a_known_use_the_days_begin_now(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            later, store = Later(house), house.gateway.services.store
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            later, store = Later(system), system.gateway.services.store
             await client.upload(guests.HELLO_WASM, "it")
             await store.write(lambda c: c.execute("UPDATE programs SET used_ms = NULL").rowcount)
             assert await later.pass_days(100) == 0
@@ -130,8 +130,8 @@ def test_of_a_program_without_a_known_use_the_days_begin_now(tmp_path: Path) -> 
 
 def test_files_that_another_gateway_has_left_without_a_row_go(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            programs, store = house.gateway.services.programs, house.gateway.services.store
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            programs, store = system.gateway.services.programs, system.gateway.services.store
             await client.upload(guests.HELLO_WASM, "kept")
             gone = await client.upload(guests.SPIN_WASM, "gone")
             assert await programs.remove_strays() == 0
@@ -146,8 +146,8 @@ def test_files_that_another_gateway_has_left_without_a_row_go(tmp_path: Path) ->
 
 def test_what_could_not_be_noted_is_noted_later(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            store = house.gateway.services.store
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            store = system.gateway.services.store
             program = await client.upload(guests.HELLO_WASM, "it")
             program_usage = ProgramUsage(store, lambda: NOW)
             program_usage.note("default", program["id"])

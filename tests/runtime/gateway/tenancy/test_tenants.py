@@ -11,20 +11,20 @@ from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import _make_key
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 def test_a_stranger_finds_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with House(tmp_path) as house:
+        async with SystemRig(tmp_path) as system:
             pass
         store = Store(tmp_path / "symphony.sqlite")
         key = await _make_key(store, tmp_path / "acme.key", "acme")
         await store.close()
         async with (
-            House(tmp_path) as house,
-            house.client() as owner,
-            Client(house.url, key) as stranger,
+            SystemRig(tmp_path) as system,
+            system.client() as owner,
+            Client(system.url, key) as stranger,
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
         ):
             program = await owner.upload(guests.PARROT_WASM, name="parrot")
@@ -43,7 +43,7 @@ def test_a_stranger_finds_nothing(tmp_path: Path) -> None:
                         path = route.path.replace("{run}", run).replace("{program}", name)
                         path = path.replace("{path}", "notes/first").replace("{model}", name)
                         path = path.replace("{name}", "nothing")
-                        async with session.request(route.method, house.url + path) as response:
+                        async with session.request(route.method, system.url + path) as response:
                             assert response.status == 404, (route.method, path)
                             answer = await response.json(content_type=None)
                         assert "parrot" not in str(answer) or "{model}" in route.path

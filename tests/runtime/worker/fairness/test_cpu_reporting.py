@@ -19,7 +19,7 @@ from symphony_runtime.worker.run import Run
 
 from tests.support.worker import guests
 from tests.support.worker.guests import main
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 LISTENS = main(
     """(loop $again (drop (call $claim (call $recv) (i32.const 64) (i32.const 8)))
@@ -119,7 +119,7 @@ def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
 def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> None:
     async def test() -> None:
         options = KernelOptions(steps=StepLimits(beside=CpuOptions(0.01)))
-        async with Rig(options=options) as rig:
+        async with WorkerRig(options=options) as rig:
             loops = await rig.start(guests.SPIN, tenant="loops")
             waits = await rig.start(LISTENS, tenant="waits")
             async with asyncio.timeout(20):

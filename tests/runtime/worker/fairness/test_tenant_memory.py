@@ -13,7 +13,7 @@ from symphony_runtime.worker.fairness.tenant_memory import NAME, TenantMemory
 from wasmtime import Module, wat2wasm
 
 from tests.support.worker.guests import data, main, module
-from tests.support.worker.rig import TENANT, LiveRun, Rig, rigged
+from tests.support.worker.rig import TENANT, LiveRun, WorkerRig, with_worker
 
 PAGE = 65_536
 TOTAL = {NAME: 20 * PAGE}
@@ -31,11 +31,11 @@ async def grow(run: LiveRun, pages: int) -> int:
     return int.from_bytes(run.messages[-1], "little", signed=True)
 
 
-def held(rig: Rig, tenant: str = TENANT) -> int:
+def held(rig: WorkerRig, tenant: str = TENANT) -> int:
     return rig.worker._run_queue.of(tenant).memory.held
 
 
-def of_instances(rig: Rig) -> int:
+def of_instances(rig: WorkerRig) -> int:
     """Bytes that the instances really hold, as the engine says."""
     return sum(instance.fiber.measure() for instance in rig.worker.instances.values())
 
@@ -47,7 +47,7 @@ async def over(*runs: LiveRun) -> None:
 
 
 def test_one_has_what_the_others_leave() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         first, second = [await rig.start(GROWER, limits=TOTAL) for _ in range(2)]
         assert await grow(first, 14) == 2  # of 20 pages these two have 2 and 16 now
         assert await grow(second, 3) == -1
@@ -63,11 +63,11 @@ def test_one_has_what_the_others_leave() -> None:
         await over(second, other)
         assert held(rig) == held(rig, "other") == 0
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_whoever_has_room_again_has_all_of_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         first, second = [await rig.start(GROWER, limits=TOTAL) for _ in range(2)]
         assert await grow(first, 16) == 2
         assert await grow(second, 1) == -1
@@ -78,11 +78,11 @@ def test_whoever_has_room_again_has_all_of_it() -> None:
         assert await grow(second, 900) == -1, "its own limit"
         await over(second, third)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_an_instance_that_has_no_room_does_not_begin() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         first = await rig.start(GROWER, limits=TOTAL)
         assert await grow(first, 17) == 2
         ended = await rig.run(main("(i32.const 0)"), limits=TOTAL)
@@ -93,11 +93,11 @@ def test_an_instance_that_has_no_room_does_not_begin() -> None:
         await over(first)
         assert (await rig.run(main("(i32.const 7)"), limits=TOTAL)).exit_code == 7
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_child_without_room_is_counted_and_joined() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         rig.add(module('(func (export "_start"))', pages=19), "large")
         packed = msgpack.packb({"program": "large", "input": b""})
         spawn = f"(call $spawn (i32.const 100) (i32.const {len(packed)}))"
@@ -111,21 +111,21 @@ def test_a_child_without_room_is_counted_and_joined() -> None:
         assert limit_of(child.status, child.reason) == NAME, child.reason
         assert run.hits == {NAME: 1}
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_whoever_is_refused_growth_is_counted_once() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         run = await rig.start(GROWER, limits=TOTAL)
         assert [await grow(run, 18), await grow(run, 1), await grow(run, 1)] == [2, -1, -1]
         await over(run)
         assert rig.gateway.ended[-1].hits == {NAME: 1}
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_tables_count_from_the_start_as_large_as_they_may_become() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         table = "(table $t 1 funcref)"
         wasm = main("(table.grow $t (ref.null func) (i32.const 65535))", table)
         most = TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES
@@ -134,13 +134,13 @@ def test_tables_count_from_the_start_as_large_as_they_may_become() -> None:
         assert (await rig.run(wasm, limits={NAME: most + 2 * PAGE})).exit_code == 1
         assert held(rig) == 0
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_the_memory_of_start_functions_is_counted() -> None:
     """Of one that computes nobody can look at it: it counts as the most that it may have."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         waits = """(drop (call $claim_within (call $recv) (i32.const 0) (i32.const 0)
           (i64.const -1)))"""
         for doing, pages in ((waits, 17), ("(loop $on (br $on))", 20)):
@@ -154,11 +154,11 @@ def test_the_memory_of_start_functions_is_counted() -> None:
             await over(one)
             assert held(rig) == 0
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_whatever_they_do_they_never_have_more() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         chance, most = Random(5), 60 * PAGE
         runs: list[LiveRun] = []
         refused = 0
@@ -175,7 +175,7 @@ def test_whatever_they_do_they_never_have_more() -> None:
         await over(*runs)
         assert held(rig) == 0
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_nothing_is_looked_at_while_there_is_plenty() -> None:

@@ -7,7 +7,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import RUN_CHILD_DEPTH_MAX
 
 from tests.support.worker.guests import Step, data, main, module, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBADF, EACCES, EINVAL, ENOENT = -Errno.EBADF, -Errno.EACCES, -Errno.EINVAL, -Errno.ENOENT
 
@@ -27,7 +27,7 @@ ECHO = """
 
 
 def test_a_child_runs_and_is_joined() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="echo", input=b"hello")
         found = await rig.play(
             spawn, ("claim", result(0), 0, 4), ("show", 0, 4),
@@ -39,11 +39,11 @@ def test_a_child_runs_and_is_joined() -> None:
         assert msgpack.unpackb(found[5]) == {"code": 7, "output": b"helloh"}
         assert found[6] == ENOENT  # joined already
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_the_parents_usage_has_its_childrens() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="work")
         work = """(func (export "work") (result i32) (local $n i32)
           (loop $l (drop (call $clock_ms)) (br_if $l (i32.lt_u
@@ -57,11 +57,11 @@ def test_the_parents_usage_has_its_childrens() -> None:
         assert ended.usage["peak_memory_bytes"] == 4 * 65_536  # both at once
         assert len(rig.gateway.ended) == 2
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_other_programs_and_what_does_not_exist() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         other = module('(func (export "_start") (drop (call $send (i32.const 0) (i32.const 3))))')
         rig.add(other, name="other")
         first, spawn = spawns(100, program="other")
@@ -77,11 +77,11 @@ def test_other_programs_and_what_does_not_exist() -> None:
         assert msgpack.unpackb(found[4]) == {"code": 0, "output": bytes(3)}
         assert (found[6], found[8]) == (ENOENT, ENOENT)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_wrong_options_are_refused_at_once() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         wrong: list[tuple[dict[str, object], int]] = [
             ({"unknown": 1}, EINVAL),
             ({"program": 5}, EINVAL),
@@ -100,11 +100,11 @@ def test_wrong_options_are_refused_at_once() -> None:
         found = await rig.play(*[step for _, step in made], parts=tuple(s for s, _ in made))
         assert found == [errno for _, errno in wrong]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_granted_file_is_the_childs_with_fewer_rights() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         # The first handle of an instance is index 0, generation 1.
         grants = [{"handle": 1 << 16, "rights": 1, "name": "prefix"}]
         segment, spawn = spawns(100, entry="child", grants=grants)
@@ -142,11 +142,11 @@ def test_a_granted_file_is_the_childs_with_fewer_rights() -> None:
         assert found[9] != handle
         assert found[10:] == [0, ENOENT]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_grants_are_those_of_the_moment_they_were_made_in() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         grants = [{"handle": 1 << 16, "rights": 31, "name": "kv"}]
         segment, spawn = spawns(100, entry="child", grants=grants)
         child = """(func (export "child") (result i32)
@@ -159,11 +159,11 @@ def test_grants_are_those_of_the_moment_they_were_made_in() -> None:
         assert isinstance(found[7], bytes)
         assert msgpack.unpackb(found[7])["code"] == 3
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_children_end_with_their_parent_however_it_ends() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="child")
         child = """(func (export "child") (result i32)
           (call $await (call $sleep (i64.const 100000))) (i32.const 0))"""
@@ -178,11 +178,11 @@ def test_children_end_with_their_parent_however_it_ends() -> None:
             assert (first.status, first.reason) == ("killed", "its parent has ended")
             assert second.instance == run.instance
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_child_that_traps_or_is_killed_says_so_in_its_code() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="child")
         found = await rig.play(
             spawn, ("await", result(0)), ("join", 1), ("claim", result(2), 0, 64),
@@ -192,11 +192,11 @@ def test_a_child_that_traps_or_is_killed_says_so_in_its_code() -> None:
         assert isinstance(found[4], bytes)
         assert msgpack.unpackb(found[4])["code"] == 134
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_cancelled_spawn_leaves_no_child() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="child")
         child = """(func (export "child") (result i32)
           (call $await (call $sleep (i64.const 100000))) (i32.const 0))"""
@@ -207,11 +207,11 @@ def test_a_cancelled_spawn_leaves_no_child() -> None:
         assert found[1:] == [0, 2, 0, ENOENT]
         assert [e.reason for e in rig.gateway.ended[:-1]] == ["its parent cancelled it"]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_families_are_only_so_deep() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100)
         body = f"""
         (local.set $t (call $spawn (i32.const 100) (i32.const {spawn[2]})))
@@ -224,11 +224,11 @@ def test_families_are_only_so_deep() -> None:
         # {"code": n, ..}: a map of two, a string of four, then the number in one byte.
         assert ended.exit_code == RUN_CHILD_DEPTH_MAX + 1
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_childs_channel_and_recv() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="child")
         child = """(func (export "child") (result i32)
           (drop (call $channel_send (i32.const 80) (i32.const 2) (i32.const 80) (i32.const 2)))
@@ -242,11 +242,11 @@ def test_a_childs_channel_and_recv() -> None:
         assert isinstance(found[6], bytes)
         assert msgpack.unpackb(found[6])["code"] == -Errno.EPIPE
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_run_that_sends_too_much_through_a_child_is_killed_whole() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, spawn = spawns(100, entry="child")
         child = """(func (export "child") (result i32)
           (loop $l (drop (call $send (i32.const 0) (i32.const 60000))) (br $l)) (i32.const 0))"""
@@ -257,4 +257,4 @@ def test_a_run_that_sends_too_much_through_a_child_is_killed_whole() -> None:
         assert ended.status == "killed"
         assert ended.reason.startswith("output limit")
 
-    rigged(test)
+    with_worker(test)

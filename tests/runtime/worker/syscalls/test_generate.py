@@ -32,24 +32,24 @@ from tests.support.worker.generating_guests import (
     taker,
 )
 from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
 EFBIG, ENOMEM = -Errno.EFBIG, -Errno.ENOMEM
 MS = CostModel(fixed_us=10_000)
 
 
-async def play(rig: Rig, options: bytes, *steps: Step) -> list[int | bytes]:
+async def play(rig: WorkerRig, options: bytes, *steps: Step) -> list[int | bytes]:
     """Run a script: step 0 is a file, step 1 the generation, and then `steps`."""
     found = await rig.play(("kv_create",), generate(options), *steps, parts=parts(options))
     return found[1:]
 
 
-def in_virtual_time(test: Callable[[Rig], Awaitable[None]], **rig: Any) -> None:
+def in_virtual_time(test: Callable[[WorkerRig], Awaitable[None]], **rig: Any) -> None:
     """Run a test with a rig whose steps take 10 ms, in no time."""
 
     async def whole() -> None:
-        async with Rig(clock=clock, **({"costs": MS} | rig)) as made:
+        async with WorkerRig(clock=clock, **({"costs": MS} | rig)) as made:
             await test(made)
 
     clock = VirtualClock()
@@ -60,7 +60,7 @@ def in_virtual_time(test: Callable[[Rig], Awaitable[None]], **rig: Any) -> None:
 @pytest.mark.parametrize("capacity", [8, 12, 24, 4096])
 @pytest.mark.parametrize("ahead", [0, 1, 8, GENERATE_AHEAD_MAX])
 def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         loop = await rig.run(guests.DECODE, bytes([40]))
         found = await rig.run(taker(given(max=40, ahead=ahead), capacity))
         assert (found.status, found.exit_code) == ("exited", 0), found
@@ -71,7 +71,7 @@ def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
                  for each in (loop, found)]  # fmt: skip
         assert usage[0] == usage[1]
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize("best", [0, 2])
@@ -79,14 +79,17 @@ def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
 def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int) -> None:
     size, count = 8 * (1 + best), 1 + 4 * STEPS
 
-    async def test(rig: Rig, options: bytes) -> list[bytes]:
+    async def test(rig: WorkerRig, options: bytes) -> list[bytes]:
         found = await rig.run(taker(options, size * capacity))
         assert (found.status, found.exit_code) == ("exited", 0), found
         return found.messages
 
     async def whole() -> None:
         options = given(max=count, logprobs=best)
-        async with Rig(clock=clock, costs=MS) as plain, Rig(clock, MS, device=InLots) as lots:
+        async with (
+            WorkerRig(clock=clock, costs=MS) as plain,
+            WorkerRig(clock, MS, device=InLots) as lots,
+        ):
             found, expected = await test(lots, options), await test(plain, options)
         assert b"".join(found) == b"".join(expected)
         # The first token comes by itself.
@@ -101,7 +104,7 @@ def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int
 
 @pytest.mark.parametrize("capacity", [24, 47, 4096])
 def test_each_record_has_its_best_tokens(capacity: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         plain = await rig.run(taker(given(max=9), 4096))
         found = await rig.run(taker(given(max=9, logprobs=2), capacity))
         assert all(len(m) % 24 == 0 and len(m) <= capacity for m in found.messages)
@@ -112,11 +115,11 @@ def test_each_record_has_its_best_tokens(capacity: int) -> None:
             best, second = (log for _, log in struct.iter_unpack("<If", record[8:]))
             assert best >= second
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(
             rig,
             given(max=3),
@@ -141,7 +144,7 @@ def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready() -> None:
 def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed() -> None:
     """The record that is waited for is taken as it comes, before the end that comes with it."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         claim: Step = ("claim_within", result(1), ROOM, 8, -1)
         found = await play(rig, given(max=2, ahead=0), claim, ("kv_len", result(0)), claim,
                            ("kv_len", result(0)), claim, claim)  # fmt: skip
@@ -151,7 +154,7 @@ def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed() -> 
 
 
 def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         wait: list[Step] = [("wait", 512, 2, -1), ("take", result(1), ROOM, 8)]
         found = await play(
             rig,
@@ -170,7 +173,7 @@ def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record() -> N
 def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(lot: int, ahead: int) -> None:
     tokens, at_once = 25, min(lot, ahead + 1)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         loop = await rig.run(guests.DECODE, bytes([tokens]))
         found = await rig.run(taker(given(max=tokens, ahead=ahead, lot=lot), 4096))
         assert ids(found.output) == [int.from_bytes(m, "little") for m in loop.messages]
@@ -182,7 +185,7 @@ def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(lot: int, ahead: int
 
 
 def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(
             rig, given(max=3, lot=8), ("sleep", 15), ("await", result(2)),
             ("take", result(1), ROOM, 80), ("claim_within", result(1), ROOM, 80, 5),
@@ -194,7 +197,7 @@ def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end() -> None:
 
 
 def test_an_error_comes_behind_an_unfinished_lot() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.run(taker(given(ahead=1000, lot=1000), 1 << 16))
         assert found.exit_code == ENOMEM, found
         assert len(ids(found.output)) == 3 * 16
@@ -203,7 +206,7 @@ def test_an_error_comes_behind_an_unfinished_lot() -> None:
 
 
 def test_a_wait_for_it_times_out() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(rig, given(), ("store", 512, result(1)), ("wait", 512, 1, 5))
         assert found[2] == -Errno.ETIMEDOUT
 
@@ -211,18 +214,18 @@ def test_a_wait_for_it_times_out() -> None:
 
 
 def test_a_stop_token_is_the_last() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         tokens = ids((await rig.run(taker(given(max=30), 4096))).output)
         stop = tokens[17]
         found = await rig.run(taker(given(max=30, stop=[stop]), 4096))
         assert ids(found.output) == tokens[: tokens.index(stop) + 1]
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 5, 8])
 def test_the_kernel_never_runs_past_what_the_program_takes(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         async def computed() -> int:
             return int((await rig.statistics())["tokens_computed"])
 
@@ -247,18 +250,18 @@ def test_the_kernel_never_runs_past_what_the_program_takes(ahead: int) -> None:
 
 
 def test_credit_goes_to_the_kernel_a_few_tokens_at_a_time() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.run(taker(given(max=90, ahead=8), 8))
         assert len(found.messages) == 90
         calls = (await rig.statistics())["calls"]
         assert calls < 2 + 90 / 5 + 3, "the file, the generation, and a credit for five tokens"
 
-    rigged(test)
+    with_worker(test)
 
 
 # -- Its file ----------------------------------------------------------------------------------
 def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         calls: list[Step] = [
             generate(b""),
             ("pred", result(0), AT, 1, 0, 0, 0),
@@ -292,18 +295,18 @@ def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken() -> N
 
 
 def test_a_closed_handle_does_not_end_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(
             rig, given(max=20, ahead=1), ("kv_close", result(0)),
             *([("claim", result(1), ROOM, 8)] * 21),
         )  # fmt: skip
         assert found[1:] == [0, *[8] * 20, 0]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), ("kv_save", result(0), 512, 4, 0),
             ("kv_open", 512, 4, 1), ("kv_open", 512, 4, 2),
@@ -314,7 +317,7 @@ def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough() -> 
         assert isinstance(found[5], int)
         assert found[5] > 0
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it() -> None:
@@ -331,7 +334,7 @@ def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it() -> None
       (call $await (call $sleep (i64.const 500)))
       (i32.const 5))"""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",),
             ("spawn", 700, len(grants)), ("claim", result(1), ROOM, 4), ("sleep", 200),
@@ -349,7 +352,7 @@ def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it() -> None
 
 # -- Its end -----------------------------------------------------------------------------------
 def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         whole = ids((await rig.run(taker(given(max=10), 4096))).output)
         found = await play(
             rig,
@@ -370,7 +373,7 @@ def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it() -> None
 
 
 def test_a_generation_cancelled_before_its_first_step_leaves_the_file_as_it_was() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(rig, b"", ("cancel", result(1)), ("kv_len", result(0)))
         assert found[1:] == [0, 0]
 
@@ -378,7 +381,7 @@ def test_a_generation_cancelled_before_its_first_step_leaves_the_file_as_it_was(
 
 
 def test_a_program_that_never_takes_costs_no_more_than_ahead() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(rig, given(ahead=4), ("sleep", 2000), ("claim", result(2), ROOM, 0))
         assert found[2] == 0
         assert (await rig.statistics())["tokens_computed"] == 5
@@ -388,7 +391,7 @@ def test_a_program_that_never_takes_costs_no_more_than_ahead() -> None:
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 9, 10, 11, 25, 60])
 def test_a_kill_in_its_midst_leaves_nothing(milliseconds: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         run = await rig.start(taker(given(), 8))
         await asyncio.sleep(milliseconds / 1000)
         run.kill()
@@ -398,7 +401,7 @@ def test_a_kill_in_its_midst_leaves_nothing(milliseconds: int) -> None:
 
 
 def test_without_pages_the_error_comes_behind_the_tokens() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.run(taker(given(ahead=100), 8))
         assert found.exit_code == ENOMEM
         assert len(found.messages) == 4 * 16
@@ -407,7 +410,7 @@ def test_without_pages_the_error_comes_behind_the_tokens() -> None:
 
 
 def test_the_context_s_end_is_its_end() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.run(taker(given(max=1000), 4096))
         assert found.exit_code == 0
         assert len(ids(found.output)) == 50
@@ -416,7 +419,7 @@ def test_the_context_s_end_is_its_end() -> None:
 
 
 def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         run = await rig.start(taker(given(), 8), limits={"tokens": 10})
         ended = await run.ended
         # The program hears of it, and then the gateway, who kills it if it has not ended.
@@ -425,7 +428,7 @@ def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
         )
         assert len(ended.messages) == 10
 
-    rigged(test)
+    with_worker(test)
 
 
 # -- Hostile uses ------------------------------------------------------------------------------
@@ -438,25 +441,25 @@ def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_start_nothing(options: bytes) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         assert await play(rig, options, ("kv_len", result(0))) == [EINVAL, 0]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_what_only_the_kernel_can_know_is_answered_by_take() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await play(
             rig, given(stop=[1 << 31]), ("kv_len", result(0)), ("claim", result(1), ROOM, 8),
             ("kv_len", result(0)),
         )  # fmt: skip
         assert found[1:] == [EBUSY, EINVAL, 0]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_too_much_is_too_much() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = guests.script(
             ("kv_create",), ("generate", result(0), 0, 1, 0, PRED_OPTIONS_BYTES_MAX + 1)
         )
@@ -464,7 +467,7 @@ def test_too_much_is_too_much() -> None:
         ended = await rig.run(big)
         assert program.results(ended.messages)[1] == EFBIG
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_tickets_of_one_program_are_bounded() -> None:
@@ -487,28 +490,28 @@ def test_tickets_of_one_program_are_bounded() -> None:
         locals_="(local $kv i32) (local $t i32) (local $n i32)",
     )
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(program)
         assert ended.output == struct.pack("<i", ENOMEM)
         assert ended.exit_code == room
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_thousand_generations_of_one_program() -> None:
     program = repeater(given(max=3, ahead=2), 1000)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(program)
         assert (ended.status, ended.exit_code) == ("exited", 0)
         assert ended.usage["completion_tokens"] == 3000
 
-    rigged(test)
+    with_worker(test)
 
 
 # -- Alternatives beside each token ------------------------------------------------------------
 def test_a_record_with_alternatives_is_never_split() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         options = given(max=5, logprobs=2)
         found = [await rig.run(taker(options, capacity)) for capacity in (24, 47, 4096)]
         assert {each.output for each in found} == {found[0].output}
@@ -518,4 +521,4 @@ def test_a_record_with_alternatives_is_never_split() -> None:
         assert [token for token, *_ in records] == ids(plain.output)
         assert all(token == best for token, _, best, *_ in records), "greedy takes the best"
 
-    rigged(test)
+    with_worker(test)

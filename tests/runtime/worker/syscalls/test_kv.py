@@ -10,7 +10,7 @@ from symphony_runtime.abi import table
 
 from tests.support.worker import guests
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBADF, EACCES, EINVAL = -Errno.EBADF, -Errno.EACCES, -Errno.EINVAL
 R, A, T, S, G = (table().rights[name] for name in "RATSG")
@@ -29,7 +29,7 @@ def options(offset: int, /, **given: object) -> tuple[str, int]:
 
 
 def test_pred_appends_and_answers_with_a_token() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), ("claim", result(1), 0, 8), ("show", 0, 8),
             ("kv_len", result(0)), ("kv_tokens", result(0), 1, 3, 0), ("show", 0, 12),
@@ -46,11 +46,11 @@ def test_pred_appends_and_answers_with_a_token() -> None:
         )  # fmt: skip
         assert again[3] == found[3]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_forks_go_their_own_ways_and_truncation_rolls_back() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), ("kv_fork", result(0)),
             pred(result(0), 104, 1), pred(result(2), 108, 1),
@@ -68,11 +68,11 @@ def test_forks_go_their_own_ways_and_truncation_rolls_back() -> None:
         assert found[12:15] == [0, 4, EINVAL]
         assert found[16:] == [3, struct.pack("<3I", 5, 7, 8), 0, 5, EINVAL]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_failed_file_keeps_its_answer_until_it_is_closed() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), ("kv_extract", result(0), 400, 1), ("kv_len", result(1)),
             pred(result(1)), ("claim", result(3), 0, 8), ("kv_close", result(1)),
@@ -82,11 +82,11 @@ def test_a_failed_file_keeps_its_answer_until_it_is_closed() -> None:
         assert found[2] == EINVAL
         assert found[4:] == [EINVAL, 0, EBADF]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_names_are_saved_opened_listed_and_removed() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), ("await", result(1)),
             ("kv_save", result(0), 300, 3, 0), ("kv_save", result(0), 300, 3, 0),
@@ -108,11 +108,11 @@ def test_names_are_saved_opened_listed_and_removed() -> None:
         assert (listed["path"], listed["len"]) == ("a/b", 4)
         assert found[14:] == [0, enoent, 4, -Errno.ENOSYS, EACCES, EINVAL]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_rights_only_shrink() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), ("await", result(1)),
             ("kv_save", result(0), 300, 3, 0),
@@ -131,11 +131,11 @@ def test_rights_only_shrink() -> None:
         assert found[13:19] == [EACCES] * 6
         assert found[20:] == [EACCES, 0, EINVAL]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_stat_says_what_is_known() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), ("await", result(1)),
             ("kv_stat", result(0), 0, 1), ("kv_stat", result(0), 0, 500), ("show", 0, result(4)),
@@ -146,11 +146,11 @@ def test_stat_says_what_is_known() -> None:
         status = msgpack.unpackb(found[5])
         assert (status["len"], status["pages"], status["rights"]) == (4, 1, 31)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_closed_guessed_and_foreign_handles_are_bad_all_the_same() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         handle_calls = (
             ("kv_len", result(0)), ("kv_fork", result(0)), ("kv_stat", result(0), 0, 0),
             ("kv_close", result(0)), pred(result(0)), ("kv_truncate", result(0), 0),
@@ -166,11 +166,11 @@ def test_closed_guessed_and_foreign_handles_are_bad_all_the_same() -> None:
             tried = [tuple(guess if a == result(0) else a for a in call) for call in handle_calls]
             assert await rig.play(*tried, parts=(PROMPT, PATHS)) == [EBADF] * len(tried)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_handle_numbers_come_back_with_another_generation() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = f"""
         (loop $more
           (local.set $last (call $kv_create))
@@ -181,11 +181,11 @@ def test_handle_numbers_come_back_with_another_generation() -> None:
         ended = await rig.run(main(body, locals_="(local $n i32) (local $last i32)"))
         assert ended.exit_code == (2 << 16 | 1)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_there_are_only_so_many_handles() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = """
         (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
           (br_if $more (i32.gt_s (local.tee $r (call $kv_create)) (i32.const 0))))
@@ -194,7 +194,7 @@ def test_there_are_only_so_many_handles() -> None:
         assert ended.exit_code == -Errno.EDQUOT
         assert int.from_bytes(ended.output, "little") == INSTANCE_HANDLES_MAX + 1
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_there_are_only_so_many_handles() -> None:
     ],
 )
 def test_options_decide_the_length_of_the_result(given: dict[str, object], length: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, size = options(500, **given)
         found = await rig.play(
             ("kv_create",), pred(result(0), opts=500, opts_len=size), ("claim", result(1), 0, 0),
@@ -228,7 +228,7 @@ def test_options_decide_the_length_of_the_result(given: dict[str, object], lengt
         assert found[4] == EBADF
         assert found[5] == (0 if given.get("keep") is False else 4)
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize(
@@ -243,18 +243,18 @@ def test_options_decide_the_length_of_the_result(given: dict[str, object], lengt
     ],
 )
 def test_wrong_options_are_refused_at_once(given: dict[str, object], errno: Errno) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, size = options(500, **given)
         found = await rig.play(
             ("kv_create",), pred(result(0), opts=500, opts_len=size), parts=(PROMPT, segment)
         )
         assert found[1] == -errno
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_results_that_are_not_taken_are_bounded() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         segment, size = options(500, get="logits", at="all")
         body = f"""
         (local.set $kv (call $kv_create))
@@ -267,11 +267,11 @@ def test_results_that_are_not_taken_are_bounded() -> None:
         assert ended.exit_code == -Errno.ENOMEM
         assert int.from_bytes(ended.output, "little") == (64 << 20) // (400 * 4096 * 4) + 1
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_cancelled_preds_are_dropped_and_the_file_goes_on() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), pred(result(0)), pred(result(0)), ("cancel", result(2)),
             ("claim", result(1), 0, 8), pred(result(0), n=1), ("claim", result(5), 0, 8),
@@ -282,4 +282,4 @@ def test_cancelled_preds_are_dropped_and_the_file_goes_on() -> None:
         assert found[6:8] == [8, EBADF]
         assert found[8] in (5, 9)  # it may have been computed already
 
-    rigged(test)
+    with_worker(test)

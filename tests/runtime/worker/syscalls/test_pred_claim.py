@@ -11,7 +11,7 @@ from symphony_runtime.worker.instance import check_released
 
 from tests.support.worker import guests
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 PROMPT = data(100, struct.pack("<4I", 5, 6, 7, 8))
 EBADF = -Errno.EBADF
@@ -24,7 +24,7 @@ def pred_claim(
 
 
 def test_it_gives_what_a_pred_and_a_claim_give() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         two = await rig.play(
             ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), ("claim", result(1), 0, 8),
             ("show", 0, 8), ("pred", result(0), 0, 1, 0, 0, 0), ("claim", result(4), 0, 8),
@@ -40,7 +40,7 @@ def test_it_gives_what_a_pred_and_a_claim_give() -> None:
         assert one[1] == one[3] == 8
         assert [one[2], one[4], one[6]] == [two[3], two[6], two[8]]
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_it_gives_what_a_pred_and_a_claim_give() -> None:
     ],
 )
 def test_a_result_that_would_not_fit_is_not_begun(given: dict[str, object], length: int) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         packed = msgpack.packb(given)
         call = pred_claim(result(0), opts=(500, len(packed)), room=length - 1)
         found = await rig.play(
@@ -65,11 +65,11 @@ def test_a_result_that_would_not_fit_is_not_begun(given: dict[str, object], leng
         assert found[1:] == [length, 0, length, 4]
         assert rig.kernel.statistics()["preds"] == 1
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_what_has_no_result_needs_no_room() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         packed = msgpack.packb({"get": "none"})
         found = await rig.play(
             ("kv_create",), pred_claim(result(0), opts=(500, len(packed)), room=0),
@@ -77,11 +77,11 @@ def test_what_has_no_result_needs_no_room() -> None:
         )  # fmt: skip
         assert found[1:] == [0, 4]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_pass_that_fails_says_why_and_leaves_nothing() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), ("kv_extract", result(0), 400, 1), pred_claim(result(1)),
             ("kv_close", result(1)), pred_claim(result(1)), ("cancel", 1), ("take", 1, 0, 8),
@@ -89,11 +89,11 @@ def test_a_pass_that_fails_says_why_and_leaves_nothing() -> None:
         )  # fmt: skip
         assert found[2:] == [-Errno.EINVAL, 0, EBADF, EBADF, EBADF]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_it_is_no_ticket_that_counts() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = guests.script(
             ("kv_create",), ("sleep", 1 << 30), ("sleep", 1), pred_claim(result(0)),
             parts=(PROMPT,),
@@ -102,11 +102,11 @@ def test_it_is_no_ticket_that_counts() -> None:
         found = program.results(ended.messages)
         assert found[2:] == [-Errno.EAGAIN, 8]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_other_tickets_that_come_meanwhile_wait_for_their_turn() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), pred_claim(result(0), n=1),
             ("take", result(1), 0, 8), ("show", 0, 8), ("kv_len", result(0)), parts=(PROMPT,),
@@ -114,7 +114,7 @@ def test_other_tickets_that_come_meanwhile_wait_for_their_turn() -> None:
         assert found[2:4] == [8, 8]
         assert found[5] == 5
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_program_that_is_killed_meanwhile_leaves_nothing() -> None:
@@ -123,7 +123,7 @@ def test_a_program_that_is_killed_meanwhile_leaves_nothing() -> None:
         (call $say (i32.const 1)) (i32.const 0)"""
 
     async def test() -> None:
-        async with asyncio.timeout(30), Rig(costs=CostModel(fixed_us=200_000)) as rig:
+        async with asyncio.timeout(30), WorkerRig(costs=CostModel(fixed_us=200_000)) as rig:
             run = await rig.start(main(body, PROMPT))
             while run.instance not in rig.worker.instances:  # noqa: ASYNC110
                 await asyncio.sleep(0)

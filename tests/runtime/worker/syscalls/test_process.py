@@ -16,23 +16,23 @@ from symphony_kernel.protocol.limits import (
 
 from tests.support.worker import guests
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBADF, EAGAIN, EINVAL, EFBIG = -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL, -Errno.EFBIG
 
 
 def test_input_is_read_when_it_fits() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         steps = [("input_read", 0, 0), ("input_read", 8, 4), ("show", 8, 4), ("input_read", 8, 5),
                  ("show", 8, 5)]  # fmt: skip
         assert await rig.play(*steps, data=b"hello") == [5, 5, bytes(4), 5, b"hello"]
         assert await rig.play(("input_read", 0, 0)) == [0]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_messages_come_in_order_and_empty_ones_count() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = " ".join(
             f"(drop (call $send (i32.const 100) (i32.const {n})))" for n in (3, 0, 5, 1)
         )
@@ -41,11 +41,11 @@ def test_messages_come_in_order_and_empty_ones_count() -> None:
         assert (ended.status, ended.exit_code, ended.output) == ("exited", 9, b"helhelloh")
         assert ended.usage["syscalls"] == 4
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_start_is_an_entry_and_exit_codes_are_signed() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         ended = await rig.run(guests.module('(func (export "_start") (call $log2))', LOG2))
         assert (ended.status, ended.exit_code) == ("exited", 0)
         assert ended.logs == [(2, b"hello")]
@@ -56,7 +56,7 @@ def test_start_is_an_entry_and_exit_codes_are_signed() -> None:
         assert (await rig.run(both)).exit_code == 0
         assert (await rig.run(both, entry="lip_main")).exit_code == 1
 
-    rigged(test)
+    with_worker(test)
 
 
 LOG2 = (
@@ -67,7 +67,7 @@ LOG2 = (
 
 
 def test_what_the_user_says_is_received_in_order() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = guests.script(
             ("recv",), ("recv",), ("recv",),
             ("take", result(0), 0, 10),
@@ -87,11 +87,11 @@ def test_what_the_user_says_is_received_in_order() -> None:
             EAGAIN, 2, b"to", 3, 3, b"one", -Errno.EPIPE, 4, -Errno.EPIPE,
         ]  # fmt: skip
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_dropped_recv_leaves_its_message_to_the_next() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = guests.script(
             ("recv",), ("recv",), ("cancel", result(0)), ("take", result(0), 0, 8),
             ("claim", result(1), 0, 8), ("show", 0, 1),
@@ -101,12 +101,12 @@ def test_a_dropped_recv_leaves_its_message_to_the_next() -> None:
         run.deliver(b"x")
         assert program.results((await run.ended).messages)[2:] == [0, EBADF, 1, b"x"]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_clocks_are_coarse_and_go_forward() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             steps = [("clock_ms",), ("sleep", 250), ("claim", result(1), 0, 0), ("clock_ms",)]
             assert await rig.play(*steps) == [0, 1, 0, 250]
             (now,) = await rig.play(("unix_ms",))
@@ -118,7 +118,7 @@ def test_clocks_are_coarse_and_go_forward() -> None:
 
 
 def test_random_bytes_differ() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("random", 0, 32), ("show", 0, 32), ("random", 0, 32), ("show", 0, 32),
             ("random", 0, RANDOM_BYTES_MAX), ("random", 0, RANDOM_BYTES_MAX + 1),
@@ -126,12 +126,12 @@ def test_random_bytes_differ() -> None:
         assert found[1] != found[3]
         assert [found[i] for i in (0, 2, 4, 5)] == [0, 0, 0, EFBIG]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             found = await rig.play(
                 ("sleep", 300), ("sleep", 100), ("sleep", 100),
                 ("store", 0, result(0)), ("store", 4, result(1)), ("store", 8, result(2)),
@@ -151,7 +151,7 @@ def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
 
 def test_claim_waits_for_a_ticket_and_takes_it() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             run = await rig.start(program.source)
             await run.wait_messages(5)
             run.deliver(b"word")
@@ -178,18 +178,18 @@ def test_claim_waits_for_a_ticket_and_takes_it() -> None:
 
 
 def test_a_repeated_ticket_answers_with_its_first_place() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("sleep", 1000), ("sleep", 5), ("store", 0, result(0)), ("store", 4, result(1)),
             ("store", 8, result(1)), ("wait", 0, 3, -1), ("cancel", result(0)),
         )  # fmt: skip
         assert found[5:] == [1, 0]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_tickets_are_not_handles_and_not_reused() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             ("sleep", 0), ("claim", result(0), 0, 0), ("take", result(0), 0, 0),
             ("cancel", result(0)), ("sleep", 0), ("take", 0, 0, 0), ("take", -1, 0, 0),
@@ -197,11 +197,11 @@ def test_tickets_are_not_handles_and_not_reused() -> None:
         )  # fmt: skip
         assert found == [1, 0, EBADF, EBADF, 2, EBADF, EBADF, EBADF, EBADF]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_there_are_only_so_many_tickets() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = """
         (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
           (br_if $more (i32.gt_s (local.tee $r (call $sleep (i64.const 60000))) (i32.const 0))))
@@ -210,11 +210,11 @@ def test_there_are_only_so_many_tickets() -> None:
         assert ended.exit_code == EAGAIN
         assert int.from_bytes(ended.output, "little") == RUN_TICKETS_MAX + 1
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_send_waits_for_a_slow_reader_only() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         chunk = SEND_WINDOW_BYTES // 4
         program = main(
             f"""(loop $more (drop (call $send (i32.const 0) (i32.const {chunk})))
@@ -234,11 +234,11 @@ def test_send_waits_for_a_slow_reader_only() -> None:
         run.credit(20 * chunk)
         assert len((await run.ended).messages) == 12
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_message_has_a_largest_size() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = main(
             f"(drop (call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX})))"
             f"(call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX + 1}))",
@@ -247,11 +247,11 @@ def test_a_message_has_a_largest_size() -> None:
         ended = await rig.run(program)
         assert (ended.exit_code, len(ended.output)) == (EFBIG, MESSAGE_BYTES_MAX)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_logs_are_kept_up_to_their_cap() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = main(
             """(loop $more (drop (call $log (i32.const 1) (i32.const 0) (i32.const 40000)))
             (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
@@ -264,11 +264,11 @@ def test_logs_are_kept_up_to_their_cap() -> None:
         assert sum(len(line) for _, line in ended.logs) > RUN_LOG_BYTES_MAX - 1_000
         assert ended.logs[-1] == (2, b"(the log is full: further lines are dropped)")
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_channels_carry_items_between_runs_of_a_tenant() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         parts = (data(100, "queueitem"),)
         found = await rig.play(
             ("channel_recv", 100, 5), ("cancel", result(0)),
@@ -284,11 +284,11 @@ def test_channels_carry_items_between_runs_of_a_tenant() -> None:
         )  # fmt: skip
         assert other[1:3] + other[4:] == [4, b"item", 3]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_receiver_that_ended_takes_no_item() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         parts = (data(100, "queue"),)
         run = await rig.start(
             guests.script(("channel_recv", 100, 5), ("await", result(0)), parts=parts).source
@@ -302,11 +302,11 @@ def test_a_receiver_that_ended_takes_no_item() -> None:
         )  # fmt: skip
         assert found[2] == 2
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_model_info_says_what_the_kernel_said() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         size, _, shown = await rig.play(
             ("model_info", 0, 0), ("model_info", 0, 500), ("show", 0, result(0))
         )
@@ -317,19 +317,19 @@ def test_model_info_says_what_the_kernel_said() -> None:
             "name", "vocab_size", "eos", "bos", "max_context", "page_size", "dtype",
         }  # fmt: skip
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize("call", ["tokenize", "detokenize", "chat"])
 def test_a_model_without_tokenizer_says_so(call: str) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         assert await rig.play((call, 0, 1, 100, 10)) == [-Errno.ENOSYS]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_wasi_has_stdout_stderr_clocks_and_nothing_else() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         parts = (data(100, "out\nerr\n"),)
         program = guests.script(
             ("store", 0, 100), ("store", 4, 2), ("store", 8, 102), ("store", 12, 2),
@@ -358,11 +358,11 @@ def test_wasi_has_stdout_stderr_clocks_and_nothing_else() -> None:
                               imports=imports)  # fmt: skip
         assert (await rig.run(exits)).exit_code == 5
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_abort_ends_the_program_with_its_words() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         words, place = "Länge".encode("utf-16-le"), "a.ts".encode("utf-16-le")
         parts = [
             data(100, len(words).to_bytes(4, "little") + words),
@@ -379,11 +379,11 @@ def test_abort_ends_the_program_with_its_words() -> None:
             ended = await rig.run(program)
             assert (ended.status, ended.reason) == ("trapped", reason)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_start_function_and_initialize_may_call_and_end_the_program() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         start = "(start $begin) (func $begin (call $say (i32.const 1)) (call $exit (i32.const 4)))"
         ended = await rig.run(main("(i32.const 9)", start))
         assert (ended.status, ended.exit_code, ended.output) == ("exited", 4, b"\1\0\0\0")
@@ -391,11 +391,11 @@ def test_a_start_function_and_initialize_may_call_and_end_the_program() -> None:
         ended = await rig.run(main("(call $kv_len (call $kv_create))", first))
         assert (ended.status, ended.exit_code) == ("exited", 0)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_runs_interleave_and_each_keeps_its_order() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         program = main(
             """(loop $more
               (call $say (local.get $n))
@@ -409,11 +409,11 @@ def test_runs_interleave_and_each_keeps_its_order() -> None:
             ended = await run.ended
             assert [m[0] for m in ended.messages] == list(range(10))
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_hog_delays_others_by_a_slice_each() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         hogs = [await rig.start(guests.SPIN) for _ in range(4)]
         program = main(
             """(loop $more (call $await (call $sleep (i64.const 0)))
@@ -427,4 +427,4 @@ def test_a_hog_delays_others_by_a_slice_each() -> None:
         for hog in hogs:
             hog.kill()
 
-    rigged(test)
+    with_worker(test)

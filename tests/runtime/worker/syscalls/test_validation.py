@@ -14,7 +14,7 @@ from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.worker import guests
 from tests.support.worker.guests import PAGE_BYTES, Step, data, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 WRAP = -1  # as a pointer 0xFFFFFFFF: with any length it wraps around in 32 bits
@@ -132,7 +132,7 @@ def test_every_call_has_its_wrong_arguments() -> None:
 def test_wrong_arguments_give_errnos_and_the_program_goes_on(
     crossing: CompiledHostCalls | None,
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         cases = [(name, *case) for name, cases in BAD.items() for case in cases]
         for start in range(0, len(cases), 50):  # a script's results have so much room
             some = cases[start : start + 50]
@@ -148,13 +148,13 @@ def test_wrong_arguments_give_errnos_and_the_program_goes_on(
             assert wrong == []
             assert found[-1] == 0
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)
 
 
 def test_one_guest_imports_and_calls_everything(crossing: CompiledHostCalls | None) -> None:
     """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         steps: list[Step] = [
             (guests.name_of(call.name), *[0] * len(call.params))
             for call in table().calls
@@ -173,4 +173,4 @@ def test_one_guest_imports_and_calls_everything(crossing: CompiledHostCalls | No
         assert found["kv_create"] > 0
         assert found["input_read"] == 0
 
-    rigged(test, crossing=crossing)
+    with_worker(test, crossing=crossing)

@@ -18,7 +18,7 @@ from symphony_runtime.worker.text.tokenizer import Pieces
 
 from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.guests import main
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 SLICES = 1e9 / SLICE_NS  # in a second
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def spin(seconds: float, next_chars: int = 1) -> Generator[int, None, None]:
     yield next_chars
 
 
-class House:
+class CountingTextPool:
     """A pool with threads; `order`: whose texts were done, `spent`: what was charged."""
 
     def __init__(self, threads: int = 2) -> None:
@@ -71,13 +71,13 @@ class House:
                 await asyncio.sleep(0.001)
 
 
-def pooled(test: Callable[[House], object], threads: int = 2) -> None:
+def pooled(test: Callable[[CountingTextPool], object], threads: int = 2) -> None:
     async def whole() -> None:
-        house = House(threads)
+        texts = CountingTextPool(threads)
         try:
-            await test(house)  # type: ignore[misc]
+            await test(texts)  # type: ignore[misc]
         finally:
-            house.pool.close()
+            texts.pool.close()
 
     asyncio.run(whole())
 
@@ -90,36 +90,36 @@ def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
 
 
 def test_pool_short_text_beside_a_flood_waits_for_a_slice() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         for _ in range(64):
-            house.submit("flood", work(10))
+            texts.submit("flood", work(10))
         await asyncio.sleep(5 / SLICES)
-        house.submit("victim", work(1), size=5_000)
-        while "victim" not in house.order:  # noqa: ASYNC110 - a test waits on threads
+        texts.submit("victim", work(1), size=5_000)
+        while "victim" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
             await asyncio.sleep(0.001)
-        flood = house.spent["flood"]
+        flood = texts.spent["flood"]
         # A slice of the flood in each thread before it, one after, and those of the first wait.
         assert flood < 30 * SLICE_NS, flood
-        assert house.order.count("flood") <= 3
+        assert texts.order.count("flood") <= 3
 
     pooled(test)
 
 
 def test_pool_tenants_with_texts_have_the_same_time() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         for _ in range(12):
-            house.submit("many", work(20))
-        house.submit("one", work(20))
-        while "one" not in house.order:  # noqa: ASYNC110 - a test waits on threads
+            texts.submit("many", work(20))
+        texts.submit("one", work(20))
+        while "one" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
             await asyncio.sleep(0.001)
-        apart = abs(house.spent["many"] - house.spent["one"])
-        assert apart < 8 * SLICE_NS, house.spent
+        apart = abs(texts.spent["many"] - texts.spent["one"])
+        assert apart < 8 * SLICE_NS, texts.spent
 
     pooled(test)
 
 
 def test_pool_ended_instance_is_dropped_within_a_slice() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         began: list[int] = []
 
         def text(number: int) -> Pieces:
@@ -127,37 +127,37 @@ def test_pool_ended_instance_is_dropped_within_a_slice() -> None:
             yield from work(1_000)
             return b""
 
-        instances = [house.submit("flood", text(number)) for number in range(64)]
+        instances = [texts.submit("flood", text(number)) for number in range(64)]
         await asyncio.sleep(3 / SLICES)
         held = instances[0].run.share.memory.held
         assert held == 64 * MIB
         for instance in instances:
-            house.pool.cancel(instance)
-        assert len(house.pool) == 0
+            texts.pool.cancel(instance)
+        assert len(texts.pool) == 0
         assert instances[0].run.share.memory.held == 0
         await asyncio.sleep(10 / SLICES)
-        spent = house.spent["flood"]
+        spent = texts.spent["flood"]
         await asyncio.sleep(10 / SLICES)
-        assert house.spent["flood"] == spent, "nothing goes on"
+        assert texts.spent["flood"] == spent, "nothing goes on"
         assert len(began) <= 2, "texts of one tenant are worked on one after the other"
-        assert house.order == []
+        assert texts.order == []
 
     pooled(test)
 
 
 def test_pool_tenants_shorter_text_goes_first() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         for number in range(4):
-            house.submit("tenant", work(4), label=f"long {number}")
-        house.submit("tenant", work(1), size=100, label="short")
-        await house.idle()
-        assert house.order[0] == "short"
+            texts.submit("tenant", work(4), label=f"long {number}")
+        texts.submit("tenant", work(1), size=100, label="short")
+        await texts.idle()
+        assert texts.order[0] == "short"
 
     pooled(test)
 
 
 def test_pool_large_pieces_leave_a_thread_to_others() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         gate, inside = threading.Event(), threading.Semaphore(0)
 
         def large() -> Pieces:
@@ -168,67 +168,67 @@ def test_pool_large_pieces_leave_a_thread_to_others() -> None:
             return b""
 
         for tenant in ("a", "b", "c"):
-            house.submit(tenant, large())
+            texts.submit(tenant, large())
         await asyncio.to_thread(inside.acquire)
         try:
             for _ in range(5):
-                house.submit("victim", work(1), size=5_000)
+                texts.submit("victim", work(1), size=5_000)
             async with asyncio.timeout(20):
-                while house.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
+                while texts.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
                     await asyncio.sleep(0.001)
             assert not inside.acquire(blocking=False), "one at a time"
         finally:
             gate.set()
-        await house.idle()
-        assert sorted(house.order) == ["a", "b", "c", *["victim"] * 5]
+        await texts.idle()
+        assert sorted(texts.order) == ["a", "b", "c", *["victim"] * 5]
 
     pooled(test)
 
 
 def test_pool_resting_tenant_has_no_slice() -> None:
-    async def test(house: House) -> None:
-        house.instance("other")
-        house.instance("rests")
-        share = house.turns.rest("rests")
+    async def test(texts: CountingTextPool) -> None:
+        texts.instance("other")
+        texts.instance("rests")
+        share = texts.turns.rest("rests")
         assert share is not None
-        house.submit("rests", work(1))
-        house.submit("other", work(1))
+        texts.submit("rests", work(1))
+        texts.submit("other", work(1))
         await asyncio.sleep(10 / SLICES)
-        assert house.order == ["other"]
-        house.turns.wake(share)
-        house.pool.serve()
-        await house.idle()
-        assert house.order == ["other", "rests"]
+        assert texts.order == ["other"]
+        texts.turns.wake(share)
+        texts.pool.serve()
+        await texts.idle()
+        assert texts.order == ["other", "rests"]
 
     pooled(test)
 
 
 def test_pool_texts_count_as_the_tenants_memory() -> None:
-    async def test(house: House) -> None:
-        house.memory_bytes = 3 * MIB
+    async def test(texts: CountingTextPool) -> None:
+        texts.memory_bytes = 3 * MIB
         for _ in range(3):
-            house.submit("tenant", work(2))
+            texts.submit("tenant", work(2))
         with pytest.raises(LimitError) as caught:
-            house.submit("tenant", work(2))
+            texts.submit("tenant", work(2))
         assert (caught.value.errno, caught.value.limit) == (Errno.ENOMEM, "memory_total_bytes")
-        house.submit("other", work(2))
-        await house.idle()
-        assert house.turns.of("tenant").memory.held == 0
-        house.submit("tenant", work(1))
-        await house.idle()
+        texts.submit("other", work(2))
+        await texts.idle()
+        assert texts.turns.of("tenant").memory.held == 0
+        texts.submit("tenant", work(1))
+        await texts.idle()
 
     pooled(test)
 
 
 def test_pool_failed_text_tells_its_error() -> None:
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         def text() -> Pieces:
             yield 0
             raise ValueError("no")
 
         got: list[bytes | Exception] = []
-        house.pool.submit(house.instance("tenant"), text(), 1, got.append)
-        await house.idle()
+        texts.pool.submit(texts.instance("tenant"), text(), 1, got.append)
+        await texts.idle()
         assert isinstance(got[0], ValueError)
 
     pooled(test)
@@ -238,17 +238,17 @@ def test_pool_panics_tell_an_error_and_take_no_thread() -> None:
     class Panic(BaseException):
         """As a panic in Rust reaches Python."""
 
-    async def test(house: House) -> None:
+    async def test(texts: CountingTextPool) -> None:
         def text() -> Pieces:
             yield 0
             raise Panic("no")
 
         got: list[bytes | Exception] = []
         for _ in range(3):
-            house.pool.submit(house.instance("tenant"), text(), 1, got.append)
-        house.submit("other", work(1))
-        await house.idle(5)
-        assert house.order == ["other"]
+            texts.pool.submit(texts.instance("tenant"), text(), 1, got.append)
+        texts.submit("other", work(1))
+        await texts.idle(5)
+        assert texts.order == ["other"]
         assert [str(error) for error in got] == ["Panic: no"] * 3
         assert isinstance(got[0], Exception)
 
@@ -266,7 +266,7 @@ def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
 
     async def test() -> None:
         memory = 17 * (64 << 10)
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             limits = {"memory_total_bytes": 2 * memory + length + length // 2}
             runs = [await rig.start(program, limits=limits) for _ in range(2)]
             codes = sorted([(await run.ended).exit_code for run in runs])
@@ -286,7 +286,7 @@ def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
     )
 
     async def test() -> None:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             runs = [await rig.start(program, limits={"cpu_ms": 20_000}) for _ in range(8)]
             while len(rig.worker.texts) < 8:  # noqa: ASYNC110 - a test waits on threads
                 await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 MODEL = {"name": "m", "vocab_size": 300, "page_size": 16}
 TEMPLATE = (
@@ -189,7 +189,7 @@ def assets() -> ModelAssets:
 
 
 def test_guests_tokenize_detokenize_and_chat() -> None:
-    async def main(rig: Rig) -> None:
+    async def main(rig: WorkerRig) -> None:
         messages = msgpack.packb([{"role": "user", "content": "he"}])
         found = await rig.play(
             ("tokenize", 100, 5, 0, 2), ("tokenize", 100, 5, 0, 9), ("show", 0, 16),
@@ -207,11 +207,11 @@ def test_guests_tokenize_detokenize_and_chat() -> None:
         assert found[9] == b"user\nheassistant\n"
         assert found[10:] == [-Errno.EINVAL, -Errno.EINVAL, 0]
 
-    async def test(_: Rig) -> None:
-        async with Rig(assets=assets()) as rig:
+    async def test(_: WorkerRig) -> None:
+        async with WorkerRig(assets=assets()) as rig:
             await main(rig)
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_a_large_text_is_worked_on_beside_the_loop() -> None:
@@ -223,13 +223,13 @@ def test_a_large_text_is_worked_on_beside_the_loop() -> None:
     (call $say (call $tokenize (i32.const 0) (i32.const {length}) (i32.const 0) (i32.const 9)))
     (call $tokenize (i32.const 0) (i32.const {length + 1}) (i32.const 0) (i32.const 0))"""
 
-    async def test(_: Rig) -> None:
-        async with Rig(assets=assets()) as rig:
+    async def test(_: WorkerRig) -> None:
+        async with WorkerRig(assets=assets()) as rig:
             ended = await rig.run(program(body, pages=20))
             assert int.from_bytes(ended.output, "little") == length
             assert ended.exit_code == -Errno.EFBIG
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
@@ -242,7 +242,7 @@ def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
     )
 
     async def test() -> None:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             hog = await rig.start(program, limits={"cpu_ms": 1000})
             turns = 0
             while not hog.ended.done():

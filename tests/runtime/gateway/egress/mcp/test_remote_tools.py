@@ -15,7 +15,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client
 
 from tests.support.gateway.egress import ask, finish, start
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 ECHO = {"name": "echo", "description": "", "inputSchema": {"type": "object"}}
 
@@ -106,7 +106,7 @@ def with_site(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
     async def main() -> None:
         async with mcp_site(McpSite()) as there:
             tables = {"s": {"url": there.url, "tenants": ["default"], **options}}
-            async with House(tmp_path, tools=tables) as house, house.client() as client:
+            async with SystemRig(tmp_path, tools=tables) as system, system.client() as client:
                 await scenario(there, client)
 
     asyncio.run(main())

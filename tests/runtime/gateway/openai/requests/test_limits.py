@@ -15,7 +15,7 @@ from symphony_runtime.gateway.openai.requests.limits import Room
 from symphony_runtime.gateway.openai.requests.model import Model
 from symphony_runtime.gateway.openai.requests.parsing import parse_chat, parse_completion
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import assets
 
 MODEL = Model("m", 1_000, (0,), 2_048)
@@ -88,16 +88,16 @@ def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int
 
     async def main() -> tuple[int, dict[str, Any]]:
         async with (
-            House(tmp_path, assets=assets(), step_ms=2) as house,
-            Client(house.url, house.admin_key) as admin,
+            SystemRig(tmp_path, assets=assets(), step_ms=2) as system,
+            Client(system.url, system.admin_key) as admin,
         ):
             await admin.change_tenant("default", quotas=dict(quotas))
-            headers = {"Authorization": f"Bearer {house.key}"}
-            model = house.kernel._executor.model.name
+            headers = {"Authorization": f"Bearer {system.key}"}
+            model = system.kernel._executor.model.name
             body = {"model": model, "max_tokens": 4, "ignore_eos": True, **fields}
             async with (
                 aiohttp.ClientSession(headers=headers) as session,
-                session.post(f"{house.url}/v1/completions", json=body) as response,
+                session.post(f"{system.url}/v1/completions", json=body) as response,
             ):
                 return response.status, await response.json()
 

@@ -177,7 +177,7 @@ def _looking(seen: Seen, base: Any) -> type[Fiber]:
     return LookingFiber
 
 
-class House:
+class FuzzRig:
     """Enter it to have all roles up; `close` looks whether all has come back."""
 
     secret = SECRET
@@ -462,7 +462,7 @@ class House:
 
 
 def played(
-    setting: Setting, rng: Random, case: Callable[[House], Coroutine[Any, Any, None]]
+    setting: Setting, rng: Random, case: Callable[[FuzzRig], Coroutine[Any, Any, None]]
 ) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
     clock: Clock = RealClock() if setting.native else VirtualClock()
@@ -471,30 +471,30 @@ def played(
         folder = None
         if setting.journal:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "journal"
-        house = House(clock, setting, rng, folder)
+        rig = FuzzRig(clock, setting, rng, folder)
         try:
             if isinstance(clock, VirtualClock):
-                clock.run(_whole(house, case))
+                clock.run(_whole(rig, case))
             else:
-                asyncio.run(asyncio.wait_for(_whole(house, case), _NATIVE_SECONDS))
+                asyncio.run(asyncio.wait_for(_whole(rig, case), _NATIVE_SECONDS))
         except Exception as error:
-            house.seen.wrong.append(f"{type(error).__name__}: {error}")
-    return house.seen, time.thread_time() - began
+            rig.seen.wrong.append(f"{type(error).__name__}: {error}")
+    return rig.seen, time.thread_time() - began
 
 
-async def _whole(house: House, case: Callable[[House], Coroutine[Any, Any, None]]) -> None:
-    await house.open()
-    playing = asyncio.ensure_future(case(house))
-    failing = asyncio.ensure_future(house.over.wait())
+async def _whole(rig: FuzzRig, case: Callable[[FuzzRig], Coroutine[Any, Any, None]]) -> None:
+    await rig.open()
+    playing = asyncio.ensure_future(case(rig))
+    failing = asyncio.ensure_future(rig.over.wait())
     await asyncio.wait({playing, failing}, return_when=asyncio.FIRST_COMPLETED)
     failing.cancel()
-    if house.failed:
-        house.seen.wrong.append(f"the kernel has stopped: {house.why()}")
+    if rig.failed:
+        rig.seen.wrong.append(f"the kernel has stopped: {rig.why()}")
         playing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await playing
-        for worker in house.workers.values():
+        for worker in rig.workers.values():
             worker.close()
         return
     await playing
-    await house.close()
+    await rig.close()
