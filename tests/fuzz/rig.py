@@ -34,13 +34,13 @@ from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime.abi import LIP, table
-from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.compiler.validation import CompileOutcome, check_and_compile
 from symphony_runtime.engine.fiber import Fiber
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.worker import Worker
 
 from tests.fuzz.disk import give_disk
-from tests.fuzz.gateway import Gateway
+from tests.fuzz.gateway import FuzzGateway
 from tests.fuzz.guest import CALLS, player
 from tests.fuzz.mortal import Journal, doom, kill
 from tests.fuzz.values import CONTEXT
@@ -56,6 +56,7 @@ LIMITS = {
     "kv_tokens": 1 << 16,
 }  # fmt: skip
 SECRET = b"secret"
+PLAYER = "player"  # the program of every guest
 NATIVE_WALL_MS = 60_000
 _NATIVE_SECONDS = 120.0  # of real time, for one case
 _ERRNOS = frozenset(table().errno.values())
@@ -135,11 +136,10 @@ def _is_documented(module: str, name: str, result: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def artefact() -> bytes:
-    """Return the compiled player."""
+def compiled_player() -> CompileOutcome:
     outcome = check_and_compile(player())
     assert not outcome.problems, outcome.problems
-    return outcome.artefact
+    return outcome
 
 
 class _Inline(ThreadPoolExecutor):
@@ -204,7 +204,8 @@ class FuzzRig:
     async def open(self) -> None:
         """Bring all up."""
         asyncio.get_running_loop().set_exception_handler(self._unheard)
-        self.gateway = Gateway(self._rng)
+        self.gateway = FuzzGateway(self._rng)
+        self.gateway.programs[PLAYER] = compiled_player()
         if self._journal is not None:
             self._dialer = Dialer("gateway", "gateway", SECRET, self.gateway.on_kernel, self)
         await self._begin_kernel()
@@ -357,7 +358,7 @@ class FuzzRig:
         self.workers[name] = worker
         await self._link_to_kernel(name)
         ours, theirs = memory_pair()
-        self.gateway.attach(name, ours, artefact())
+        self.gateway.attach(name, ours)
         self._gateway_links[name] = theirs
         await worker.attach_gateway(theirs)
 

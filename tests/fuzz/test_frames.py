@@ -7,9 +7,9 @@ import pytest
 from symphony_kernel.processes.table import Instance
 from symphony_kernel.protocol.messages import Calls, Op
 from symphony_kernel.syscalls.pending import CallContext
-from tests.fuzz.rig import Setting
 
 from tests.fuzz import frames
+from tests.fuzz.rig import Setting
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,10 +7,10 @@ from random import Random
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-from tests.fuzz.gateway import Run
 from tests.fuzz.guest import Script
-from tests.fuzz.rig import LIMITS, WORKERS, FuzzRig, Setting, played
+from tests.fuzz.rig import LIMITS, PLAYER, WORKERS, FuzzRig, Setting, played
 from tests.fuzz.scripts import OUT, Writer
+from tests.support.worker.gateway import LiveRun
 
 _TOKENS = 12
 _TOKEN = struct.Struct("<If")
@@ -58,6 +58,11 @@ def _pred_and_tell(writer: Writer, kv: int, at: int, count: int) -> None:
     writer.call("send", OUT, _MESSAGE.size)
 
 
+async def start(rig: FuzzRig, rich: bool) -> LiveRun:
+    data = victim(rich).packed()
+    return await rig.gateway.start(PLAYER, data, LIMITS, tenant="victim", worker=WORKERS[0])
+
+
 async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bool = False) -> None:
     """A tenant of its own decodes beside the others: it must get what it would get alone.
 
@@ -65,7 +70,7 @@ async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bo
     """
     losses = rig.losses
     try:
-        run = await rig.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+        run = await start(rig, rich)
     except SyscallError:
         if rig.losses > losses:
             return
@@ -104,7 +109,7 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
     found: list[bytes] = []
 
     async def alone(rig: FuzzRig) -> None:
-        run = await rig.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+        run = await start(rig, rich)
         await run.ended
         found.append(b"".join(run.messages))
 
@@ -115,10 +120,11 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
     return found[0]
 
 
-async def ended(rig: FuzzRig, run: Run, who: str) -> tuple[str, str]:
+async def ended(rig: FuzzRig, run: LiveRun, who: str) -> tuple[str, str]:
     """Wait for a run's end and look at it; return status and reason."""
-    status, reason = await run.ended
-    if "wall time" in reason and run.reads:
+    result = await run.ended
+    status, reason = result.status, result.reason
+    if "wall time" in reason and run.read:
         rig.seen.wrong.append(f"{who} has waited for ever")
     elif "fault of the server" in reason or "does not have the program" in reason:
         rig.seen.wrong.append(f"{who} ended: {reason}")
