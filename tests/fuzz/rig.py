@@ -42,9 +42,10 @@ from symphony_runtime.worker.worker import Worker
 from tests.fuzz.disk import give_disk
 from tests.fuzz.gateway import FuzzGateway
 from tests.fuzz.guest import CALLS, player
-from tests.fuzz.mortal import Journal, doom, kill
+from tests.fuzz.journal import Journal
 from tests.fuzz.values import CONTEXT
 from tests.support.executor.byte_model import byte_assets
+from tests.support.kernel.crashes import close_or_abort, doom, kill
 from tests.support.kernel.rig import poisoned
 from tests.support.worker import hostcalls
 
@@ -310,8 +311,7 @@ class FuzzRig:
         kill(self.kernel)
         running.cancel()
         links, self._kernel_links = self._kernel_links, []
-        for link in links:  # what it has written may have reached its peers, or not
-            (link.close if rng.random() < 0.5 else link.abort)()
+        close_or_abort(links, rng)
 
     # -- SessionEvents, of the gateway -----------------------------------------------------------
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:

@@ -9,7 +9,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from tests.fuzz.disk import FAULTS
 from tests.fuzz.gateway import KERNEL_GONE
 from tests.fuzz.guest import OWN, Record, Script, number
-from tests.fuzz.mortal import DAMAGES, DEATHS
+from tests.fuzz.journal import DAMAGES, DEATHS
 from tests.fuzz.rig import (
     LIMITS,
     NATIVE_WALL_MS,

@@ -11,7 +11,7 @@ from symphony_runtime.abi import table
 from tests.fuzz import sequences
 from tests.fuzz.disk import FAULTS
 from tests.fuzz.guest import NUMBERS, Record, Script, number
-from tests.fuzz.mortal import DAMAGES, DEATHS
+from tests.fuzz.journal import DAMAGES, DEATHS
 from tests.fuzz.rig import Seen, Setting
 from tests.fuzz.scripts import OUT, Writer
 from tests.fuzz.victim import alike, expected_of_victim, needs

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,56 @@ from tests.support.kernel.rig import ANY_MS, ASSETS, Gateway, Worker
 T = TypeVar("T")
 SECRET = b"s" * 16
 IDENTITY = bytes(range(32))
+
+
+def kill(kernel: Kernel) -> None:
+    """Stop a kernel with a journal at once: it writes and sends nothing more."""
+    assert kernel.hooks is not None
+    kernel.hooks.abandon()
+    kernel._stepper.halt()
+    keeper = kernel._recovery
+    assert keeper is not None
+    keeper._recorder = None  # no image, even if one is due
+    kernel._kvfs.tiers.spilling.close()
+
+
+def doom(kernel: Kernel, chance: random.Random, then: Callable[[], None]) -> None:
+    """Kill it in the middle of its next turn's record, which is written by chance, then call."""
+    recorder, written = kernel.hooks, chance.random() < 0.5
+    assert isinstance(recorder, Recorder)
+    log = recorder._log
+    append = log.append
+
+    def last(payload: bytes) -> None:
+        if written:
+            append(payload)
+        recorder.abandon()
+        asyncio.get_running_loop().call_soon(then)
+
+    log.append = last  # type: ignore[method-assign]
+
+
+def close_or_abort(links: Iterable[Link], chance: random.Random) -> None:
+    """End a dead kernel's links; what it has sent arrives by chance."""
+    for link in links:
+        (link.close if chance.random() < 0.5 else link.abort)()
+
+
+def image(kernel: Kernel) -> bytes:
+    """Return what the kernel holds now, as its journal would."""
+    kernel.flush()
+    assert kernel._recovery is not None
+    return kernel._recovery.image()
+
+
+def recovered_image(store: Store, kernel: Kernel, log_bytes: int) -> bytes | None:
+    """Return what a new `kernel` would hold that comes back from the journal; None without one."""
+    found = store._newest()
+    if found is None:
+        return None
+    keeper = kernel.make_keeper(store, log_bytes, threads=False)
+    keeper.replay(found, Replay(kernel, kernel._kvfs))
+    return keeper.image()
 
 
 class Peer:
@@ -116,32 +166,17 @@ class CrashingKernelRig:
         return Gateway(gateway), Worker(worker)
 
     def die(self, chance: random.Random) -> None:
-        """Kill the kernel where it stands: nothing more is written, nothing more leaves."""
+        """Kill the kernel where it stands."""
         self.deaths += 1
         self.alive.clear()
-        assert self.kernel.hooks is not None
-        self.kernel.hooks.abandon()
-        self.kernel._stepper.halt()
+        kill(self.kernel)
         self._running.cancel()
         links, self.links = self.links, []
-        for link in links:  # what it has written may have reached its peers, or not
-            (link.close if chance.random() < 0.5 else link.abort)()
+        close_or_abort(links, chance)
 
     def doom(self, chance: random.Random) -> None:
-        """Let the kernel die in the middle of its next turn's record: it is there, or it is not."""
-        recorder = self.kernel.hooks
-        assert isinstance(recorder, Recorder)
-        log, written = recorder._log, chance.random() < 0.5
-        append = log.append
-
-        def last(payload: bytes) -> None:
-            if written:
-                append(payload)
-            recorder.abandon()
-            self.alive.clear()
-            asyncio.get_running_loop().call_soon(self.die, chance)
-
-        log.append = last  # type: ignore[method-assign]
+        """Kill the kernel in the middle of its next turn's record."""
+        doom(self.kernel, chance, lambda: self.die(chance))
 
     async def close(self) -> None:
         for peer in self.peers:
@@ -152,20 +187,12 @@ class CrashingKernelRig:
         await self._running
 
     def image(self) -> bytes:
-        """Return what the kernel holds now, as its journal would."""
-        self.kernel.flush()
-        assert self.kernel._recovery is not None
-        return self.kernel._recovery.image()
+        return image(self.kernel)
 
     def recovered_image(self) -> bytes:
-        """Return what a kernel that came back from the journal would hold, before it goes on."""
-        other = self.make()
-        store = Store(self.folder, IDENTITY)
-        found = store._newest()
+        found = recovered_image(Store(self.folder, IDENTITY), self.make(), self._log_bytes)
         assert found is not None
-        keeper = other.make_keeper(store, self._log_bytes, threads=False)
-        keeper.replay(found, Replay(other, other._kvfs))
-        return keeper.image()
+        return found
 
 
 def with_crashing_kernel(

@@ -23,7 +23,7 @@ NAMES = list(crash_guests.PROGRAMS)
 
 
 async def upload(client: Client) -> None:
-    """Upload the programs of `mortal`."""
+    """Upload the programs of `crash_guests`."""
     for name, program in crash_guests.PROGRAMS.items():
         await client.upload(program, name)
 
