@@ -47,7 +47,7 @@ async def endpoint(server: RunningServer) -> Endpoint:
 
 
 @pytest.mark.parametrize("name", sorted(set(APPLICATIONS) - {"got", "swarm"}))
-async def test_a_program_says_what_its_client_says(
+async def test_application_program_and_client_give_the_same_text(
     small: RunningServer, model: Path, wasm: bytes, name: str
 ) -> None:
     material = Material(model)
@@ -65,7 +65,7 @@ async def test_a_program_says_what_its_client_says(
         assert prompts.seen.generated == 2 + APPLICATIONS[name].generated
 
 
-async def test_what_is_merged_as_it_is_computes_less_and_generates_as_much(
+async def test_application_that_merges_computes_less_and_generates_as_much(
     small: RunningServer, model: Path, wasm: bytes
 ) -> None:
     material = Material(model)

@@ -46,7 +46,7 @@ def library() -> Path:
 
 
 @pytest.mark.slow
-def test_random_programs_and_deaths_with_compiled_modules(library: Path) -> None:
+def test_compiled_kernel_runs_random_programs_and_deaths(library: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COMPILED, str(library), "-k", PATCHING, *TESTS],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
@@ -55,7 +55,7 @@ def test_random_programs_and_deaths_with_compiled_modules(library: Path) -> None
 
 
 @pytest.mark.slow
-def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
+def test_compiled_and_plain_kernels_continue_from_each_others_journal(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

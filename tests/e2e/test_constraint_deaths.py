@@ -23,7 +23,7 @@ async def until_it_decodes(server: RunningServer, before: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_killed_kernel_changes_no_text(tmp_path: Path) -> None:
+async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path) -> None:
     given = json.loads((EXAMPLE / "scenario.json").read_text())["input"] | {"n": 12, "seed": 9}
     wasm = build(EXAMPLE).read_bytes()
 

@@ -28,7 +28,7 @@ def worker_of(server: RunningServer) -> dict[str, Any]:
     return next(role for role in asyncio.run(ask())["roles"] if role["role"] == "worker-0")
 
 
-def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
+def test_worker_containment_is_as_reported(server: RunningServer) -> None:
     worker = worker_of(server)
     # What a process gets here, in words; the doctor says the same.
     here = subprocess.run(
@@ -49,7 +49,7 @@ def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
     assert user is None or f"Uid:\t{user}\t{user}\t{user}\t{user}\n" in status
 
 
-def test_a_server_that_requires_it_has_it_or_does_not_start(tmp_path: Path) -> None:
+def test_server_that_requires_containment_has_it_or_refuses_to_start(tmp_path: Path) -> None:
     whole = subprocess.run(
         [sys.executable, "-m", "symphony_runtime.sandboxing"],
         capture_output=True,

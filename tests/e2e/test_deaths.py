@@ -33,7 +33,7 @@ def with_server(
 
 @pytest.mark.parametrize("seed", range(2))
 @run_by(with_server, "tmp_path")
-async def test_a_kernel_that_is_killed_changes_no_run(
+async def test_killed_kernel_changes_no_run(
     server: RunningServer, client: Client, *, seed: int
 ) -> None:
     before = await server.counters()
@@ -52,7 +52,7 @@ async def test_a_kernel_that_is_killed_changes_no_run(
 
 @pytest.mark.slow
 @run_by(with_server, "tmp_path")
-async def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(
+async def test_kernel_killed_repeatedly_before_it_is_ready_recovers(
     server: RunningServer, client: Client
 ) -> None:
     """The server does not give up, and runs that wait meanwhile end as they would have.
@@ -103,8 +103,8 @@ def _is_kernel(pid: int) -> bool:
     return b"symphony_kernel" in arguments
 
 
-def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    async def whole(server: RunningServer) -> None:
+async def test_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
         chance = random.Random(1)
         async with server.client() as client:
             witness = Witness(client)
@@ -121,11 +121,8 @@ def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: P
             assert acknowledged
         assert (await server.wait_until_idle())["instances"] == 0
 
-    with running_server(tmp_path) as server:
-        asyncio.run(whole(server))
 
-
-def test_roles_that_hang_are_killed_and_a_kernel_that_did_goes_on(tmp_path: Path) -> None:
+def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> None:
     config = tmp_path / "symphony.toml"
     config.write_text("hang_seconds = 3\n")
 

@@ -83,7 +83,6 @@ class Peer:
 
     @property
     def ends(self) -> set[int]:
-        """The tokens that end a text."""
         end: int | list[int] = self.model.config.eos_token_id
         return set(end) if isinstance(end, list) else {end}
 
@@ -581,32 +580,29 @@ def test_code_complete_equals_completion_of_the_text_before_the_cursor(
     assert said[3]["completion"] == said[5]["completion"] == plain["output"]
 
 
-def test_code_complete_closed_file_frees_its_pages_during_the_session(
+async def test_code_complete_closed_file_frees_its_pages_during_the_session(
     server: RunningServer,
 ) -> None:
-    async def main() -> list[Any]:
-        before = (await server.wait_until_idle())["pages_free"]
-        async with server.client() as client:
-            wasm = built(EXAMPLES / "code_complete").read_bytes()
-            program = await client.upload(wasm, name="code_complete")
-            run = await client.start(program["id"], input={})
-            events = client.events(run)
-            told = []
-            for message in (
-                {"open": "a", "text": "x = 1\n" * 100},
-                {"edit": "a", "at": 300, "insert": "y = 2\n"},
-                {"close": "a"},
-            ):
-                await client.send(run, json.dumps(message).encode())
-                async for event in events:
-                    if event.kind == "message":
-                        break
-                told.append(before - (await server.counters())["pages_free"])
-            await client.send(run, b"", close=True)
-            async for _ in events:
-                pass
-        return told
-
-    held = asyncio.run(main())
+    before = (await server.wait_until_idle())["pages_free"]
+    async with server.client() as client:
+        wasm = built(EXAMPLES / "code_complete").read_bytes()
+        program = await client.upload(wasm, name="code_complete")
+        run = await client.start(program["id"], input={})
+        events = client.events(run)
+        told = []
+        for message in (
+            {"open": "a", "text": "x = 1\n" * 100},
+            {"edit": "a", "at": 300, "insert": "y = 2\n"},
+            {"close": "a"},
+        ):
+            await client.send(run, json.dumps(message).encode())
+            async for event in events:
+                if event.kind == "message":
+                    break
+            told.append(before - (await server.counters())["pages_free"])
+        await client.send(run, b"", close=True)
+        async for _ in events:
+            pass
+    held = told
     assert held[1] >= held[0] >= 400 // 16
     assert held[2] == 0

@@ -72,7 +72,7 @@ async def output(client: Client, program: str, data: str = "") -> bytes:
     return b"".join(map(message_bytes, result["messages"]))
 
 
-async def test_it_says_what_a_loop_of_preds_says_alone_and_among_many(
+async def test_generation_alone_and_among_many_equals_a_loop_of_preds(
     server: RunningServer,
 ) -> None:
     async with server.client() as client:
@@ -90,7 +90,7 @@ async def test_it_says_what_a_loop_of_preds_says_alone_and_among_many(
 
 
 @pytest.mark.parametrize("name", ABUSERS)
-async def test_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -> None:
+async def test_generation_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -> None:
     source, code = ABUSERS[name]
     async with server.client() as client:
         program = (await client.upload(wasm(source)))["id"]
@@ -105,7 +105,7 @@ async def test_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -
         assert after["handles"] == after["files"] == 0
 
 
-async def test_a_cancelled_run_stops_generating(server: RunningServer) -> None:
+async def test_generation_of_a_cancelled_run_stops(server: RunningServer) -> None:
     async with server.client() as client:
         program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
         run = await client.start(program)
@@ -116,7 +116,9 @@ async def test_a_cancelled_run_stops_generating(server: RunningServer) -> None:
         assert (await server.wait_until_idle())["files"] == 0
 
 
-async def test_a_hundred_generations_of_one_run(server: RunningServer) -> None:
+async def test_generations_of_one_run_a_hundred_at_once_are_all_correct(
+    server: RunningServer,
+) -> None:
     async with server.client() as client:
         program = (await client.upload(wasm(repeater(given(max=3), 100))))["id"]
         result = await client.run(program)
@@ -125,8 +127,8 @@ async def test_a_hundred_generations_of_one_run(server: RunningServer) -> None:
         assert (await server.wait_until_idle())["files"] == 0
 
 
-def test_a_worker_that_dies_takes_its_generations_along(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
         async with server.client() as client:
             program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
             before = await server.counters()
@@ -140,6 +142,3 @@ def test_a_worker_that_dies_takes_its_generations_along(tmp_path: Path) -> None:
             await server.wait_until_ready()
             short = (await client.upload(TAKER_WASM))["id"]
             assert len(ids(await output(client, short))) == 30
-
-    with running_server(tmp_path) as server:
-        asyncio.run(scenario(server))

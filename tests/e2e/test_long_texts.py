@@ -42,7 +42,9 @@ async def prompt_seconds(server: RunningServer, number: int) -> list[float]:
     return sorted(took)
 
 
-async def test_long_texts_of_one_tenant_leave_anothers_prompts_alone(server: RunningServer) -> None:
+async def test_long_texts_of_one_tenant_do_not_delay_anothers_prompts(
+    server: RunningServer,
+) -> None:
     """64 programs that tokenize 1 MiB without end; then all are cancelled, and so are the texts."""
     async with server.admin() as admin:
         await admin.create_tenant("tokenizes")
@@ -66,7 +68,6 @@ async def test_long_texts_of_one_tenant_leave_anothers_prompts_alone(server: Run
 
 
 async def first_message(client: Client, run: str) -> None:
-    """Wait until a run has said something."""
     async for event in client.events(run):
         if event.kind == "message":
             return

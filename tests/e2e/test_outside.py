@@ -24,7 +24,6 @@ from tests.support.server.server import (
 
 
 def toml(tools: dict[str, Any], url: str) -> str:
-    """A configuration with a tool server, and one URL."""
     lines = ["[tools.t]"]
     for key, value in tools.items():
         if isinstance(value, dict):
@@ -39,7 +38,7 @@ def toml(tools: dict[str, Any], url: str) -> str:
 SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
-async def test_the_outside_of_real_processes(tmp_path: Path) -> None:
+async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) -> None:
     """A URL of the allow list; a gateway that dies during a call: the run fails, and the call is
     not made again; the tool server goes with its gateway, and the next one has another.
     """
@@ -89,7 +88,7 @@ async def test_the_outside_of_real_processes(tmp_path: Path) -> None:
             assert not still_alive(below)
 
 
-def test_the_examples_configuration_is_one() -> None:
+def test_example_configuration_is_valid() -> None:
     """It names the server that the tests start, with the first `python` there is."""
     options = read_options(EXAMPLES / "symphony.toml", {})
     table: dict[str, Any] = tomllib.loads((EXAMPLES / "symphony.toml").read_text())

@@ -21,7 +21,7 @@ async def collect(events: AsyncIterator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
-async def test_upload_run_and_read_the_output(server: RunningServer) -> None:
+async def test_run_of_an_uploaded_program_has_its_output(server: RunningServer) -> None:
     async with server.client() as client:
         program = await client.upload(guests.ECHO_WASM, name="echo")
         assert program["entries"] == ["lip_main"]
@@ -36,7 +36,7 @@ async def test_upload_run_and_read_the_output(server: RunningServer) -> None:
         assert await client.result(result["id"]) == result
 
 
-async def test_a_message_that_is_no_text_is_base64(server: RunningServer) -> None:
+async def test_message_that_is_not_text_is_base64(server: RunningServer) -> None:
     async with server.client() as client:
         program = await client.upload(
             guests.wasm(
@@ -51,7 +51,7 @@ async def test_a_message_that_is_no_text_is_base64(server: RunningServer) -> Non
         assert result["output"] == ""
 
 
-async def test_decoding_is_streamed_and_counted(server: RunningServer) -> None:
+async def test_decoding_run_streams_its_tokens_and_counts_them(server: RunningServer) -> None:
     async with server.client() as client:
         program = await client.upload(guests.DECODE_WASM, name="decode")
         events = await collect(client.stream("decode", input="\x05"))
@@ -66,7 +66,7 @@ async def test_decoding_is_streamed_and_counted(server: RunningServer) -> None:
         assert again["messages"] == streamed
 
 
-async def test_events_resume_where_a_reader_stopped(server: RunningServer) -> None:
+async def test_events_resume_where_the_reader_stopped(server: RunningServer) -> None:
     async with server.client() as client:
         program = await client.upload(guests.PARROT_WASM, name="parrot")
         run = await client.start(program["id"])
@@ -88,7 +88,7 @@ async def test_events_resume_where_a_reader_stopped(server: RunningServer) -> No
         assert late.value.status == 409
 
 
-async def test_a_long_output_survives_its_readers(server: RunningServer) -> None:
+async def test_long_output_is_complete_for_late_and_slow_readers(server: RunningServer) -> None:
     """3 MiB: more than memory or the send window hold, with no reader, a late and a lazy one."""
     async with server.client() as client:
         await client.upload(guests.CHATTY_WASM, name="chatty")
@@ -105,7 +105,7 @@ async def test_a_long_output_survives_its_readers(server: RunningServer) -> None
         assert result["messages"] == expected
 
 
-async def test_messages_both_ways_over_a_websocket(server: RunningServer) -> None:
+async def test_websocket_carries_messages_both_ways(server: RunningServer) -> None:
     headers = {"Authorization": f"Bearer {server.key}"}
     async with server.client() as client, aiohttp.ClientSession(headers=headers) as session:
         await client.upload(guests.PARROT_WASM, name="parrot")
@@ -122,7 +122,7 @@ async def test_messages_both_ways_over_a_websocket(server: RunningServer) -> Non
         assert (await client.result(run))["messages"] == ["héllo", {"base64": "//4="}]
 
 
-async def test_readers_that_leave_end_nothing(server: RunningServer) -> None:
+async def test_readers_that_disconnect_do_not_end_the_run(server: RunningServer) -> None:
     async with server.client() as client:
         await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
         with contextlib.suppress(TimeoutError):
@@ -137,7 +137,7 @@ async def test_readers_that_leave_end_nothing(server: RunningServer) -> None:
             assert last.data["status"] == "exited"
 
 
-async def test_cancel_ends_a_loop_within_100_ms(server: RunningServer) -> None:
+async def test_cancelled_loop_ends_within_100_ms(server: RunningServer) -> None:
     async with server.client() as client:
         await client.upload(guests.SPIN_WASM, name="spin")
         took = []
@@ -154,7 +154,7 @@ async def test_cancel_ends_a_loop_within_100_ms(server: RunningServer) -> None:
         assert (await client.cancel(run))["status"] == "killed"
 
 
-async def test_a_limit_that_the_run_lowered_ends_it(server: RunningServer) -> None:
+async def test_run_past_a_lowered_limit_is_killed(server: RunningServer) -> None:
     async with server.client() as client:
         await client.upload(guests.SPIN_WASM, name="spin")
         wall = await client.run("spin", limits={"wall_ms": 100})
@@ -219,7 +219,7 @@ async def _measured(client: Client, count: int) -> list[str]:
     return [f"{result['status']} {result['exit_code']}" for result in results]
 
 
-async def test_a_thousand_runs_at_once(server: RunningServer) -> None:
+async def test_thousand_runs_at_once_all_end(server: RunningServer) -> None:
     if connections_max() < 1000:
         pytest.skip("this user may not have as many descriptors")
     async with server.client() as client:

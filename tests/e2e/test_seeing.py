@@ -27,7 +27,7 @@ DECODE_AND_HANG = wasm(
 )
 
 
-async def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> None:
+async def test_metrics_continue_after_a_kernel_restart(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         admin = (tmp_path / "admin.key").read_text().strip()
         async with server.client() as client:
@@ -53,7 +53,7 @@ async def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> No
         assert value(after, "role_up") == 3
 
 
-async def test_a_run_whose_worker_died_is_told_with_what_it_used(tmp_path: Path) -> None:
+async def test_metrics_count_the_usage_of_a_run_whose_worker_died(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
             await client.upload(DECODE_AND_HANG, "hang")
@@ -71,7 +71,7 @@ async def test_a_run_whose_worker_died_is_told_with_what_it_used(tmp_path: Path)
         assert value(series, "prompt_tokens_total") == 8
 
 
-def test_a_terminal_shows_a_bar_while_the_model_loads(tmp_path: Path) -> None:
+def test_serve_on_a_terminal_shows_progress_while_the_model_loads(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0",
                "--data-dir", str(tmp_path), "--threads", "1"]  # fmt: skip

@@ -62,7 +62,6 @@ class Frames:
         self._made = 0
 
     def frame(self) -> list[Any]:
-        """Return one frame."""
         rng = self._rng
         if rng.random() < 0.9:
             return [m.Calls.KIND, [self.call() for _ in range(rng.choice((1, 1, 2, 5, 20)))]]
@@ -72,7 +71,6 @@ class Frames:
         return [kind, *(self.anything() for _ in range(rng.choice((0, 1, 1, 2, 3, 6))))]
 
     def call(self) -> Any:
-        """Return one call."""
         rng = self._rng
         op = rng.choice([*_SHAPES, Op.PRED, Op.PRED, Op.KV_CREATE, Op.GENERATE])
         self._seq += 1
@@ -88,7 +86,6 @@ class Frames:
         return [instance, number, seq, *given]
 
     def argument(self, kind: str) -> Any:
-        """Return an argument that is meant to be of this kind."""
         rng = self._rng
         if rng.random() < 0.08:
             return self.anything()
@@ -138,7 +135,6 @@ class Frames:
 
 
 def make(rng: Random, count: int = _FRAMES) -> Case:
-    """Return a random case."""
     frames = Frames(rng)
     setting = Setting(
         pages=rng.choice((32, 64)),
@@ -162,7 +158,6 @@ class _Evil:
         self.taken = 0
 
     async def connect(self) -> None:
-        """Introduce it with a new session, and have its instances registered."""
         self.asked.clear()
         self.link, theirs = memory_pair()
         self.link.receive(self._on_frame, lambda: None)

@@ -39,7 +39,6 @@ class FuzzGateway(ScriptedGateway):
         await self._request(lambda seq: m.Register(seq, instance, tenant, worker, 0, 0, {}))
 
     async def end(self, instance: int) -> None:
-        """End such an instance."""
         await self._request(lambda seq: m.End(seq, instance))
 
     async def _end(self, message: m.Ended) -> None:

@@ -46,7 +46,6 @@ class Journal:
 
     # -- Damage --------------------------------------------------------------------------------
     def harm(self, what: str, rng: Random) -> None:
-        """Do that to the files, while no kernel runs."""
         logs, images = sorted(self._folder.glob("*.log")), sorted(self._folder.glob("*.image"))
         if what == "torn" and logs:
             _tear(logs, rng)

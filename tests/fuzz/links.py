@@ -46,7 +46,6 @@ class Case:
 
 
 def make(rng: Random) -> Case:
-    """Return a random case."""
     frames = Frames(rng)
     made: list[list[Any] | bytes] = []
     for _ in range(rng.choice((20, _FRAMES))):
@@ -106,7 +105,6 @@ class _Evil:
         self.runs: list[int] = []
 
     async def connect(self) -> SocketLink:
-        """Introduce it, if its link has ended."""
         if self.link is None or self.link.closed:
             self.link = await connect_unix(self._house.config.socket)
             self.link.receive(self._on_frame, lambda: None)

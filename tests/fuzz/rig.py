@@ -119,7 +119,6 @@ class Seen:
     met: Counter[str] = field(default_factory=Counter)  # what befell disk and kernel, by name
 
     def result(self, call: int, args: tuple[int, ...], result: int) -> None:
-        """Look at a call's result."""
         module, name = CALLS[call]
         self.calls[name] += 1
         if not _is_documented(module, name, result):
@@ -203,7 +202,6 @@ class FuzzRig:
         self.losses = 0  # kernels, or sessions of them, that took runs along
 
     async def open(self) -> None:
-        """Bring all up."""
         asyncio.get_running_loop().set_exception_handler(self._unheard)
         self.gateway = FuzzGateway(self._rng)
         self.gateway.programs[PLAYER] = compiled_player()
@@ -301,7 +299,6 @@ class FuzzRig:
         fall()
 
     def _leave_running(self) -> "asyncio.Task[None]":
-        """Return the task of the kernel, whose end is no fault from now on."""
         running, self._running = self._running, None
         assert running is not None
         return running
@@ -315,17 +312,15 @@ class FuzzRig:
 
     # -- SessionEvents, of the gateway -----------------------------------------------------------
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
-        """A kernel that knows nothing of us yet."""
         self.gateway.use(session)
 
     def session_resumed(self, welcome: m.Welcome) -> None:
-        """It is what it was."""
+        pass
 
     def session_cut(self) -> None:
-        """It is away."""
+        pass
 
     def session_ended(self) -> None:
-        """It has forgotten all."""
         self.losses += 1
         self.gateway.lose_kernel()
 
@@ -399,7 +394,6 @@ class FuzzRig:
         await self._link_again(name)
 
     async def kill_worker(self, name: str) -> None:
-        """Let a worker die and another one come."""
         worker = self.workers[name]
         self._links[name].abort()
         self._gateway_links[name].abort()
@@ -453,11 +447,9 @@ class FuzzRig:
 
     @property
     def failed(self) -> bool:
-        """Whether the kernel has stopped."""
         return self.over.is_set()
 
     def why(self) -> str:
-        """Return why the kernel has stopped."""
         running = self._running
         return repr(running.exception()) if running is not None and running.done() else ""
 

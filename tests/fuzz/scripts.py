@@ -78,7 +78,6 @@ class Writer:
         return Script(tuple(self.records), self.image.packed())
 
     def any_call(self) -> None:
-        """Write any call."""
         rng = self.rng
         if rng.random() < _RARE:
             self._rare()

@@ -259,5 +259,4 @@ def _without(records: tuple[Record, ...], first: int, count: int) -> tuple[Recor
 
 
 def calls_of(seen: Seen) -> int:
-    """Return how many calls of the ABI were answered."""
     return sum(count for name, count in seen.calls.items() if name not in OWN)

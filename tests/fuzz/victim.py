@@ -19,7 +19,6 @@ _TEXT_PAGES = 9  # that a rich one takes: its text, and the last page of a fork
 
 
 def needs(rich: bool = False) -> int:
-    """Return how many pages a victim takes."""
     return _TEXT_PAGES if rich else 1
 
 
@@ -105,7 +104,6 @@ def alike(told: bytes, alone: bytes, *, starves: bool) -> bool:
 
 @lru_cache(maxsize=4)
 def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
-    """Return what the victim gets alone."""
     found: list[bytes] = []
 
     async def alone(rig: FuzzRig) -> None:

@@ -126,13 +126,13 @@ def run(program: bytes, part: str, *said: bytes) -> RunResult:
 
 
 @pytest.mark.parametrize("part", TOUR)
-def test_the_typed_classes(tour: bytes, part: str) -> None:
+def test_typed_classes_work(tour: bytes, part: str) -> None:
     result = run(tour, part)
     assert [message.decode() for message in result.messages] == TOUR[part]
     assert (result.status, result.exit_code, result.logs) == ("exited", 0, [])
 
 
-def test_the_process(tour: bytes) -> None:
+def test_process_calls_work(tour: bytes) -> None:
     result = run(tour, "process", "héllo".encode(), b"\xff!")
     assert [message.decode() for message in result.messages] == [
         "random 16 true",
@@ -144,13 +144,13 @@ def test_the_process(tour: bytes) -> None:
     assert result.logs == [(0, b"a debug line"), (1, "é😀".encode())]
 
 
-def test_a_long_run_stays_small(tour: bytes) -> None:
+def test_long_run_keeps_its_memory_small(tour: bytes) -> None:
     result = run(tour, "long")
     assert result.output == b"long 3000 true"
     assert result.usage["peak_memory_bytes"] < 1 << 20
 
 
-def test_unwrap_ends_the_run_with_words(tour: bytes) -> None:
+def test_unwrap_of_an_error_ends_the_run_with_its_message(tour: bytes) -> None:
     result = run(tour, "unwrap")
     assert result.status == "trapped"
     assert "kv_open no/such: ENOENT, there is no such thing" in result.reason
@@ -163,6 +163,6 @@ def test_exit_and_fail_end_the_run_with_a_code(tour: bytes) -> None:
     assert failed.logs == [(3, b"there is no part nonsense")]
 
 
-def test_every_part_of_the_sdk_compiles(tmp_path: Path) -> None:
+def test_sdk_every_part_compiles(tmp_path: Path) -> None:
     # Only what a program uses is compiled, so the whole SDK is compiled as if it were one.
     assert compiled("assembly/index.ts", tmp_path / "sdk.wasm", "--optimizeLevel", "0")

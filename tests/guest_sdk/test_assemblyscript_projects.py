@@ -42,7 +42,7 @@ def test_example_module_has_the_hosts_imports_and_exports(program: str) -> None:
     checked_module(built(EXAMPLES / program))
 
 
-def test_a_new_project_builds_outside_of_the_repository(tmp_path: Path) -> None:
+def test_new_project_outside_the_repository_builds(tmp_path: Path) -> None:
     project = new("hello", "assemblyscript", tmp_path)
     assert "{{" not in "".join(p.read_text() for p in project.rglob("*") if p.is_file())
     wasm = build(project)
@@ -51,14 +51,14 @@ def test_a_new_project_builds_outside_of_the_repository(tmp_path: Path) -> None:
     checked_module(wasm)
 
 
-def test_a_mistake_in_the_program_is_shown(tmp_path: Path) -> None:
+def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
     project = new("hello", "assemblyscript", tmp_path)
     (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
     with pytest.raises(ProjectError, match="Cannot find name 'x'"):
         build(project)
 
 
-def test_the_readme_shows_the_template() -> None:
+def test_readme_shows_the_template() -> None:
     program = SNIPPET.findall((SDK / "README.md").read_text())[0]
     assert program == (TEMPLATE / "assembly" / "index.ts").read_text()
 
@@ -85,7 +85,7 @@ def compilable(snippets: list[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guest-sdk.md"])
-def test_what_the_documentation_shows_compiles(page: str, tmp_path: Path) -> None:
+def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown
     programs = [text for text in shown if "import {" in text]

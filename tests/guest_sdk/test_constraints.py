@@ -6,18 +6,14 @@ from pathlib import Path
 
 from tests.support.assemblyscript import compiled
 from tests.support.kernel.constrained import assets
-from tests.support.worker.rig import RunResult, WorkerRig
+from tests.support.worker.rig import WorkerRig
 
 
-def test_what_a_program_does_with_a_constraint(tmp_path: Path) -> None:
+async def test_constraint_is_used_and_closed_by_both_sdks(tmp_path: Path) -> None:
     program = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
-
-    async def main() -> RunResult:
-        async with WorkerRig(assets=assets()) as rig:
-            live = await rig.start(program, b"")
-            return await asyncio.wait_for(live.ended, 60)
-
-    result = asyncio.run(main())
+    async with WorkerRig(assets=assets()) as rig:
+        live = await rig.start(program, b"")
+        result = await asyncio.wait_for(live.ended, 60)
     assert (result.status, result.exit_code) == ("exited", 0), result.reason
     before, year, by_hand, since, *refusals = [message.decode() for message in result.messages]
     assert before == "before []"

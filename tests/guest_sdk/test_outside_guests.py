@@ -23,7 +23,7 @@ EXPECTED = [
 ]
 
 
-async def test_the_outside_in_assemblyscript(tmp_path: Path) -> None:
+async def test_egress_in_assemblyscript_works(tmp_path: Path) -> None:
     wasm = compiled("tests/outside.ts", tmp_path / "outside.wasm", "--exportStart", "_initialize")
     async with site() as there:
         rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]

@@ -28,7 +28,7 @@ def run(program: bytes, data: bytes) -> RunResult:
 # --- new -----------------------------------------------------------------------------------------
 
 
-def test_a_new_rust_project_builds_and_runs_outside_of_the_repository(tmp_path: Path) -> None:
+def test_new_rust_project_outside_the_repository_builds_and_runs(tmp_path: Path) -> None:
     project = new("hello-lip", "rust", tmp_path)
     assert project == tmp_path / "hello-lip"
     assert not list(project.rglob("target"))
@@ -42,7 +42,7 @@ def test_a_new_rust_project_builds_and_runs_outside_of_the_repository(tmp_path: 
     assert result.output
 
 
-def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
+def test_new_project_in_the_repository_uses_its_sdk() -> None:
     project = new("made_by_a_test", "rust", ROOT / "build")
     try:
         assert not (project / "vendor").exists()
@@ -53,7 +53,7 @@ def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
         project.rmdir()
 
 
-def test_programs_of_the_repository_share_what_cargo_makes() -> None:
+def test_repository_programs_share_a_cargo_target() -> None:
     toolchain = find_rust_toolchain()
     command = [toolchain.cargo, "metadata", "--no-deps", "--format-version", "1"]
     environment = {k: v for k, v in toolchain.environment.items() if k != "CARGO_TARGET_DIR"}
@@ -65,20 +65,20 @@ def test_programs_of_the_repository_share_what_cargo_makes() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Hello", "1st", "a b", "../up", "a/b", "x" * 65, "a\n"])
-def test_a_name_must_be_a_package_s(name: str, tmp_path: Path) -> None:
+def test_new_project_with_an_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="is no project name"):
         new(name, "rust", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_languages_are_known(tmp_path: Path) -> None:
+def test_new_project_in_an_unknown_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
         new("hello", "cobol", tmp_path)
     for lang in LANGUAGES:
         assert (ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / lang).is_dir()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_new_project_does_not_overwrite(tmp_path: Path) -> None:
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("")
@@ -88,7 +88,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "hello").iterdir()] == ["mine.txt"]
 
 
-def test_an_installation_without_the_sdk_says_so(
+def test_new_project_without_an_installed_sdk_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(projects._SDKS, "rust", tmp_path / "nowhere")
@@ -97,7 +97,7 @@ def test_an_installation_without_the_sdk_says_so(
     assert not (tmp_path / "hello").exists()
 
 
-def test_the_readme_shows_the_template() -> None:
+def test_readme_shows_the_template() -> None:
     template = (
         ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "rust" / "src" / "lib.rs"
     )
@@ -112,7 +112,6 @@ def test_the_readme_shows_the_template() -> None:
 
 
 def crate(folder: Path, source: str, lib: str = 'crate-type = ["cdylib"]') -> Path:
-    """Make a package that needs no SDK."""
     (folder / "src").mkdir()
     (folder / "src" / "lib.rs").write_text(source)
     (folder / "Cargo.toml").write_text(
@@ -122,18 +121,18 @@ def crate(folder: Path, source: str, lib: str = 'crate-type = ["cdylib"]') -> Pa
     return folder
 
 
-def test_the_compiler_s_words_are_shown(tmp_path: Path) -> None:
+def test_build_error_shows_the_compilers_output(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r"(?s)cargo failed in .*mismatched types"):
         build(crate(tmp_path, "pub fn f() -> i32 { true }"))
     assert not (tmp_path / "build").exists()
 
 
-def test_a_package_that_is_no_module_is_told_what_it_needs(tmp_path: Path) -> None:
+def test_build_of_a_package_without_cdylib_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=re.escape('crate-type = ["cdylib"]')):
         build(crate(tmp_path, "", lib='crate-type = ["rlib"]'))
 
 
-def test_a_module_of_an_older_build_is_replaced(tmp_path: Path) -> None:
+def test_build_replaces_an_older_module(tmp_path: Path) -> None:
     entry = '#[no_mangle] pub extern "C" fn lip_main() -> i32 {{ {} }}'
     first = build(crate(tmp_path, entry.format(1))).read_bytes()
     (tmp_path / "src" / "lib.rs").write_text(entry.format(2))
@@ -144,13 +143,13 @@ def test_a_module_of_an_older_build_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"), [("[package", "Cargo.toml"), ("[lib]\n", "names no package")]
 )
-def test_a_broken_manifest_is_told(manifest: str, words: str, tmp_path: Path) -> None:
+def test_build_with_a_broken_manifest_says_so(manifest: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "Cargo.toml").write_text(manifest)
     with pytest.raises(ProjectError, match=words):
         build(tmp_path)
 
 
-def test_a_folder_that_is_no_project_is_told(tmp_path: Path) -> None:
+def test_build_of_a_folder_without_a_project_says_so(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r"no Cargo\.toml, asconfig\.json or package\.json"):
         build(tmp_path)
 
@@ -158,14 +157,14 @@ def test_a_folder_that_is_no_project_is_told(tmp_path: Path) -> None:
 # --- Toolchains ----------------------------------------------------------------------------------
 
 
-def test_the_toolchain_that_is_found_compiles_to_wasm() -> None:
+def test_rust_toolchain_that_is_found_compiles_to_wasm() -> None:
     found = find_rust_toolchain()
     assert found.environment["RUSTC"] == found.rustc
     asked = subprocess.run([found.rustc, "--version"], capture_output=True, text=True, check=True)
     assert asked.stdout.startswith("rustc ")
 
 
-def test_without_a_rust_for_wasm_it_says_what_to_install(
+def test_build_without_a_wasm_target_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This one knows the target and does not have its library, like a fresh rustup.
@@ -180,7 +179,7 @@ def test_without_a_rust_for_wasm_it_says_what_to_install(
         build(crate(tmp_path, ""))
 
 
-def test_the_environment_s_compiler_comes_first(
+def test_rust_compiler_of_the_environment_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "lib"
@@ -194,7 +193,7 @@ def test_the_environment_s_compiler_comes_first(
     assert find_rust_toolchain().rustc == str(compiler)
 
 
-def test_without_asc_it_says_what_to_install(
+def test_build_without_asc_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "asconfig.json").write_text("{}")

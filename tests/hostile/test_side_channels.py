@@ -13,7 +13,7 @@ from tests.support.worker.guests import script
 from tests.support.worker.rig import WorkerRig, with_worker
 
 
-async def test_another_s_grammar_is_compiled_again() -> None:
+async def test_grammar_of_another_tenant_is_compiled_again() -> None:
     """The same text of a constraint, of two tenants: kept for each, so that time tells nothing."""
     async with kernel_with_text() as rig:
         await start(rig)
@@ -28,7 +28,7 @@ async def test_another_s_grammar_is_compiled_again() -> None:
 
 
 @run_by(with_worker)
-async def test_no_clock_of_a_program_is_finer_than_a_millisecond(rig: WorkerRig) -> None:
+async def test_program_clocks_are_no_finer_than_a_millisecond(rig: WorkerRig) -> None:
     """WASI's clocks say nanoseconds, and mean milliseconds; a busy loop sees them jump by those."""
     steps = [step for _ in range(20) for step in
              (("clock_time_get", 0, 0, 0), ("show", 0, 8),

@@ -38,7 +38,6 @@ def built(folder: Path) -> Path:
 
 
 def scenario(program: str) -> dict[str, Any]:
-    """Return the scenario of a program's example."""
     folder = EXAMPLES / program.split("/")[0]
     loaded: dict[str, Any] = json.loads((folder / "scenario.json").read_text())
     return loaded

@@ -71,7 +71,7 @@ def tenant(target: RunningServer) -> str:
     return TENANT
 
 
-async def test_a_suspended_tenant_s_connections_are_cut_and_no_others(
+async def test_suspended_tenants_connections_are_cut_and_no_others(
     target: RunningServer, tenant: str
 ) -> None:
     async with target.admin() as admin, wire(target.url) as neighbour:
@@ -85,7 +85,7 @@ async def test_a_suspended_tenant_s_connections_are_cut_and_no_others(
         await admin.revoke_key(tenant, made["id"])
 
 
-async def test_a_revoked_key_s_connections_are_cut_and_no_other_key_s(
+async def test_revoked_keys_connections_are_cut_and_no_others(
     target: RunningServer, tenant: str
 ) -> None:
     async with target.admin() as admin, wire(target.url) as other, wire(target.url) as changed:

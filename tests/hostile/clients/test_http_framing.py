@@ -86,20 +86,20 @@ async def refused(url: str, request: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_request_is_refused_once(target: RunningServer, name: str) -> None:
+def test_ambiguous_request_is_refused_once(target: RunningServer, name: str) -> None:
     """A request that can be read in two ways, or in none."""
     request = BROKEN[name].replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request))
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_a_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
+def test_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
     """A body in chunks that are none; what comes behind may be anything, so nobody looks at it."""
     request = framed("Transfer-Encoding: chunked").replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request + CHUNKS[name]))
 
 
-async def test_who_hangs_up_in_a_body_leaves_nothing(target: RunningServer) -> None:
+async def test_client_that_hangs_up_within_a_body_leaves_nothing(target: RunningServer) -> None:
     """A body that ends before it should, a hundred times: no run of half an input begins."""
     for _ in range(100):
         async with wire(target.url) as connection:
@@ -147,7 +147,7 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_unusual_is_answered(target: RunningServer, name: str) -> None:
+def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str) -> None:
     """A request that is one, but that no ordinary client makes."""
     request, statuses = ODD[name]
     reply = asyncio.run(ask(target.url, request.replace(b"KEY", target.key.encode())))
@@ -157,7 +157,7 @@ def test_what_is_unusual_is_answered(target: RunningServer, name: str) -> None:
     assert b"root:" not in reply.body
 
 
-async def test_a_thousand_requests_in_one_breath_are_answered_in_order(
+async def test_thousand_pipelined_requests_are_answered_in_order(
     target: RunningServer,
 ) -> None:
     """Pipelining: far more requests than anybody waits for the answers of."""

@@ -21,7 +21,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-async def test_a_head_that_does_not_come_is_not_waited_for(
+async def test_incomplete_head_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Slow loris: a connection that brings its request a byte at a time, or never."""
@@ -42,7 +42,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
             dripping.cancel()
 
 
-async def test_silent_connections_make_room(tmp_path: Path) -> None:
+async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:
     """More connections than there may be: those that have said nothing longest go, none at work."""
     async with SystemRig(tmp_path) as system, system.client() as owner, AsyncExitStack() as stack:
         await owner.upload(PARROT_WASM, name="parrot")
@@ -72,7 +72,7 @@ async def test_silent_connections_make_room(tmp_path: Path) -> None:
                 await asyncio.sleep(0.005)
 
 
-async def test_a_tenant_leaves_connections_for_others(tmp_path: Path) -> None:
+async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Path) -> None:
     """Readers of one tenant's events without number: another's request finds a place."""
     async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
         async with Client(system.url, system.admin_key) as admin:
@@ -97,7 +97,7 @@ async def test_a_tenant_leaves_connections_for_others(tmp_path: Path) -> None:
             await admin.statistics()
 
 
-async def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(
+async def test_reader_that_never_reads_delays_only_its_own_program(
     tmp_path: Path,
 ) -> None:
     """Readers of events and of WebSockets that take nothing of what comes without end."""
@@ -124,7 +124,7 @@ async def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(
         assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
 
-async def test_a_socket_whose_client_went_away_is_not_tried_again(tmp_path: Path) -> None:
+async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) -> None:
     """A client fills its program's inbox over a WebSocket and leaves in the middle of a message."""
     from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
 

@@ -54,7 +54,6 @@ async def socket_of(server: RunningServer, *headers: str) -> AsyncIterator[tuple
 
 
 async def closing_code(connection: Wire) -> int:
-    """Read frames until the server closes; its code, or 0 if it just hung up."""
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             try:
@@ -106,7 +105,7 @@ ABUSES: dict[str, tuple[list[bytes], set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ABUSES)
-async def test_a_wrong_frame_closes_its_socket_and_ends_nothing(
+async def test_websocket_wrong_frame_closes_it_and_ends_no_run(
     target: RunningServer, name: str
 ) -> None:
     frames, codes = ABUSES[name]
@@ -116,7 +115,7 @@ async def test_a_wrong_frame_closes_its_socket_and_ends_nothing(
         assert await closing_code(connection) in codes
 
 
-async def test_a_packed_bomb_is_not_unpacked(target: RunningServer) -> None:
+async def test_websocket_compressed_bomb_is_not_unpacked(target: RunningServer) -> None:
     """A message of 200 MB that travels as 200 KB."""
     offer = "Sec-WebSocket-Extensions: permessage-deflate"
     async with socket_of(target, offer) as (connection, _):
@@ -136,7 +135,6 @@ async def empty_fragments(connection: Wire) -> None:
 
 
 async def pongs(connection: Wire) -> None:
-    """Answers that nobody asked for."""
     await connection.send(frame(PONG, b"x") * 50_000)
 
 
@@ -146,7 +144,7 @@ async def half_a_frame(connection: Wire) -> None:
 
 
 @pytest.mark.parametrize("flood", [pings, empty_fragments, pongs, half_a_frame])
-async def test_floods_of_frames_hold_up_nobody(
+async def test_websocket_flood_of_frames_delays_no_other_client(
     target: RunningServer, flood: Callable[[Wire], Awaitable[None]]
 ) -> None:
     async with socket_of(target) as (connection, _), target.client() as client:
@@ -175,7 +173,7 @@ SHAKES = {
 
 
 @pytest.mark.parametrize("name", SHAKES)
-async def test_a_wrong_handshake_is_answered(target: RunningServer, name: str) -> None:
+async def test_websocket_wrong_handshake_is_answered(target: RunningServer, name: str) -> None:
     async with target.client() as client, wire(target.url) as connection:
         run = await client.start("parrot")
         request = head(f"GET /v1/runs/{run}/ws HTTP/1.1", target.key, *SHAKES[name])
@@ -186,7 +184,7 @@ async def test_a_wrong_handshake_is_answered(target: RunningServer, name: str) -
         await client.cancel(run)
 
 
-async def test_an_unmasked_frame_is_a_message_or_an_error_and_no_more(
+async def test_websocket_unmasked_frame_is_a_message_or_an_error(
     target: RunningServer,
 ) -> None:
     """Masks protect proxies from clients' scripts, not the server: without one nothing differs."""

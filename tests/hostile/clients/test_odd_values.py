@@ -73,7 +73,6 @@ def line(route: Route, path: str) -> str:
 
 
 def in_paths(route: Route, there: dict[str, str]) -> Iterator[bytes]:
-    """Requests with odd names of what they are about."""
     for name in [part for part in there if f"{{{part}}}" in route.path]:
         for text in TEXTS:
             yield head(line(route, filled(route.path, **{**there, name: text})))
@@ -89,7 +88,6 @@ def in_queries(route: Route, path: str) -> Iterator[bytes]:
 
 
 def in_headers(route: Route, path: str) -> Iterator[bytes]:
-    """Requests with odd headers, once and twice."""
     names = [each.name for each in route.parameters if each.place == "header"]
     for name in [*names, "Accept", "Content-Type", "Content-Encoding", "Authorization", "Cookie"]:
         for text in LINES:
@@ -153,7 +151,7 @@ def requests_of(route: Route, there: dict[str, str]) -> Iterator[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 if EACH > 1 else 3_000)
-def test_whatever_is_asked_is_answered_as_the_document_says(
+def test_odd_request_is_answered_as_openapi_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, store_url: str
 ) -> None:
     async def scenario() -> None:

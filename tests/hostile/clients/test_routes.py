@@ -92,7 +92,6 @@ class Callers:
     keys: dict[str, str | None]
 
     async def ask(self, method: str, path: str, caller: str, body: bytes = b"[]") -> "Told":
-        """Make a request with a caller's key."""
         key = self.keys[caller]
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         sent = body if method in ("POST", "PUT", "PATCH") else None
@@ -154,12 +153,12 @@ def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]])
     asyncio.run(main())
 
 
-def test_every_route_has_its_rule() -> None:
+def test_route_without_an_access_rule_does_not_exist() -> None:
     assert {route.name for route in ROUTES} == set(RULES)
 
 
 @run_by(with_callers, "tmp_path")
-async def test_each_route_lets_in_whom_its_rule_names_and_nobody_else(them: Callers) -> None:
+async def test_route_admits_only_callers_of_its_rule(them: Callers) -> None:
     for route in ROUTES:
         for caller in OPEN:
             told = await them.ask(route.method, filled(route.path), caller)
@@ -177,7 +176,7 @@ async def test_each_route_lets_in_whom_its_rule_names_and_nobody_else(them: Call
 
 
 @run_by(with_callers, "tmp_path")
-async def test_all_who_have_no_key_hear_the_same(them: Callers) -> None:
+async def test_route_answers_every_missing_or_wrong_key_alike(them: Callers) -> None:
     """Keys that never were, that are malformed, that were revoked, that are the operator's.
 
     Who shows no key at all is told that one is missing, which is no news.
@@ -206,7 +205,7 @@ async def test_all_who_have_no_key_hear_the_same(them: Callers) -> None:
 
 
 @run_by(with_callers, "tmp_path")
-async def test_what_is_another_s_is_answered_as_what_is_not_there(them: Callers) -> None:
+async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers) -> None:
     """Another tenant's ids in every route: byte for byte what made-up ones are answered with."""
     async with them.system.client() as owner:
         program = (await owner.upload(guests.PARROT_WASM, name="parrot"))["id"]
@@ -245,7 +244,7 @@ async def test_what_is_another_s_is_answered_as_what_is_not_there(them: Callers)
 
 
 @run_by(with_callers, "tmp_path")
-async def test_another_s_names_say_nothing_anywhere_else(them: Callers) -> None:
+async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:
     """In bodies, cursors and prefixes; and one's own things may be called what another's are."""
     async with them.system.client() as owner:
         await owner.upload(guests.PARROT_WASM, name="parrot")

@@ -16,7 +16,7 @@ def both() -> list[CompiledHostCalls | None]:
 
 
 @pytest.mark.parametrize("name", CROSSINGS)
-def test_it_ends_as_it_must_however_its_calls_cross(name: str) -> None:
+def test_hostile_pointer_ends_alike_through_ctypes_and_c(name: str) -> None:
     async def test(rig: WorkerRig) -> None:
         await meet(rig, CROSSINGS[name])
 

@@ -44,13 +44,12 @@ async def messages(client: Client, run: str) -> AsyncIterator[bytes]:
 
 
 async def end_of(client: Client, run: str) -> tuple[str, str]:
-    """How a run has ended, and why."""
     async with asyncio.timeout(4 * END_SECONDS_MAX):
         ended = [event async for event in client.events(run)][-1].data
     return ended["status"], ended["reason"]
 
 
-async def test_a_crowd_of_them_at_once(server: RunningServer) -> None:
+async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer) -> None:
     """Loops, bombs, deaths and time limits in one worker: a neighbour is answered all the while,
     each of them ends as it must, and the same processes go on with all that they had.
     """
@@ -102,7 +101,7 @@ UPLOADS = {
 
 
 @pytest.mark.parametrize("what", UPLOADS)
-async def test_an_upload_that_is_no_program_is_refused(server: RunningServer, what: str) -> None:
+async def test_upload_that_is_not_a_program_is_refused(server: RunningServer, what: str) -> None:
     body, status, words = UPLOADS[what]
     async with server.client() as client:
         with pytest.raises(ServerError) as refused:
@@ -111,7 +110,7 @@ async def test_an_upload_that_is_no_program_is_refused(server: RunningServer, wh
         assert words in refused.value.problem["detail"]
 
 
-async def test_every_refused_import_is_listed(server: RunningServer) -> None:
+async def test_upload_with_refused_imports_lists_all_of_them(server: RunningServer) -> None:
     async with server.client() as client:
         with pytest.raises(ServerError) as refused:
             await client.upload(REFUSED_WASM, name="refused")

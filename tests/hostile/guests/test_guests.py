@@ -17,5 +17,7 @@ GUESTS: dict[str, Guest] = {
 
 @pytest.mark.parametrize("name", GUESTS)
 @run_by(with_worker, seconds=60)
-async def test_it_ends_as_it_must_and_leaves_nothing(rig: WorkerRig, *, name: str) -> None:
+async def test_hostile_guest_ends_as_expected_and_leaves_nothing(
+    rig: WorkerRig, *, name: str
+) -> None:
     await meet(rig, GUESTS[name])

@@ -52,7 +52,7 @@ def stale_files() -> tuple[list[Step], list[int | str]]:
     ]  # fmt: skip
 
 
-def test_whatever_names_something_is_tried_here() -> None:
+def test_handle_cases_cover_every_call_that_takes_one() -> None:
     """A call that takes a new kind of handle needs its cases."""
     names = {param.name for call in table().calls for param in call.params}
     assert names - POINTERS - LENGTHS - PLAIN == KINDS
@@ -62,7 +62,7 @@ def test_whatever_names_something_is_tried_here() -> None:
 
 @pytest.mark.parametrize("call", FILE_CALLS, ids=lambda call: str(call.name))
 @run_by(with_worker)
-async def test_no_call_takes_a_file_that_is_not_there(rig: WorkerRig, *, call: Call) -> None:
+async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
     """Closed, of another generation, never issued, negative, a ticket's number: EBADF, each."""
     first, wrong = stale_files()
     steps = [forged(call, "kv", value) for value in wrong]
@@ -75,7 +75,7 @@ async def test_no_call_takes_a_file_that_is_not_there(rig: WorkerRig, *, call: C
 
 @pytest.mark.parametrize("call", TICKET_CALLS, ids=lambda call: str(call.name))
 @run_by(with_worker)
-async def test_no_call_takes_a_ticket_that_is_not_there(rig: WorkerRig, *, call: Call) -> None:
+async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
     """Taken, cancelled, not issued yet, negative, a file's handle: EBADF, and nobody waits."""
     first: list[Step] = [
         ("kv_create",),
@@ -100,7 +100,7 @@ async def test_no_call_takes_a_ticket_that_is_not_there(rig: WorkerRig, *, call:
 
 
 @run_by(with_worker)
-async def test_relatives_and_constraints_that_are_not_there(rig: WorkerRig) -> None:
+async def test_unknown_pid_or_constraint_is_refused(rig: WorkerRig) -> None:
     """Pids and constraints of nobody; a constraint of another kind of thing in a pred's options."""
     packed = msgpack.packb({"constraint": 1})
     steps: list[Step] = [
@@ -119,7 +119,7 @@ async def test_relatives_and_constraints_that_are_not_there(rig: WorkerRig) -> N
 
 
 @run_by(with_worker)
-async def test_another_programs_handles_are_nothing_here(rig: WorkerRig) -> None:
+async def test_handle_of_another_program_is_ebadf(rig: WorkerRig) -> None:
     """A second run is told the numbers that the first one's file, ticket and child have."""
     spawn = msgpack.packb({"entry": "child", "input": b""})
     owner = main(
@@ -149,7 +149,7 @@ async def test_another_programs_handles_are_nothing_here(rig: WorkerRig) -> None
 
 
 @run_by(with_worker)
-async def test_a_child_has_nothing_of_its_parents(rig: WorkerRig) -> None:
+async def test_handle_of_the_parent_is_nothing_in_a_child(rig: WorkerRig) -> None:
     """A child is told its parent's handle; the same number is then its own file, an empty one."""
     told = msgpack.packb({"entry": "child", "input": (1 << 16).to_bytes(4, "little")})
     program = main(
@@ -183,7 +183,7 @@ async def test_a_child_has_nothing_of_its_parents(rig: WorkerRig) -> None:
     assert numbers([said[2]]) == (4,)
 
 
-def test_a_right_that_is_not_there_does_not_come_back() -> None:
+def test_right_that_was_dropped_does_not_come_back() -> None:
     """Forks, extracts and grants of a file with one right: nobody gets another one by them."""
 
     async def test(rig: WorkerRig) -> None:
@@ -214,7 +214,7 @@ NEED_MORE_THAN_READING = {"pred", "generate", "kv_append", "kv_truncate", "kv_sa
 
 
 @run_by(with_worker)
-async def test_a_handle_that_went_with_its_program_is_not_the_next_ones(rig: WorkerRig) -> None:
+async def test_handle_of_an_ended_program_is_not_the_next_ones(rig: WorkerRig) -> None:
     """Programs that end with everything open, again and again: none finds what another left."""
     leaver = main(
         """(call $say (call $kv_len (i32.const 65536))) (call $say (call $kv_create))

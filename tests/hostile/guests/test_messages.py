@@ -54,7 +54,7 @@ MALFORMED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-async def test_no_call_makes_anything_of_it(what: str) -> None:
+async def test_malformed_options_are_einval_in_every_call(what: str) -> None:
     content = MALFORMED[what]
     async with asyncio.timeout(60), WorkerRig(assets=byte_assets()) as rig:
         steps: list[Step] = [
@@ -72,7 +72,7 @@ async def test_no_call_makes_anything_of_it(what: str) -> None:
 
 
 @run_by(with_worker)
-async def test_words_about_what_is_wrong_are_few(rig: WorkerRig) -> None:
+async def test_error_message_about_malformed_options_is_short(rig: WorkerRig) -> None:
     """A header's name of control characters, each of which is written as four."""
     request = msgpack.packb({"url": "http://a/", "headers": {"\x01" * 40_000: "x"}})
     found = await rig.play(

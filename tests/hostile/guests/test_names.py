@@ -55,7 +55,7 @@ TAKEN = [
 
 @pytest.mark.parametrize("what", REFUSED)
 @run_by(with_worker)
-async def test_a_path_that_is_a_trick_names_nothing(rig: WorkerRig, *, what: str) -> None:
+async def test_kv_path_that_is_invalid_names_nothing(rig: WorkerRig, *, what: str) -> None:
     path, opened, saved, removed = REFUSED[what]
     found = await rig.play(
         ("kv_create",),
@@ -69,7 +69,7 @@ async def test_a_path_that_is_a_trick_names_nothing(rig: WorkerRig, *, what: str
 
 
 @run_by(with_worker)
-async def test_a_path_that_looks_like_a_trick_is_a_name(rig: WorkerRig) -> None:
+async def test_kv_path_that_looks_like_a_trick_is_a_plain_name(rig: WorkerRig) -> None:
     """Saved, listed byte for byte, opened, removed; no two of them are one."""
     steps: list[Step] = [("kv_create",)]
     parts, at = [], AT
@@ -93,7 +93,7 @@ async def test_a_path_that_looks_like_a_trick_is_a_name(rig: WorkerRig) -> None:
 
 
 @run_by(with_worker)
-async def test_prefixes_find_what_begins_with_them_and_nothing_else(rig: WorkerRig) -> None:
+async def test_kv_list_prefix_finds_only_what_begins_with_it(rig: WorkerRig) -> None:
     """A listing's prefix and its `after` with the same tricks: nothing of another tenant's."""
     tricks = [b"..", b"/..", b"public", b"public/", b"public/other", b"public/other/", b"\0",
               b"mine\0", b"min", b"/mine", b"mine/", b"\xf4\x8f\xbf\xbf"]  # fmt: skip

@@ -107,16 +107,14 @@ def scripts(steps: list[Step]) -> Iterator[list[Step]]:
         yield steps[start : start + STEPS_MAX]
 
 
-def test_every_parameter_is_a_pointer_a_length_or_a_value() -> None:
+def test_pointer_cases_cover_every_parameter() -> None:
     names = {param.name for call in table().calls for param in call.params}
     assert names == POINTERS | LENGTHS | set(VALUES)
     assert len(PLACES) > 40
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["as it began", "grown"])
-def test_no_pointer_outside_memory_is_followed(
-    grown: bool, crossing: CompiledHostCalls | None
-) -> None:
+def test_pointer_outside_memory_is_efault(grown: bool, crossing: CompiledHostCalls | None) -> None:
     """Null with a length, wrap-around, one past the end, negative, huge: also where a memory that
     has grown ends now, and could not grow further.
     """
@@ -138,7 +136,7 @@ def test_no_pointer_outside_memory_is_followed(
     with_worker(test, crossing=crossing)
 
 
-def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> None:
+def test_pointer_at_an_edge_of_memory_is_accepted(crossing: CompiledHostCalls | None) -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
     async def test(rig: WorkerRig) -> None:
@@ -153,7 +151,7 @@ def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> N
     with_worker(test, crossing=crossing)
 
 
-def test_places_that_overlap_are_read_before_they_are_written(
+def test_pointer_to_overlapping_places_is_read_before_writing(
     crossing: CompiledHostCalls | None,
 ) -> None:
     """Arguments and results in the same bytes: as good as in others."""
@@ -208,7 +206,7 @@ IOVS = b"".join(
 )
 
 
-def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCalls | None) -> None:
+def test_wasi_pointer_outside_memory_is_refused(crossing: CompiledHostCalls | None) -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
     async def test(rig: WorkerRig) -> None:
@@ -233,7 +231,7 @@ def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCal
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
-def test_an_abort_with_any_pointer_ends_one_program(
+def test_abort_with_any_pointer_ends_only_its_program(
     pointer: int, crossing: CompiledHostCalls | None
 ) -> None:
     """A string's length stands before it: here it is anything."""
@@ -254,7 +252,9 @@ def test_an_abort_with_any_pointer_ends_one_program(
     with_worker(test, crossing=crossing)
 
 
-def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls | None) -> None:
+def test_calls_in_a_start_function_harm_no_other_program(
+    crossing: CompiledHostCalls | None,
+) -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
     async def test(rig: WorkerRig) -> None:

@@ -67,7 +67,6 @@ THIEF = main(
 
 
 async def say(client: Client, run: str, count: int) -> list[int]:
-    """What a run has said, once it is so much."""
     said: list[int] = []
     async for event in client.events(run):
         if event.kind == "message":
@@ -77,7 +76,7 @@ async def say(client: Client, run: str, count: int) -> list[int]:
     return said
 
 
-async def test_a_thief_in_another_tenant_finds_nothing(tmp_path: Path) -> None:
+async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
     """Names, public names, listings, offered prefixes, channels, handles, programs by name and by
     id; and taking all the channels that a tenant may have takes none of another's.
     """

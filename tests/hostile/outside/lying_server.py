@@ -97,7 +97,6 @@ TOOLS = ["honest", "wrong_ids", "twice", "deep", "half", "infinite", "digits", "
 
 
 def listing(number: Any, cursor: str | None) -> None:
-    """What the server says that it has."""
     how = os.environ.get("LIST", "")
     tools: list[Any] = [{"name": n, "description": n, "inputSchema": SCHEMA} for n in TOOLS]
     if how == "circle":  # every page is the first one

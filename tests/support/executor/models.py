@@ -105,7 +105,6 @@ class ExecutorRig:
         return np.array(pages, np.int32)
 
     def run(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[bytes | SyscallError]:
-        """Run one step."""
         return asyncio.run(self.executor.run(Batch(list(rows), list(copies))))
 
     def logits(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[Float32]:
@@ -113,7 +112,6 @@ class ExecutorRig:
         return [as_logits(result) for result in self.run(rows, copies)]
 
     def close(self) -> None:
-        """Give the device back."""
         asyncio.run(self.executor.close())
 
 
@@ -157,7 +155,6 @@ def make_row(
 
 
 def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.uint32]:
-    """Return random token ids."""
     return np.random.default_rng(seed).integers(0, VOCAB, count).astype(np.uint32)
 
 

@@ -48,7 +48,6 @@ class Mode(IntEnum):
 
 @cache
 def library() -> Path:
-    """Return the compiled library; skip the test where nothing compiles it or can load it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) to make storage that fails")
@@ -96,13 +95,11 @@ class Faults:
         _COUNTS.pack_into(self._memory, 0, 1, at, 0, 0, number, mode, kinds, pid)
 
     def disarm(self) -> int:
-        """Let everything succeed again; return how many calls met the fault."""
         self._memory[:8] = bytes(8)
         return self.met
 
     @property
     def met(self) -> int:
-        """How many calls have met the fault."""
         met: int = _COUNTS.unpack_from(self._memory, 0)[3]
         return met
 

@@ -57,7 +57,6 @@ class Clients:
     seen: dict[Any, Any] = field(default_factory=dict)  # results of runs, since the last start
 
     async def begin(self) -> None:
-        """Upload what the operations run."""
         for name, program in (
             ("marker", MARKER_WASM), ("hang", HANG_WASM), ("parrot", PARROT_WASM),
             ("saver", SAVER_WASM),
@@ -86,12 +85,10 @@ class Operation:
 
     @property
     def client(self) -> Client:
-        """The tenant's, of the server as it runs now."""
         return self.clients.client
 
     @property
     def admin(self) -> Client:
-        """The operator's."""
         return self.clients.admin
 
     async def prepare(self) -> None:
@@ -316,7 +313,6 @@ class DeleteRun(Operation):
         return NOT_DONE if self.is_whole(result) else f"half a run: {result}"
 
     def is_whole(self, result: dict[str, Any]) -> bool:
-        """Whether a run is as it was."""
         return (result["status"], result["messages"]) == ("exited", [self.name])
 
 
@@ -429,7 +425,6 @@ class RevokeKey(CreateKey):
         return DONE
 
     async def lets_in(self, key: str) -> bool:
-        """Whether a key is one."""
         async with Client(self.client.url, key) as holder:
             try:
                 await holder.live_runs()

@@ -146,7 +146,6 @@ class NamesSchedule(Schedule):
         await self.shop.finish()
 
     async def _change(self) -> None:
-        """Save or remove a name."""
         name = self.chance.choice(NAMES)
         self.made += 1
         wanted = 0
@@ -169,7 +168,6 @@ class NamesSchedule(Schedule):
         return file
 
     async def _check(self, when: str) -> None:
-        """Open each name: the checker."""
         listed = {stat.path for stat in self.shop.kvfs.listing("t")}
         for name in NAMES:
             held = await self._content(name) if name in listed else 0
@@ -220,7 +218,6 @@ def _plant(bug: str) -> None:
 
 
 def main(folder: Path, first: int, count: int, planted: str = "") -> int:
-    """Run schedules; return how many are wrong."""
     _plant(planted)
     # Segments as short as they may be: with many of them, and one anew now and then.
     journal_store.__dict__["Log"] = partial(Log, segment_bytes=128)

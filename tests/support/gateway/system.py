@@ -170,8 +170,6 @@ Scenario = Callable[[SystemRig, Client], Awaitable[None]]
 
 
 def with_system(data_dir: Path, scenario: Scenario, **config: Any) -> None:
-    """Play a scenario in a system, with a client of its tenant `default`."""
-
     async def play() -> None:
         async with SystemRig(data_dir, **config) as system, system.client() as client:
             await scenario(system, client)

@@ -24,7 +24,6 @@ class InLots(SimulatedExecutor):
         self.lots: list[int] = []  # steps told of at once
 
     def start(self, batch: Batch) -> StepFuture[Results]:
-        """Compute one step."""
         outcome: StepFuture[Results] = StepFuture()
         self._given.append((batch, outcome))
         if self._course is None:

@@ -59,13 +59,11 @@ def text_of(ids: list[int]) -> str:
 
 
 def ids_of(text: str) -> list[int]:
-    """Return a text's tokens."""
     found: list[int] = _tokenizer().encode(text, add_special_tokens=False).ids
     return found
 
 
 def schema(value: Any) -> bytes:
-    """Return a JSON schema's text."""
     return json.dumps(value).encode()
 
 
@@ -75,7 +73,6 @@ def sampled(seed: int) -> dict[str, Any]:
 
 
 async def constraint(worker: Worker, kind: int, text: bytes, instance: int = 1) -> int:
-    """Return a constraint's handle."""
     result = await worker.call(instance, Op.CONSTRAINT, kind, text)
     assert isinstance(result, int), msgpack.unpackb(result)
     assert result > 0, result
@@ -91,7 +88,6 @@ async def refused(worker: Worker, kind: int, text: bytes, instance: int = 1) -> 
 
 
 async def generate(worker: Worker, instance: int = 1, handle: int = A, **given: Any) -> list[int]:
-    """Return what a generation behind PROMPT gives."""
     made = worker.generate(instance, handle, PROMPT, **{"max": 400, **given})
     assert await made.end == b""
     return made.ids
@@ -119,8 +115,6 @@ __all__ = ["EOS", "PROMPT", "A", "KernelRig", "Worker", "np", "start"]
 
 
 def with_text(test: Test) -> None:
-    """Run a test beside a kernel with a tokenizer, in real time."""
-
     async def main() -> None:
         async with kernel_with_text() as rig:
             await start(rig)

@@ -143,12 +143,10 @@ class CrashingKernelRig:
         self.boot()
 
     def make(self) -> Kernel:
-        """Return another kernel of the same configuration."""
         executor = self._device(self.clock, self._pages, costs=self._costs)
         return Kernel(executor, describe(ASSETS), self.clock, self._options)
 
     def boot(self) -> None:
-        """Start a kernel from what is in the journal."""
         self.kernel = self.make()
         store = Store(self.folder, IDENTITY)
         found = store.find(self.clock.now(), -9)
@@ -237,7 +235,6 @@ def facts(image: bytes) -> dict[str, Any]:
 
 
 def differences(one: bytes, other: bytes) -> list[str]:
-    """Return in words where two images differ."""
     left, right = facts(one), facts(other)
     return [
         f"{key}: {str(left.get(key))[:300]} != {str(right.get(key))[:300]}"

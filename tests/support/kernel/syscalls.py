@@ -117,7 +117,6 @@ class SyscallRig:
         return self._seq
 
     def reply(self, seq: int) -> Result | None:
-        """Return the answer to a call, or None."""
         found = [result for _, number, result in self.replies if number == seq]
         assert len(found) <= 1, "answered twice"
         return found[0] if found else None

@@ -124,7 +124,6 @@ class ScriptedGateway:
         entry: str = "",
         read: bool = True,
     ) -> LiveRun:
-        """Register a run and start it."""
         run = LiveRun(self, next(self._instances), worker, read)
         await self._register(run.instance, tenant, worker, 0, 0, limits)
         self.runs[run.instance] = run
@@ -139,7 +138,6 @@ class ScriptedGateway:
         return run
 
     async def ask(self, what: str, **args: Any) -> Any:
-        """Ask the kernel."""
         return await self._request(lambda seq: m.Ask(seq, what, args))
 
     async def wait_idle(self) -> None:

@@ -133,7 +133,6 @@ class WorkerRig:
         read: bool = True,
         tenant: str = TENANT,
     ) -> LiveRun:
-        """Start a run and return at once."""
         module = self.add(program)
         limits = LIMITS | (limits or {})
         return await self.gateway.start(
@@ -149,7 +148,6 @@ class WorkerRig:
         limits: dict[str, int] | None = None,
         seconds: float = 20,
     ) -> RunResult:
-        """Run a program to its end."""
         run = await self.start(program, data, entry=entry, limits=limits)
         return await asyncio.wait_for(run.ended, seconds)
 
@@ -163,7 +161,6 @@ class WorkerRig:
         return made.results(ended.messages)
 
     async def statistics(self) -> dict[str, Any]:
-        """Return the kernel's counters."""
         found: dict[str, Any] = await self.gateway.ask("statistics")
         return found
 
