@@ -11,7 +11,7 @@ from symphony_kernel.compiled.build import built_library
 from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
 from symphony_runtime.client import Client
 
-from tests.support.server.deaths import crowd, difference, kill, upload
+from tests.support.server.deaths import crowd, difference, kill_role, upload
 from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 SECONDS_MAX = 280
@@ -75,7 +75,7 @@ def test_compiled_and_plain_kernels_continue_from_each_others_journal(
             async with asyncio.timeout(20):
                 while not (await server.counters())["instances"]:  # noqa: ASYNC110 - another process's
                     await asyncio.sleep(0.01)
-            await kill(server, "kernel")
+            await kill_role(server, "kernel")
             counters = await server.counters()
             assert counters["compiled"] is compiled
             assert counters["journal_recovered_records"]

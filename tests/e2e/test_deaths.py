@@ -1,18 +1,22 @@
 """kill -9 of real roles under load: runs end as they would have, what was acknowledged is there."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from symphony_runtime.client import Client, ServerError
 
+from tests.support.examples import EXAMPLES, built, scenario
 from tests.support.run_by import run_by
-from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
+from tests.support.server.deaths import Result, Witness, crowd, difference, kill_role, run, upload
 from tests.support.server.server import RunningServer, descendants, running_server
 
 SHORT, LONG = (12, 0.5), (60, 1.0)  # looks for a kernel to kill, seconds from one to the next
@@ -42,7 +46,7 @@ async def test_killed_kernel_changes_no_run(
     runs = asyncio.create_task(crowd(client, 24, 120))
     for _ in range(2):
         await asyncio.sleep(chance.uniform(0, 0.2))
-        await kill(server, "kernel")
+        await kill_role(server, "kernel")
     found = await runs
     differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
     assert [words for words in differences if words] == []
@@ -111,7 +115,7 @@ async def test_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path: Path)
             await witness.begin(2)
             for _ in range(3):
                 await asyncio.sleep(chance.uniform(0.2, 0.6))
-                await kill(server, "gateway")
+                await kill_role(server, "gateway")
             await asyncio.sleep(0.3)
             await witness.end()
             await witness.check()
@@ -126,7 +130,7 @@ def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> Non
     config = tmp_path / "symphony.toml"
     config.write_text("hang_seconds = 3\n")
 
-    async def scenario(server: RunningServer, client: Client) -> None:
+    async def hang(server: RunningServer, client: Client) -> None:
         wanted = await crowd(client, 6, 120)
         runs = asyncio.create_task(crowd(client, 6, 120))
         await asyncio.sleep(0.1)
@@ -139,4 +143,37 @@ def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> Non
         assert (await client.run("greedy", input="ab"))["status"] == "exited"
         assert server.log.read_text().count("has said nothing for 3 s") == 2
 
-    with_server(tmp_path / "data", scenario, "--config", str(config))
+    with_server(tmp_path / "data", hang, "--config", str(config))
+
+
+async def until_it_decodes(server: RunningServer, before: int) -> None:
+    async with asyncio.timeout(20):
+        while (await server.counters())["decode_tokens"] < before + 60:  # noqa: ASYNC110 - it is asked
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path) -> None:
+    given = scenario("json_schema")["input"] | {"n": 12, "seed": 9}
+    wasm = built(EXAMPLES / "json_schema").read_bytes()
+
+    async def texts(server: RunningServer, client: Client, *, killed: bool) -> list[Any]:
+        before = (await server.counters())["decode_tokens"]
+        started = await client.start("texts", input=given)
+        if killed:
+            await until_it_decodes(server, before)
+            await kill_role(server, "kernel")
+        async for _ in client.events(started):
+            pass
+        result = await client.result(started)
+        assert (result["status"], result["exit_code"]) == ("exited", 0), result
+        return list(result["messages"])
+
+    with running_server(tmp_path, "--model", "tiny") as server:
+        async with server.client() as client:
+            await client.upload(wasm, name="texts")
+            wanted = await texts(server, client, killed=False)
+            assert await texts(server, client, killed=True) == wanted
+    assert len(wanted) == 12
+    for message in wanted:
+        jsonschema.validate(json.loads(message)["value"], given["schema"])

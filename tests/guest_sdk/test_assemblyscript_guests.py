@@ -1,12 +1,18 @@
-"""Every typed class of the AssemblyScript SDK, in a guest under a real worker and kernel."""
+"""Every typed class of the AssemblyScript SDK, in guests under real roles."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
+from symphony_runtime.client import message_bytes
 
+from tests.runtime.gateway.egress.test_http import site
 from tests.support.assemblyscript import compiled
 from tests.support.executor.byte_model import byte_assets
+from tests.support.gateway.egress import tool_table
+from tests.support.gateway.system import SystemRig
+from tests.support.kernel.constrained import assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
 # What tests/tour.ts says of each part.
@@ -166,3 +172,55 @@ def test_exit_and_fail_end_the_run_with_a_code(tour: bytes) -> None:
 def test_sdk_every_part_compiles(tmp_path: Path) -> None:
     # Only what a program uses is compiled, so the whole SDK is compiled as if it were one.
     assert compiled("assembly/index.ts", tmp_path / "sdk.wasm", "--optimizeLevel", "0")
+
+
+async def test_constraint_is_used_refused_and_closed(tmp_path: Path) -> None:
+    program = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
+    async with WorkerRig(assets=assets()) as rig:
+        live = await rig.start(program, b"")
+        result = await asyncio.wait_for(live.ended, 60)
+    assert (result.status, result.exit_code) == ("exited", 0), result.reason
+    before, year, by_hand, since, *refusals = [message.decode() for message in result.messages]
+    assert before == "before []"
+    assert re.fullmatch(r"year (19|20)\d\d", year)
+    assert by_hand == "by hand true"
+    assert since in ("since 1", "since 2", "since 19", "since 20")
+    place = "at #/properties/a: Invalid type: intger"
+    assert refusals == [
+        f"constraint: {place}: EINVAL, an argument is wrong",
+        f"words {place}",
+        "lark false",
+        "close OK",
+        "closed EBADF, no such handle or ticket",
+    ]
+
+
+EGRESS = [
+    "listed does echo text",
+    r'tool true {"list": [-1, 0.5], "n": 7, "text": "\u00e9", "yes": true}',
+    "tool true {}",
+    "tool ENOENT, there is no such thing",
+    "slow ETIMEDOUT, the time is over",
+    'http 200 true {"path": "/a", "method": "POST"}',
+    "kind application/json",
+    "late ETIMEDOUT, the time is over",
+    "refused EACCES, not allowed",
+    "bad EINVAL, an argument is wrong",
+]
+
+
+async def test_egress_in_assemblyscript_works(tmp_path: Path) -> None:
+    wasm = compiled("tests/outside.ts", tmp_path / "outside.wasm", "--exportStart", "_initialize")
+    async with site() as there:
+        rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
+        tables = {"t": tool_table(tmp_path)}
+        async with (
+            SystemRig(tmp_path, tools=tables, http=rules) as system,
+            system.client() as client,
+        ):
+            uploaded = await client.upload(wasm)
+            given = {"tool": "t.echo", "url": there.url}
+            ended = await client.run(uploaded["id"], given)
+    assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
+    assert [message_bytes(m).decode() for m in ended["messages"]] == EGRESS
+    assert there.bodies[0] == b"body"

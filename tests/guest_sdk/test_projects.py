@@ -1,20 +1,52 @@
-"""`symphony new` and `symphony build`, for Rust and in what both languages share."""
+"""`symphony new` and `symphony build`, their templates, and what the documentation shows."""
 
 import asyncio
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
+from wasmtime import Engine, FuncType, Module
 
+from tests.support.assemblyscript import ROOT, SDK
+from tests.support.examples import EXAMPLES, PROGRAMS, built
 from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
-ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
 SIZE_MAX = 100_000
+ASSEMBLYSCRIPT_SIZE_MAX = 60_000
+CALLS = {
+    call["name"]
+    for call in tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())[
+        "call"
+    ]
+}
+SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
+
+
+def checked_module(wasm: Path) -> None:
+    """The module imports what the host has, and exports what the host looks for."""
+    module = Module(Engine(), wasm.read_bytes())
+    imports = {(i.module, i.name) for i in module.imports}
+    assert imports <= {("env", "abort")} | {("lip", name) for name in CALLS}
+    exports = {e.name: e.type for e in module.exports}
+    assert {"memory", "_initialize", "lip_main"} <= set(exports)
+    entry = exports["lip_main"]
+    assert isinstance(entry, FuncType)
+    assert [str(kind) for kind in entry.results] == ["i32"]
+    assert entry.params == []
+
+
+@pytest.mark.parametrize(
+    "program", [each for each in PROGRAMS if (EXAMPLES / each / "asconfig.json").exists()]
+)
+def test_example_module_has_the_hosts_imports_and_exports(program: str) -> None:
+    checked_module(built(EXAMPLES / program))
 
 
 def run(program: bytes, data: bytes) -> RunResult:
@@ -40,6 +72,15 @@ def test_new_rust_project_outside_the_repository_builds_and_runs(tmp_path: Path)
     result = run(wasm.read_bytes(), b"def main(")
     assert (result.status, result.exit_code) == ("exited", 0)
     assert result.output
+
+
+def test_new_assemblyscript_project_outside_the_repository_builds(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    assert "{{" not in "".join(p.read_text() for p in project.rglob("*") if p.is_file())
+    wasm = build(project)
+    assert wasm == project / "build" / "hello.wasm"
+    assert wasm.stat().st_size < ASSEMBLYSCRIPT_SIZE_MAX
+    checked_module(wasm)
 
 
 def test_new_project_in_the_repository_uses_its_sdk() -> None:
@@ -75,7 +116,7 @@ def test_new_project_in_an_unknown_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
         new("hello", "cobol", tmp_path)
     for lang in LANGUAGES:
-        assert (ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / lang).is_dir()
+        assert (TEMPLATES / lang).is_dir()
 
 
 def test_new_project_does_not_overwrite(tmp_path: Path) -> None:
@@ -97,15 +138,15 @@ def test_new_project_without_an_installed_sdk_says_so(
     assert not (tmp_path / "hello").exists()
 
 
-def test_readme_shows_the_template() -> None:
-    template = (
-        ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "rust" / "src" / "lib.rs"
-    )
-    shown = re.findall(
-        r"```rust\n(.*?)```", (ROOT / "guest_sdk/rust/README.md").read_text(), re.DOTALL
-    )
-    program = template.read_text().partition("\n\n")[2].partition("\n#[cfg(test)]")[0]
-    assert program == shown[0]
+@pytest.mark.parametrize(
+    ("language", "source"), [("rust", "src/lib.rs"), ("assemblyscript", "assembly/index.ts")]
+)
+def test_readme_shows_the_template(language: str, source: str) -> None:
+    program = (TEMPLATES / language / source).read_text()
+    if language == "rust":
+        program = program.partition("\n\n")[2].partition("\n#[cfg(test)]")[0]
+    readme = (ROOT / "guest_sdk" / language / "README.md").read_text()
+    assert program == re.findall(r"```(?:rust|ts)\n(.*?)```", readme, re.DOTALL)[0]
 
 
 # --- build ---------------------------------------------------------------------------------------
@@ -154,6 +195,13 @@ def test_build_of_a_folder_without_a_project_says_so(tmp_path: Path) -> None:
         build(tmp_path)
 
 
+def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
+    with pytest.raises(ProjectError, match="Cannot find name 'x'"):
+        build(project)
+
+
 # --- Toolchains ----------------------------------------------------------------------------------
 
 
@@ -200,3 +248,41 @@ def test_build_without_asc_says_what_to_install(
     monkeypatch.setitem(projects._SDKS, "assemblyscript", tmp_path)
     with pytest.raises(ProjectError, match="npm install"):
         build(tmp_path)
+
+
+# --- The documentation ---------------------------------------------------------------------------
+
+EXPORTED = re.compile(r"^export (?:abstract )?(?:class|function|enum|namespace) (\w+)", re.M)
+# What the pages' bare statements take as given.
+GIVEN = {"prompt": "string", "suffixes": "string[]"}
+
+
+def compilable(snippets: list[str]) -> str:
+    """One program of all snippets: declarations as they are, statements inside functions."""
+    sources = [path for path in (SDK / "assembly").glob("*.ts") if path.stem != "raw"]
+    exported = {name for path in sources for name in EXPORTED.findall(path.read_text())}
+    used = exported & set(re.findall(r"\w+", " ".join(snippets)))
+    program = [f'import {{ {", ".join(sorted(used))} }} from "symphony-lip";']
+    for number, text in enumerate(snippets):
+        given = [f"{k}: {v}" for k, v in GIVEN.items() if f"const {k} " not in text]
+        if text.startswith(("class ", "function ")):
+            program.append(f"export {text}")
+        else:
+            program.append(f"export function f{number}({', '.join(given)}): void {{ {text} }}")
+    return "\n".join([*program, "export function lip_main(): i32 { return 0; }"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guest-sdk.md"])
+def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
+    shown = SNIPPET.findall((ROOT / page).read_text())
+    assert shown
+    programs = [text for text in shown if "import {" in text]
+    programs.append(compilable([text for text in shown if "import " not in text]))
+    project = new("shown", "assemblyscript", tmp_path)
+    config = project / "asconfig.json"
+    quick = config.read_text().replace('"optimizeLevel": 3', '"optimizeLevel": 0')
+    config.write_text(quick.replace('"shrinkLevel": 1', '"shrinkLevel": 0'))
+    for text in programs:
+        (project / "assembly" / "index.ts").write_text(text)
+        checked_module(build(project))

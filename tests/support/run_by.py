@@ -10,7 +10,7 @@ of the kind is a plain `async def`: tests/conftest.py runs it with `asyncio.run`
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 AsyncTest = Callable[..., Coroutine[Any, Any, Any]]
@@ -24,19 +24,19 @@ def run_by(
     def decorate(test: AsyncTest) -> Callable[..., None]:
         parameters = signature(test).parameters.values()
         wanted = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+        kind = Parameter.POSITIONAL_OR_KEYWORD  # as Hypothesis' @given needs it
+        asked = Signature([Parameter(name, kind) for name in dict.fromkeys((*fixtures, *wanted))])
 
         @wraps(test)
-        def run(**given: Any) -> None:
+        def run(*args: Any, **named: Any) -> None:
+            given = asked.bind(*args, **named).arguments
+
             async def body(*provided: Any) -> None:
                 await test(*provided, **{name: given[name] for name in wanted})
 
             runner(*(given[name] for name in fixtures), body, **options)
 
-        asked = dict.fromkeys((*fixtures, *wanted))
-        kind = Parameter.KEYWORD_ONLY
-        run.__dict__["__signature__"] = signature(run).replace(
-            parameters=[Parameter(name, kind) for name in asked]
-        )
+        run.__dict__["__signature__"] = asked
         return run
 
     return decorate

@@ -1,12 +1,14 @@
-"""Every guest of the tables, alone with a neighbour: it ends as it must, and leaves nothing."""
+"""Every guest of the tables alone with a neighbour; those with pointers in C and through ctypes."""
 
 import pytest
 
 from tests.hostile.cases import Guest, meet
 from tests.hostile.guests.bombs import BOMBS
+from tests.hostile.guests.crossings import CROSSINGS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.run_by import run_by
+from tests.support.worker import hostcalls
 from tests.support.worker.rig import WorkerRig, with_worker
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
@@ -21,3 +23,13 @@ async def test_hostile_guest_ends_as_expected_and_leaves_nothing(
     rig: WorkerRig, *, name: str
 ) -> None:
     await meet(rig, GUESTS[name])
+
+
+@pytest.mark.parametrize("name", CROSSINGS)
+def test_hostile_pointer_ends_alike_through_ctypes_and_c(name: str) -> None:
+    async def test(rig: WorkerRig) -> None:
+        await meet(rig, CROSSINGS[name])
+
+    compiled = hostcalls.found()  # None without a compiler
+    for crossing in dict.fromkeys((None, compiled)):
+        with_worker(test, seconds=60, crossing=crossing)

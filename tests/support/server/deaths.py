@@ -61,7 +61,7 @@ def difference(wanted: Result, found: Result) -> str:
     return f"{words}: {' '.join(told)}"
 
 
-async def kill(server: RunningServer, role: str, seconds: float = 60) -> float:
+async def kill_role(server: RunningServer, role: str, seconds: float = 60) -> float:
     """kill -9; return the seconds until runs can start again, with another process in its place."""
     old = (await server.pids())[role]
     os.kill(old, signal.SIGKILL)
