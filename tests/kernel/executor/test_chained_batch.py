@@ -131,36 +131,28 @@ def test_steps_ring_for_the_ends_of_those_before(
         heard.clear()
 
 
-def test_behind_what_was_not_computed_nothing_is(rig: ExecutorRig) -> None:
+async def test_behind_what_was_not_computed_nothing_is(rig: ExecutorRig) -> None:
     table = rig.table(40)
-
-    async def main() -> list[Results]:
-        start: Callable[[Batch], object] = rig.executor.start
-        assert callable(start)
-        batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in (1, 2, 3)]
-        follow = batches[2].follow
-        assert follow is not None
-        follow.revoke()
-        outcomes = [rig.executor.start(batch) for batch in batches]
-        return [await outcome for outcome in outcomes]
-
-    first, second, third, fourth = asyncio.run(main())
+    start: Callable[[Batch], object] = rig.executor.start
+    assert callable(start)
+    batches = [Batch(rows_at(0, [table], [1]))]
+    batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in (1, 2, 3)]
+    follow = batches[2].follow
+    assert follow is not None
+    follow.revoke()
+    outcomes = [rig.executor.start(batch) for batch in batches]
+    first, second, third, fourth = [await outcome for outcome in outcomes]
     assert len(first) == len(second) == 1
     assert third == fourth == []
 
 
-def test_behind_a_step_that_failed_nothing_is_computed(rig: ExecutorRig) -> None:
+async def test_behind_a_step_that_failed_nothing_is_computed(rig: ExecutorRig) -> None:
     outside = np.array([rig.executor.pages + 5], np.int32)
-
-    async def main() -> Results:
-        failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
-        outcome = rig.executor.start(Batch(rows_at(1, [outside]), follow=Chain([0], [NEVER])))
-        with pytest.raises((IndexError, RuntimeError)):
-            await failing
-        return await outcome
-
-    assert asyncio.run(main()) == []
+    failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
+    outcome = rig.executor.start(Batch(rows_at(1, [outside]), follow=Chain([0], [NEVER])))
+    with pytest.raises((IndexError, RuntimeError)):
+        await failing
+    assert await outcome == []
 
 
 def test_the_simulated_device_goes_on_without_a_pause() -> None:

@@ -213,21 +213,17 @@ def test_grammars_ended_programs_hold_none() -> None:
         gc.enable()
 
 
-def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
+async def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
     grammars: GrammarCompiler,
 ) -> None:
     """Sixteen that are asked for together were one too many each, once 64 had been cached."""
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        for number in range(0, 2 * TENANT_GRAMMARS_MAX, 16):
-            ended = [loop.create_future() for _ in range(16)]
-            for index, future in enumerate(ended):
-                text = f"[a-z]{{{number + index + 1}}}"
-                grammars.compile("t", 1, text, _into(future))
-            assert await asyncio.gather(*ended) == [0] * 16
-
-    asyncio.run(test())
+    loop = asyncio.get_running_loop()
+    for number in range(0, 2 * TENANT_GRAMMARS_MAX, 16):
+        ended = [loop.create_future() for _ in range(16)]
+        for index, future in enumerate(ended):
+            text = f"[a-z]{{{number + index + 1}}}"
+            grammars.compile("t", 1, text, _into(future))
+        assert await asyncio.gather(*ended) == [0] * 16
 
 
 @pytest.fixture
@@ -266,22 +262,19 @@ def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
-def test_grammars_idle_ones_give_memory_back_to_the_system(
+async def test_grammars_idle_ones_give_memory_back_to_the_system(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        await compile_large(grammars, 99)  # and what the first one loads
-        before = resident()
-        for number in range(12):
-            await compile_large(grammars, number)
-        peak = resident()
-        assert before + 50 * MIB < peak < before + TENANT_GRAMMAR_BYTES_MAX
-        monkeypatch.setattr(budget, "_IDLE_SECONDS", 0.0)
-        async with asyncio.timeout(20):
-            while resident() > before + 25 * MIB:  # noqa: ASYNC110 - memory is what is waited for
-                await asyncio.sleep(0.1)
-
-    asyncio.run(test())
+    await compile_large(grammars, 99)  # and what the first one loads
+    before = resident()
+    for number in range(12):
+        await compile_large(grammars, number)
+    peak = resident()
+    assert before + 50 * MIB < peak < before + TENANT_GRAMMAR_BYTES_MAX
+    monkeypatch.setattr(budget, "_IDLE_SECONDS", 0.0)
+    async with asyncio.timeout(20):
+        while resident() > before + 25 * MIB:  # noqa: ASYNC110 - memory is what is waited for
+            await asyncio.sleep(0.1)
 
 
 def _into(future: "asyncio.Future[int]") -> Callable[[int, str], None]:

@@ -34,6 +34,7 @@ from tests.support.kernel.crashes import CrashingKernelRig, differences
 from tests.support.kernel.grammars import Text, drawn, grammar_of, make_vocabulary, masked
 from tests.support.kernel.grammars import constraint as compiled
 from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, tokens
+from tests.support.run_by import run_by
 
 T = TypeVar("T")
 STEP = CostModel(fixed_us=2_000)  # so that there is time to die in
@@ -113,18 +114,18 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
     assert with_text_crashing(tmp_path / "dying", dying) == wanted
 
 
-def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
-    async def test(rig: TextCrashingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await continuation(worker)
-        asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
-        worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
-        await worker.call(1, Op.KV_LEN, B)
-        assert not differences(rig.recovered_image(), rig.image())
-        assert await asked == 3
-
-    with_text_crashing(tmp_path, test)
+@run_by(with_text_crashing, "tmp_path")
+async def test_the_journal_says_where_each_text_begins(
+    rig: TextCrashingRig, gateway: Gateway, worker: Worker
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await continuation(worker)
+    asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+    worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+    await worker.call(1, Op.KV_LEN, B)
+    assert not differences(rig.recovered_image(), rig.image())
+    assert await asked == 3
 
 
 @dataclass(slots=True)

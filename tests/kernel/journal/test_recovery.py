@@ -27,6 +27,7 @@ from tests.support.kernel.batched_device import InLots
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
 from tests.support.kernel.scripts import Lip, Script
+from tests.support.run_by import run_by
 
 
 class View:
@@ -119,14 +120,12 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
     ]
 
 
-def test_one_pred(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(*range(1, 40)))
-        assert not differences(rig.recovered_image(), rig.image())
-
-    with_crashing_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_one_pred(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await worker.pred(1, A, tokens(*range(1, 40)))
+    assert not differences(rig.recovered_image(), rig.image())
 
 
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
@@ -254,19 +253,19 @@ def files(folder: Path, suffix: str = "") -> int:
     return sum(path.name.endswith(suffix) for path in folder.iterdir())
 
 
-def test_the_log_stays_short(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        for token in range(1, 300):
-            await worker.pred(1, A, tokens(token))
-            statistics = rig.kernel.statistics()
-            assert statistics["journal_log_bytes"] < 13_000
-        assert statistics["journal_images"] > 2
-        assert files(tmp_path, ".image") == 1
-        assert files(tmp_path, ".log") < 5
-
-    with_crashing_kernel(tmp_path, test, log_bytes=10_000)
+@run_by(with_crashing_kernel, "tmp_path", log_bytes=10_000)
+async def test_the_log_stays_short(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    for token in range(1, 300):
+        await worker.pred(1, A, tokens(token))
+        statistics = rig.kernel.statistics()
+        assert statistics["journal_log_bytes"] < 13_000
+    assert statistics["journal_images"] > 2
+    assert files(tmp_path, ".image") == 1
+    assert files(tmp_path, ".log") < 5
 
 
 def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
@@ -311,19 +310,19 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
     assert "GIVEN UP" in caplog.text
 
 
-def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(*range(1, 65)))
-        assert await worker.call(1, Op.KV_OFFER, A) == 64
-        rig.die(random.Random(0))
-        rig.boot()
-        kvfs = rig.kernel._kvfs
-        assert kvfs.prefix_cache.references.sum() == 4
-        assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
-
-    with_crashing_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await worker.pred(1, A, tokens(*range(1, 65)))
+    assert await worker.call(1, Op.KV_OFFER, A) == 64
+    rig.die(random.Random(0))
+    rig.boot()
+    kvfs = rig.kernel._kvfs
+    assert kvfs.prefix_cache.references.sum() == 4
+    assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
 
 def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
@@ -351,93 +350,90 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
     with_crashing_kernel(tmp_path, test)
 
 
-def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        chance = random.Random(3)
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        large = options(at="all", get="logits")
-        for _ in range(3):
-            reply = worker.pred(1, A, tokens(*range(1, 257)), large)
-            await die_somehow(rig, chance)
-            rig.boot()
-            result = await reply
-            assert isinstance(result, bytes)
-            assert len(result) == 4 << 20
-        assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
-
-    with_crashing_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_results_of_any_size_are_sent_again(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    chance = random.Random(3)
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    large = options(at="all", get="logits")
+    for _ in range(3):
+        reply = worker.pred(1, A, tokens(*range(1, 257)), large)
+        await die_somehow(rig, chance)
+        rig.boot()
+        result = await reply
+        assert isinstance(result, bytes)
+        assert len(result) == 4 << 20
+    assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
 
 
 @pytest.mark.parametrize("somebody_enters", [False, True])
-def test_what_a_step_gave_survives_a_death_before_it_is_sent(
-    tmp_path: Path, somebody_enters: bool
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
 ) -> None:
     """Also where somebody comes in between, whose record is of that turn, too."""
+    for instance in (1, 2):
+        await gateway.register(instance)
+        await worker.call(instance, Op.KV_CREATE, A)
+    worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
+    kernel, loop = rig.kernel, asyncio.get_running_loop()
+    stepper = kernel._stepper
+    stepper._follows = False
+    plan = stepper.plan
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        for instance in (1, 2):
-            await gateway.register(instance)
-            await worker.call(instance, Op.KV_CREATE, A)
-        worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
-        kernel, loop = rig.kernel, asyncio.get_running_loop()
-        stepper = kernel._stepper
-        stepper._follows = False
-        plan = stepper.plan
+    def plan_and_die() -> None:
+        plan()
+        hooks = kernel.hooks
+        assert hooks is not None
+        if kernel._syscalls.turns.untold and not hooks.inside and rig.alive.is_set():
+            if somebody_enters:
+                kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
+            rig.alive.clear()
+            hooks.abandon()
+            loop.call_soon(rig.die, random.Random(1))
+            loop.call_later(1.0, rig.boot)
 
-        def plan_and_die() -> None:
-            plan()
-            hooks = kernel.hooks
-            assert hooks is not None
-            if kernel._syscalls.turns.untold and not hooks.inside and rig.alive.is_set():
-                if somebody_enters:
-                    kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
-                rig.alive.clear()
-                hooks.abandon()
-                loop.call_soon(rig.die, random.Random(1))
-                loop.call_later(1.0, rig.boot)
-
-        made = worker.generate(1, A, tokens(5), max=12)
-        stepper.plan = plan_and_die  # type: ignore[method-assign]
-        assert await made.end == b""
-        assert rig.deaths == 1
-        assert len(made.ids) == 12
-        assert await worker.call(1, Op.KV_LEN, A) == 12
-
-    with_crashing_kernel(tmp_path, test)
+    made = worker.generate(1, A, tokens(5), max=12)
+    stepper.plan = plan_and_die  # type: ignore[method-assign]
+    assert await made.end == b""
+    assert rig.deaths == 1
+    assert len(made.ids) == 12
+    assert await worker.call(1, Op.KV_LEN, A) == 12
 
 
-def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        ours, theirs = memory_pair()
-        rig.kernel.attach_worker("v", ours)
-        passer = Worker(theirs)
-        assert (await gateway.register(1, worker="v")).errno == 0
-        assert (await gateway.register(2, worker="w")).errno == 0
-        passer.tell(1, Op.KV_CREATE, A)
-        worker.tell(2, Op.KV_CREATE, A)
-        await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
-        rig.die(random.Random(0))
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_peers_without_a_session_have_gone_with_the_kernel(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    ours, theirs = memory_pair()
+    rig.kernel.attach_worker("v", ours)
+    passer = Worker(theirs)
+    assert (await gateway.register(1, worker="v")).errno == 0
+    assert (await gateway.register(2, worker="w")).errno == 0
+    passer.tell(1, Op.KV_CREATE, A)
+    worker.tell(2, Op.KV_CREATE, A)
+    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
+    rig.die(random.Random(0))
+    rig.boot()
+    assert await worker.call(2, Op.KV_LEN, A) == 1
+    assert (await gateway.statistics())["instances"] == 1
+    assert (await gateway.end(1)).value["completion_tokens"] == 1
+    await gateway.check_integrity()
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_a_journal_that_leads_nowhere_is_an_error(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+) -> None:
+    await gateway.register(1)
+    recorder = rig.kernel.hooks
+    assert isinstance(recorder, Recorder)
+    recorder.done(99, 0)  # no pred has this number
+    recorder.commit()
+    rig.die(random.Random(0))
+    with pytest.raises(ReplayError):
         rig.boot()
-        assert await worker.call(2, Op.KV_LEN, A) == 1
-        assert (await gateway.statistics())["instances"] == 1
-        assert (await gateway.end(1)).value["completion_tokens"] == 1
-        await gateway.check_integrity()
-
-    with_crashing_kernel(tmp_path, test)
-
-
-def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        recorder = rig.kernel.hooks
-        assert isinstance(recorder, Recorder)
-        recorder.done(99, 0)  # no pred has this number
-        recorder.commit()
-        rig.die(random.Random(0))
-        with pytest.raises(ReplayError):
-            rig.boot()
-        shutil.rmtree(tmp_path)
-        rig.boot()
-
-    with_crashing_kernel(tmp_path, test)
+    shutil.rmtree(tmp_path)
+    rig.boot()

@@ -9,6 +9,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import Step
 
 from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
+from tests.support.run_by import run_by
 
 WATCHED = KernelOptions(stall_seconds=2.0)
 
@@ -51,18 +52,16 @@ def test_what_cannot_go_on_ends_with_an_error(
     assert "1 works end with EIO" in caplog.text
 
 
-def test_who_waits_for_a_program_is_no_stall() -> None:
-    async def waits(rig: KernelRig) -> int:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
-        while len(made.records) < 3:
-            await rig.kernel._clock.sleep(0.1)
-        for _ in range(200):  # nobody takes what it has given
-            await rig.kernel._clock.sleep(0.1)
-        made.cancel()
-        await made.end
-        await rig.gateway.end(1)
-        stalls: int = (await rig.gateway.statistics())["stalls"]
-        return stalls
-
-    assert with_kernel(waits, kernel_options=WATCHED) == 0
+@run_by(with_kernel, kernel_options=WATCHED)
+async def test_who_waits_for_a_program_is_no_stall(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
+    while len(made.records) < 3:
+        await rig.kernel._clock.sleep(0.1)
+    for _ in range(200):  # nobody takes what it has given
+        await rig.kernel._clock.sleep(0.1)
+    made.cancel()
+    await made.end
+    await rig.gateway.end(1)
+    stalls: int = (await rig.gateway.statistics())["stalls"]
+    assert stalls == 0

@@ -14,6 +14,7 @@ from symphony_kernel.scheduler.prediction import PredictionOptions
 from tests.support.garbage import left_to_collector
 from tests.support.kernel.rig import A, B, C, KernelRig, Worker, decode, ids, options, start, tokens
 from tests.support.kernel.rig import with_kernel as with_any_kernel
+from tests.support.run_by import run_by
 
 STEP = CostModel(fixed_us=10_000)
 BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
@@ -236,23 +237,20 @@ def test_a_pred_that_another_handle_makes_is_as_good() -> None:
 
 
 # -- What nobody sees --------------------------------------------------------------------------
-def test_a_guess_holds_no_page_and_no_quota() -> None:
+@run_by(with_kernel)
+async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     """One entry behind a full page: the next page is nobody's until its pred comes."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
-        free = rig.kernel.statistics()["pages_free"]
-        made = await think(worker, 1, PAGE_TOKENS)
-        await asyncio.sleep(0.05)
-        assert rig.kernel.statistics()["pages_free"] == free - 1
-        stat = await worker.call(1, Op.KV_STAT, A)
-        assert isinstance(stat, bytes)
-        before = guessed(rig)[0]
-        await decode(worker, 1, A, ids(made[-1])[0], 1)
-        assert guessed(rig)[0] == before + 1, "it was computed into a spare frame"
-        assert rig.kernel.statistics()["pages_free"] == free - 2
-
-    with_kernel(test)
+    worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
+    free = rig.kernel.statistics()["pages_free"]
+    made = await think(worker, 1, PAGE_TOKENS)
+    await asyncio.sleep(0.05)
+    assert rig.kernel.statistics()["pages_free"] == free - 1
+    stat = await worker.call(1, Op.KV_STAT, A)
+    assert isinstance(stat, bytes)
+    before = guessed(rig)[0]
+    await decode(worker, 1, A, ids(made[-1])[0], 1)
+    assert guessed(rig)[0] == before + 1, "it was computed into a spare frame"
+    assert rig.kernel.statistics()["pages_free"] == free - 2
 
 
 def test_spare_frames_are_for_whoever_wants_them() -> None:
@@ -280,17 +278,15 @@ def test_nothing_but_what_has_come_is_charged() -> None:
     assert with_kernel(test) == with_kernel(test, None)
 
 
-def test_an_instance_that_ends_leaves_nothing() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 15)
-        await rig.gateway.end(1)
-        await asyncio.sleep(0.05)
-        found = rig.kernel.statistics()
-        assert found["pages_free"] == found["pages"]
-        assert guessed(rig)[1] <= 2
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await think(worker, 1, 15)
+    await rig.gateway.end(1)
+    await asyncio.sleep(0.05)
+    found = rig.kernel.statistics()
+    assert found["pages_free"] == found["pages"]
+    assert guessed(rig)[1] <= 2
 
 
 def test_who_comes_is_in_the_next_step() -> None:
@@ -362,10 +358,8 @@ def test_short_programs_are_soon_not_guessed_about() -> None:
     with_kernel(test, PredictionOptions())
 
 
-def test_unseeded_draws_are_not_guessed() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 30, options(get={"sample": {}}))
-        assert guessed(rig) == (0, 0)
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_unseeded_draws_are_not_guessed(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await think(worker, 1, 30, options(get={"sample": {}}))
+    assert guessed(rig) == (0, 0)

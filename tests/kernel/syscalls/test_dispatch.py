@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,6 +13,7 @@ from symphony_kernel.protocol.messages import Op
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.floods import take_time
 from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 CALL_US = 500.0
 FORKS = 40
@@ -29,7 +29,6 @@ def flood(worker: Worker, instance: int, first: int = 1) -> list[Any]:
 
 
 def held(kernel: Any) -> int:
-    """Return how many calls wait."""
     return sum(map(len, kernel._syscalls.held.queues.values()))
 
 
@@ -61,15 +60,13 @@ def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> N
     _with_two(test)
 
 
-def test_one_who_is_alone_waits_for_nothing() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig, 1)
-        take_time(rig.kernel, CALL_US)
-        flood(worker, 1)
-        await worker.call(1, Op.KV_LEN, A)
-        assert not rig.kernel._syscalls.held.queues
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_one_who_is_alone_waits_for_nothing(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    take_time(rig.kernel, CALL_US)
+    flood(worker, 1)
+    await worker.call(1, Op.KV_LEN, A)
+    assert not rig.kernel._syscalls.held.queues
 
 
 def test_what_waits_goes_with_its_instance() -> None:
@@ -136,68 +133,66 @@ def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
     _with_two(test)
 
 
-def test_at_any_moment_the_journal_says_what_waits(tmp_path: Path) -> None:
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_at_any_moment_the_journal_says_what_waits(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
     chance = random.Random(1)
-
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        lengths = flood(worker, 1)
-        most = 0
-        while not lengths[-1].done():
-            await asyncio.sleep(chance.random() / 200)
-            assert not differences(rig.recovered_image(), rig.image())
-            most = max(most, held(rig.kernel))
-        assert most > FORKS
-        assert await asyncio.gather(*lengths) == [29] * FORKS
-
-    with_crashing_kernel(tmp_path, test)
-
-
-def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) -> None:
-    chance = random.Random(2)
-
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        lengths = flood(worker, 1)
-        deaths = 0
-        while not lengths[-1].done():
-            await asyncio.sleep(0.01)
-            if held(rig.kernel) and deaths < 4:
-                deaths += 1
-                rig.die(chance)
-                await asyncio.sleep(0.01)
-                rig.boot()
-                take_time(rig.kernel, CALL_US)
-        assert deaths
-        assert await asyncio.gather(*lengths) == [29] * FORKS
-        assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
-        await gateway.check_integrity()
-
-    with_crashing_kernel(tmp_path, test)
-
-
-def test_a_replay_holds_nobody_for_what_it_takes_itself(tmp_path: Path) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
-            for instance, calls in ((1, 4), (2, 1)):
-                worker.tell(instance, Op.KV_FORK, fork, A)
-                for _ in range(calls):
-                    worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
-            assert await worker.call(2, Op.KV_LEN, fork) == 21
-            await asyncio.sleep(0.02)
-        assert await worker.call(1, Op.KV_LEN, fork) == 24
-        make = rig.make
-
-        def make_slow() -> Kernel:
-            kernel = make()
-            take_time(kernel, CALL_US)
-            return kernel
-
-        rig.make = make_slow  # type: ignore[method-assign]
+    await _begin(rig, worker, gateway)
+    lengths = flood(worker, 1)
+    most = 0
+    while not lengths[-1].done():
+        await asyncio.sleep(chance.random() / 200)
         assert not differences(rig.recovered_image(), rig.image())
+        most = max(most, held(rig.kernel))
+    assert most > FORKS
+    assert await asyncio.gather(*lengths) == [29] * FORKS
 
-    with_crashing_kernel(tmp_path, test)
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_nobody_notices_that_the_kernel_dies_while_calls_wait(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    chance = random.Random(2)
+    await _begin(rig, worker, gateway)
+    lengths = flood(worker, 1)
+    deaths = 0
+    while not lengths[-1].done():
+        await asyncio.sleep(0.01)
+        if held(rig.kernel) and deaths < 4:
+            deaths += 1
+            rig.die(chance)
+            await asyncio.sleep(0.01)
+            rig.boot()
+            take_time(rig.kernel, CALL_US)
+    assert deaths
+    assert await asyncio.gather(*lengths) == [29] * FORKS
+    assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
+    await gateway.check_integrity()
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_a_replay_holds_nobody_for_what_it_takes_itself(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    await _begin(rig, worker, gateway)
+    for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
+        for instance, calls in ((1, 4), (2, 1)):
+            worker.tell(instance, Op.KV_FORK, fork, A)
+            for _ in range(calls):
+                worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
+        assert await worker.call(2, Op.KV_LEN, fork) == 21
+        await asyncio.sleep(0.02)
+    assert await worker.call(1, Op.KV_LEN, fork) == 24
+    make = rig.make
+
+    def make_slow() -> Kernel:
+        kernel = make()
+        take_time(kernel, CALL_US)
+        return kernel
+
+    rig.make = make_slow  # type: ignore[method-assign]
+    assert not differences(rig.recovered_image(), rig.image())
 
 
 def _with_two(test: Any) -> None:

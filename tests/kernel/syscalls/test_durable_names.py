@@ -507,41 +507,34 @@ class Moving:
             self.kvfs.moved(batch)
 
 
-def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
+async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
     """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
-
-    async def main() -> None:
-        house = Moving(8)
-        file = house.file(4)
-        await house.mark(file, 7)
-        house.kvfs.tiers.evict(file.pages[:2])
-        await house.run_moves()
-        async with house.executor._order:
-            reading = asyncio.ensure_future(house.device.read(file))
-            await asyncio.sleep(0.01)
-            house.kvfs.tiers.evict(file.pages[2:])
-        kv = await reading
-        assert kv is not None
-        assert (kv == 7).all()
-
-    asyncio.run(main())
+    house = Moving(8)
+    file = house.file(4)
+    await house.mark(file, 7)
+    house.kvfs.tiers.evict(file.pages[:2])
+    await house.run_moves()
+    async with house.executor._order:
+        reading = asyncio.ensure_future(house.device.read(file))
+        await asyncio.sleep(0.01)
+        house.kvfs.tiers.evict(file.pages[2:])
+    kv = await reading
+    assert kv is not None
+    assert (kv == 7).all()
 
 
-def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
-    async def main() -> None:
-        house = Moving(8)
-        source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
-        await house.mark(source, 7)
-        kv = await house.device.read(source)
-        assert kv is not None
-        house.kvfs.fill(file, source.tokens, source.positions, 4 * PAGE_TOKENS, None)
-        async with house.executor._order:
-            writing = asyncio.ensure_future(house.device.write(file, kv))
-            await asyncio.sleep(0.01)
-            house.kvfs.tiers.evict(file.pages[:1], host=False)
-            other = house.file(1, "other")
-        assert not await writing
-        assert house.kvfs.tiers.tier_of(file.pages).tolist() == [Tier.TOKENS, *[Tier.DEVICE] * 3]
-        house.kvfs.check_integrity({source: 1, file: 1, other: 1})
-
-    asyncio.run(main())
+async def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
+    house = Moving(8)
+    source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
+    await house.mark(source, 7)
+    kv = await house.device.read(source)
+    assert kv is not None
+    house.kvfs.fill(file, source.tokens, source.positions, 4 * PAGE_TOKENS, None)
+    async with house.executor._order:
+        writing = asyncio.ensure_future(house.device.write(file, kv))
+        await asyncio.sleep(0.01)
+        house.kvfs.tiers.evict(file.pages[:1], host=False)
+        other = house.file(1, "other")
+    assert not await writing
+    assert house.kvfs.tiers.tier_of(file.pages).tolist() == [Tier.TOKENS, *[Tier.DEVICE] * 3]
+    house.kvfs.check_integrity({source: 1, file: 1, other: 1})

@@ -50,7 +50,6 @@ def prompt(number: int) -> bytes:
 
 
 async def loop(rig: KernelRig, instance: int, number: int) -> list[bytes]:
-    """Return the records of a loop of preds."""
     worker = await start(rig, instance)
     given, next_, records = options(**KINDS[number % 4]), prompt(number), []
     for _ in range(COUNT):
@@ -62,7 +61,6 @@ async def loop(rig: KernelRig, instance: int, number: int) -> list[bytes]:
 
 
 async def generated(rig: KernelRig, instance: int, number: int) -> list[bytes]:
-    """Return a generation's records, and compare its file with them."""
     worker = await start(rig, instance, tenant=f"t{number % 2}")
     made = worker.generate(
         instance, A, prompt(number), max=COUNT, ahead=number % 10, **KINDS[number % 4]

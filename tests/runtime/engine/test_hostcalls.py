@@ -23,7 +23,6 @@ GUEST = """(module (import "lip" "call" (func $call (param i32) (result i32)))
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory with nothing in it."""
     directory = tmp_path / "cache"
     directory.mkdir(mode=0o700)
     monkeypatch.setenv("SYMPHONY_CACHE_DIR", str(directory))

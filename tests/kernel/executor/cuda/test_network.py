@@ -47,7 +47,6 @@ TREE = [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    """Every model once."""
     return {
         name: make_checkpoint(tmp_path_factory.mktemp(name), kind, **{**SIZES, **settings})
         for name, (kind, settings) in MODELS.items()

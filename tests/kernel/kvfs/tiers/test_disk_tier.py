@@ -46,7 +46,6 @@ class SlowRunner:
 
 
 def give_disk(rig: KernelRig, directory: Path) -> SlowRunner:
-    """Open a disk tier in virtual time."""
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
     spill = SpillFile(directory, DISK_SLOTS, len(executor.host_page(0)), runner)

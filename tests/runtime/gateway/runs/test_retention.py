@@ -12,6 +12,7 @@ from symphony_runtime.gateway.runs import retention as module
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 # Sends its input's size in KiB, in messages of one.
@@ -55,36 +56,34 @@ async def rows(system: SystemRig, table: str) -> int:
     return int((await store.read(lambda c: c.execute(sql).fetchone()))[0])
 
 
-def test_of_many_runs_the_newest_are_kept_and_the_live_ones(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        await client.upload(TALK, "talk")
-        live = await client.start("hang")
-        ended = [(await client.run("talk", "1"))["id"] for _ in range(8)]
-        counted = await wait_for_kept(system, 3)
-        assert counted["deleted_runs"] == 5
-        assert await listed(client) == [*reversed(ended[-3:]), live]
-        with pytest.raises(ServerError) as gone:
-            await client.result(ended[0])
-        assert gone.value.status == 404
-        assert (await client.result(ended[-1]))["status"] == "exited"
-        assert await rows(system, "runs") == 4
-        assert await rows(system, "run_events") == 3
-        await client.cancel(live)
+@run_by(with_system, "tmp_path", tenant_runs_kept_max=3)
+async def test_of_many_runs_the_newest_are_kept_and_the_live_ones(
+    system: SystemRig, client: Client
+) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    await client.upload(TALK, "talk")
+    live = await client.start("hang")
+    ended = [(await client.run("talk", "1"))["id"] for _ in range(8)]
+    counted = await wait_for_kept(system, 3)
+    assert counted["deleted_runs"] == 5
+    assert await listed(client) == [*reversed(ended[-3:]), live]
+    with pytest.raises(ServerError) as gone:
+        await client.result(ended[0])
+    assert gone.value.status == 404
+    assert (await client.result(ended[-1]))["status"] == "exited"
+    assert await rows(system, "runs") == 4
+    assert await rows(system, "run_events") == 3
+    await client.cancel(live)
 
-    with_system(tmp_path, scenario, tenant_runs_kept_max=3)
 
-
-def test_of_many_bytes_the_newest_are_kept(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(TALK, "talk")
-        for size in ("9", "9", "9", "1"):
-            await client.run("talk", size)
-        counted = await wait_for_kept(system, 2)
-        assert 10 << 10 < counted["kept_bytes"] < 13 << 10
-        assert await rows(system, "runs") == 2
-
-    with_system(tmp_path, scenario, tenant_kept_bytes_max=20 << 10)
+@run_by(with_system, "tmp_path", tenant_kept_bytes_max=20 << 10)
+async def test_of_many_bytes_the_newest_are_kept(system: SystemRig, client: Client) -> None:
+    await client.upload(TALK, "talk")
+    for size in ("9", "9", "9", "1"):
+        await client.run("talk", size)
+    counted = await wait_for_kept(system, 2)
+    assert 10 << 10 < counted["kept_bytes"] < 13 << 10
+    assert await rows(system, "runs") == 2
 
 
 def test_a_run_is_kept_for_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,24 +117,22 @@ def test_what_an_earlier_start_kept_is_counted(tmp_path: Path) -> None:
     assert kept[0]["kept_bytes"] > 10 << 10
 
 
-def test_a_run_is_deleted_when_it_has_ended(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        run = await client.start("hang")
-        with pytest.raises(ServerError) as refused:
-            await client.delete_run(run)
-        assert refused.value.status == 409
-        await client.cancel(run)
+@run_by(with_system, "tmp_path")
+async def test_a_run_is_deleted_when_it_has_ended(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    run = await client.start("hang")
+    with pytest.raises(ServerError) as refused:
         await client.delete_run(run)
-        for action in (client.delete_run, client.result, client.cancel):
-            with pytest.raises(ServerError) as gone:
-                await action(run)
-            assert gone.value.status == 404
-        assert await listed(client) == []
-        counted = await wait_for_kept(system, 0)
-        assert counted == {"kept_runs": 0, "kept_bytes": 0, "deleted_runs": 1}
-
-    with_system(tmp_path, scenario)
+    assert refused.value.status == 409
+    await client.cancel(run)
+    await client.delete_run(run)
+    for action in (client.delete_run, client.result, client.cancel):
+        with pytest.raises(ServerError) as gone:
+            await action(run)
+        assert gone.value.status == 404
+    assert await listed(client) == []
+    counted = await wait_for_kept(system, 0)
+    assert counted == {"kept_runs": 0, "kept_bytes": 0, "deleted_runs": 1}
 
 
 def test_a_tenants_bodies_under_way_are_bounded(

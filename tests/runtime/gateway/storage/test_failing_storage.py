@@ -26,6 +26,7 @@ from tests.support.faults.disks import Disk, FullDisk, failing_disk, full_disk
 from tests.support.gateway.stores import with_store
 from tests.support.gateway.system import SystemRig, refusal, with_system
 from tests.support.kernel.constrained import assets
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
 SECONDS = 10  # in which all is stored, once that is possible
@@ -55,7 +56,6 @@ def play(disk: Disk, scenario: Scenario, **config: Any) -> None:
 
 
 async def until(run: str, client: Client, status: str) -> dict[str, Any]:
-    """Return a run once it has a status."""
     async with asyncio.timeout(SECONDS):
         while True:
             shown = await client.result(run)
@@ -110,7 +110,6 @@ def test_a_start_that_cannot_be_stored_begins_nothing(disk: Disk, how: str) -> N
 
 
 async def post(system: SystemRig, key: str, program: str = "hello") -> tuple[int, Any]:
-    """Start a run, detached, under a key."""
     headers = {"Authorization": f"Bearer {system.key}", "Idempotency-Key": key}
     url = f"{system.url}/v1/programs/{program}/runs?detach=1"
     async with (
@@ -184,29 +183,27 @@ def test_a_key_that_cannot_be_noted_is_noted_later(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("lost", ["worker", "kernel"])
-def test_a_role_that_dies_while_a_start_is_being_stored_fails_the_run(
-    tmp_path: Path, lost: str
+@run_by(with_system, "tmp_path")
+async def test_a_role_that_dies_while_a_start_is_being_stored_fails_the_run(
+    system: SystemRig, client: Client, *, lost: str
 ) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        runs, gate = system.gateway.services.runs, threading.Event()
-        held = system.gateway.services.store.write(lambda _: gate.wait())
-        starting = asyncio.create_task(client.start("hang"))
-        await wait_until(lambda: any(run.registered for run in runs.runs_of("default")))
-        if lost == "worker":
-            runs.workers.workers["worker-0"].drop()
-        else:
-            await system.stop_kernel()
-            await system.start_kernel()
-            await system.link_worker_to_kernel()
-        await wait_until(lambda: any(run.ending for run in runs.runs_of("default")))
-        gate.set()
-        await held
-        shown = await until(await starting, client, "failed")
-        assert "died" in shown["reason"]
-        assert not system.worker.instances
-
-    with_system(tmp_path, scenario)
+    await client.upload(guests.HANG_WASM, "hang")
+    runs, gate = system.gateway.services.runs, threading.Event()
+    held = system.gateway.services.store.write(lambda _: gate.wait())
+    starting = asyncio.create_task(client.start("hang"))
+    await wait_until(lambda: any(run.registered for run in runs.runs_of("default")))
+    if lost == "worker":
+        runs.workers.workers["worker-0"].drop()
+    else:
+        await system.stop_kernel()
+        await system.start_kernel()
+        await system.link_worker_to_kernel()
+    await wait_until(lambda: any(run.ending for run in runs.runs_of("default")))
+    gate.set()
+    await held
+    shown = await until(await starting, client, "failed")
+    assert "died" in shown["reason"]
+    assert not system.worker.instances
 
 
 # --- Ends ----------------------------------------------------------------------------------------
@@ -369,23 +366,23 @@ def test_a_completion_that_fails_while_nothing_can_be_stored_is_answered_and_kep
     play(disk, scenario, assets=assets(), step_ms=5)
 
 
-def test_a_server_that_ends_while_its_disk_fails_does_end(disk: Disk) -> None:
-    async def main_() -> None:
-        async with SystemRig(disk.folder / "data") as system, system.client() as client:
-            await client.upload(guests.PARROT_WASM, "parrot")
-            await ending(system, client, disk, [b"x"])
-            asyncio.get_running_loop().call_later(SECONDS, disk.heal)
-            began.append(asyncio.get_running_loop().time())
-        took.append(asyncio.get_running_loop().time() - began[0])
-
+async def test_a_server_that_ends_while_its_disk_fails_does_end(disk: Disk) -> None:
     began: list[float] = []
     took: list[float] = []
-    asyncio.run(main_())
+    async with SystemRig(disk.folder / "data") as system, system.client() as client:
+        await client.upload(guests.PARROT_WASM, "parrot")
+        await ending(system, client, disk, [b"x"])
+        asyncio.get_running_loop().call_later(SECONDS, disk.heal)
+        began.append(asyncio.get_running_loop().time())
+    took.append(asyncio.get_running_loop().time() - began[0])
     assert took[0] < SECONDS / 2
 
 
 # --- What waits ----------------------------------------------------------------------------------
-def test_a_program_that_spawns_while_the_database_is_broken_is_told(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path")
+async def test_a_program_that_spawns_while_the_database_is_broken_is_told(
+    system: SystemRig, client: Client
+) -> None:
     """An error that is none of the storage, and that nobody has thought of."""
     options = msgpack.packb({"program": "other", "input": b"", "grants": []})
     spawner = guests.wasm(
@@ -397,17 +394,13 @@ def test_a_program_that_spawns_while_the_database_is_broken_is_told(tmp_path: Pa
             data(500, options),
         )
     )
-
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(spawner, "spawner")
-        run = await client.start("spawner")
-        sql = "ALTER TABLE program_names RENAME TO away"
-        await system.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
-        await client.send(run, b"now")
-        shown = await until(run, client, "exited")
-        assert shown["exit_code"] == Errno.EIO
-
-    with_system(tmp_path, scenario)
+    await client.upload(spawner, "spawner")
+    run = await client.start("spawner")
+    sql = "ALTER TABLE program_names RENAME TO away"
+    await system.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
+    await client.send(run, b"now")
+    shown = await until(run, client, "exited")
+    assert shown["exit_code"] == Errno.EIO
 
 
 def test_a_tail_whose_journals_cannot_be_stored_is_renewed_later(

@@ -24,7 +24,6 @@ class TimedRunQueue:
         self._ids = count(1)
 
     def begin(self, tenant: str, number: int = 1) -> list[Instance]:
-        """Start some instances."""
         made = []
         services = cast(Services, SimpleNamespace(now=lambda: 0.0))
         for _ in range(number):
@@ -35,20 +34,16 @@ class TimedRunQueue:
         return made
 
     def end(self, instance: Instance) -> None:
-        """End one, wherever it is queued."""
         instance.ended = True
         self.turns.leave(instance.run.share)
 
     def reply(self, instance: Instance) -> None:
-        """Let one go on that waited."""
         instance.queued = True
         instance.run.share.ready.append(instance)
         if not instance.run.share.listed:
             self.turns.enlist(instance.run.share)
 
     def play(self, work: Callable[[Instance], int], *, replies: bool = False) -> None:
-        """One turn."""
-
         def told(instance: Instance) -> int:
             used = work(instance)
             self.order.append(instance.run.share.tenant)
@@ -58,7 +53,6 @@ class TimedRunQueue:
         self.turns.play(told, lambda: self.flushes.append(len(self.order)), replies=replies)
 
     def shared(self) -> bool:
-        """Whether several tenants have instances."""
         return self.turns.shared
 
     def compute(self, instance: Instance) -> int:
@@ -69,7 +63,6 @@ class TimedRunQueue:
 
 
 def wait(_: Instance) -> int:
-    """Make a call and wait."""
     return SHORT_NS
 
 

@@ -26,7 +26,6 @@ def room(**limits: int) -> Room:
 
 
 def completion(given: Room, **fields: Any) -> int:
-    """Return how many answers a request gets."""
     return parse_completion({"model": "m", "prompt": [1], **fields}, MODEL, given).choices
 
 
@@ -84,8 +83,6 @@ def test_tokens_and_log_probabilities_have_their_limits() -> None:
 
 # --- What the program counts ---------------------------------------------------------------------
 def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Ask for a completion of a tenant with these quotas; return status and body."""
-
     async def main() -> tuple[int, dict[str, Any]]:
         async with (
             SystemRig(tmp_path, assets=assets(), step_ms=2) as system,
