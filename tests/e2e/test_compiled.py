@@ -35,7 +35,7 @@ sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """The library of these sources, compiled now if nobody has done it yet."""
+    """Return the compiled library of these sources."""
     said: list[str] = []
     try:
         return built_library(said.append)

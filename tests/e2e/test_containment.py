@@ -42,7 +42,7 @@ def test_worker_containment_is_as_reported(server: RunningServer) -> None:
     assert all(words in here.stdout for words in told)
     assert ("; without" in here.stdout) or set(worker["containment"]) in ALL
     status = Path(f"/proc/{worker['pid']}/status").read_text()
-    # In a container everybody may be under a filter already.
+    # In a container all processes may have a seccomp filter already.
     if "Seccomp:\t2" not in Path("/proc/self/status").read_text():
         assert ("Seccomp:\t2" in status) == ("seccomp" in worker["containment"])
     user = worker["containment"].get("user")

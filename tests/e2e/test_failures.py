@@ -130,7 +130,7 @@ def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) -> Non
 
 
 async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> None:
-    """Live runs get their time; new ones hear 503; nothing is left behind."""
+    """Live runs get their time, new ones get 503, and nothing is left behind."""
     server = start_server(tmp_path, "--drain-seconds", "1.5")
     below = descendants(server.process.pid)
     assert len(below) >= 3

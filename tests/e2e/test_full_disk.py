@@ -168,7 +168,7 @@ async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None
             greedy = Greedy(server, key)
             filling = asyncio.create_task(greedy.fill(FILLING_SECONDS))
             runs = 0
-            while not filling.done():  # nobody else is refused anything
+            while not filling.done():  # no other tenant is refused anything
                 assert await _outputs(client) == outputs
                 runs += 1
                 await asyncio.sleep(0.2)

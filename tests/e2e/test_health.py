@@ -46,7 +46,7 @@ async def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> No
         pid = (await server.pids())[role]
         os.kill(pid, signal.SIGSTOP)
         try:
-            # The first answer, too, comes in time: nobody has told the gateway yet.
+            # The first answer comes in time, too, before the gateway knows of the hang.
             body = await told(server, 503)
             roles = {each["role"]: each for each in body["roles"]}
             assert [name for name, each in roles.items() if not each["ready"]] == [role]

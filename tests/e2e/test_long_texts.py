@@ -1,4 +1,4 @@
-"""Long texts of one tenant beside another tenant's prompts, in the real server."""
+"""Long texts of one tenant do not delay another tenant's prompts, in the real server."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from tests.support.worker.guests import main
 
 GUESTS = 64
 PROMPT = "there is some other time when they were there " * 113  # 5.2 kB
-TIMES = 5  # of a victim's prompts, before and beside
+TIMES = 5  # of a victim's prompts, alone and with the long texts
 # The alternative, one queue for all texts, took 29 s where the prompt took 0.06 s alone.
 SECONDS_MAX = 2.0
 

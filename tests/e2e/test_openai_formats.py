@@ -1,4 +1,4 @@
-"""What an answer has to be, over OpenAI's routes: formats, and vLLM's fields beside them."""
+"""Constrained answers over OpenAI's routes, by its formats and by vLLM's fields."""
 
 import json
 import re

@@ -149,7 +149,7 @@ async def test_cancelled_loop_ends_within_100_ms(server: RunningServer) -> None:
             took.append(time.perf_counter() - began)
             assert cancelled["status"] == "killed"
             assert cancelled["reason"] == "it was cancelled"
-        # Neighbours may have the processor meanwhile; nobody makes it quicker than it is.
+        # Other processes may delay a cancel, and nothing makes it quicker: the least counts.
         assert min(took) < CANCEL_SECONDS_MAX, took
         assert (await client.cancel(run))["status"] == "killed"
 

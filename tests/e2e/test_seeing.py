@@ -84,7 +84,7 @@ def test_serve_on_a_terminal_shows_progress_while_the_model_loads(tmp_path: Path
         while b"serving tiny" not in shown:
             shown += os.read(screen, 1 << 16)
         server.send_signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):  # nobody holds the terminal any longer
+        with contextlib.suppress(OSError):  # the last process has closed the terminal
             while piece := os.read(screen, 1 << 16):
                 shown += piece
         assert server.wait() == 0

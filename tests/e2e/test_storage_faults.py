@@ -25,7 +25,7 @@ OFTEN: tuple[Make, ...] = (
     operations.SaveKv,
 )  # fmt: skip
 MEET: dict[Fault, tuple[Make, ...]] = {
-    # Whoever waits for a program that saves waits for its end, too, which is not stored.
+    # A client that waits for a program that saves waits for its end, too, which is not stored.
     FULL: tuple(make for make in OPERATIONS if make is not operations.SaveKv),
     ERROR: OFTEN,
     SHORT: OFTEN,

@@ -73,7 +73,7 @@ def test_trace_of_a_decoding_run_shows_calls_and_steps(
 
 
 def test_trace_of_lookahead_steps_has_the_devices_times(server: RunningServer) -> None:
-    """The kernel hears of some of them together, and late; they were computed one by one."""
+    """The kernel learns of some of them late and together; they were computed one by one."""
 
     async def scenario() -> dict[str, Any]:
         async with server.client() as client:

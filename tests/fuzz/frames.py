@@ -151,7 +151,7 @@ class _Evil:
     """The other end of the kernel's link with that worker."""
 
     def __init__(self, rig: FuzzRig) -> None:
-        self._house = rig
+        self._rig = rig
         # (instance, seq) -> operations: more than one where a number is taken twice.
         self.asked: dict[tuple[int, int], list[int]] = {}
         self.link: MemoryLink
@@ -161,12 +161,12 @@ class _Evil:
         self.asked.clear()
         self.link, theirs = memory_pair()
         self.link.receive(self._on_frame, lambda: None)
-        self._house.server.meet(theirs)
-        hello = m.Hello(m.PROTOCOL_VERSION, "worker", EVIL, self._house.secret, 1, _SESSION)
+        self._rig.server.meet(theirs)
+        hello = m.Hello(m.PROTOCOL_VERSION, "worker", EVIL, self._rig.secret, 1, _SESSION)
         self.link.send(m.encode(hello))
         await asyncio.sleep(0.001)
         for instance in _INSTANCES:
-            await self._house.gateway.register(instance, f"t{instance % 2}", EVIL)
+            await self._rig.gateway.register(instance, f"t{instance % 2}", EVIL)
 
     def send(self, frame: list[Any]) -> None:
         """Send a frame, and note what must be answered."""
@@ -180,7 +180,7 @@ class _Evil:
             return
         instance, op, seq = call[:3]
         if type(instance) is int and type(seq) is int and instance in _INSTANCES:
-            self._house.seen.calls[str(op) if type(op) is int else "?"] += 1
+            self._rig.seen.calls[str(op) if type(op) is int else "?"] += 1
             if 0 < seq < 1 << 63:
                 self.asked.setdefault((instance, seq), []).append(op if type(op) is int else 0)
 
@@ -190,9 +190,9 @@ class _Evil:
         for instance, seq, result in frame[1]:
             ops = self.asked.get((instance, seq))
             if not ops:
-                self._house.seen.wrong.append(f"a reply nobody waits for: {instance}, {seq}")
+                self._rig.seen.wrong.append(f"an unexpected reply: {instance}, {seq}")
             elif Op.GENERATE not in ops or not result or isinstance(result, int):
-                # Of two with one number the generation is the one that goes on.
+                # Of two calls with one number the generation continues.
                 ops.sort(key=lambda op: op == Op.GENERATE)
                 del ops[0]
 
@@ -223,7 +223,7 @@ def play(case: Case) -> tuple[Seen, float]:
 
 
 async def _end(rig: FuzzRig, evil: _Evil) -> None:
-    """All that was asked has to be answered, once generations that nobody takes are cancelled."""
+    """Check that all calls are answered, after untaken generations are cancelled."""
     ends = [[i, Op.CANCEL, 0, seq] for (i, seq), ops in evil.asked.items() if ops]
     evil.link.send([m.Calls.KIND, ends])
     await asyncio.sleep(60)

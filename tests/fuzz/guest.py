@@ -26,7 +26,7 @@ SCRATCH = (IMAGE_BYTES, 64 << 10)  # where results may go
 EDGE = 3 * 65_536  # behind the script: the page with the memory's end
 _SLOTS_AT = 96 << 10
 _RECORDS_AT = 128 << 10
-PLAYED_MAX = 3_000  # records, whatever goes back over whatever
+PLAYED_MAX = 3_000  # records, repeated ones included
 RECORDS_MAX = (EDGE - _RECORDS_AT) // (16 + 12 * ARGUMENTS_MAX) - 1
 
 CALLS: tuple[tuple[str, str], ...] = tuple(allowed_imports())

@@ -100,13 +100,13 @@ class _Evil:
     """The worker."""
 
     def __init__(self, system: SystemRig, wrong: list[str]) -> None:
-        self._house, self._wrong = system, wrong
+        self._system, self._wrong = system, wrong
         self.link: SocketLink | None = None
         self.runs: list[int] = []
 
     async def connect(self) -> SocketLink:
         if self.link is None or self.link.closed:
-            self.link = await connect_unix(self._house.config.socket)
+            self.link = await connect_unix(self._system.config.socket)
             self.link.receive(self._on_frame, lambda: None)
             hello = m.Hello(m.PROTOCOL_VERSION, "worker", WORKER, WORKER_SECRET, 1)
             self.link.send(m.encode(hello))
@@ -130,7 +130,7 @@ class _Evil:
         """Send a frame; bytes go over a connection of their own, which has said nothing yet."""
         if isinstance(frame, bytes):
             with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(str(self._house.config.socket))
+                raw.connect(str(self._system.config.socket))
                 raw.sendall(frame)
                 await asyncio.sleep(0)
             return

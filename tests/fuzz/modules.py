@@ -1,10 +1,10 @@
-"""Cases of modules: bytes that somebody uploads.
+"""Cases of modules: bytes that a client uploads.
 
 A case is a valid module with some damage (sections left out, put twice, in another order or taken
 from another module; lengths that lie, numbers that are too long, flipped bytes), or one made of
 valid pieces at their limits. It goes to a process of its own, which does what the compiler's child
 does, then loads what was accepted as a worker would, and runs it for a moment. What must hold: that
-process neither dies nor takes long, and whatever is accepted can be loaded.
+process neither dies nor takes long, and every accepted module can be loaded.
 """
 
 import contextlib

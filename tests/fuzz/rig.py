@@ -50,7 +50,7 @@ from tests.support.kernel.rig import poisoned
 from tests.support.worker import hostcalls
 
 WORKERS = ("worker-0", "worker-1")
-TENANTS = ("t0", "t1")  # whose guests do their worst, beside the victim
+TENANTS = ("t0", "t1")  # of the hostile guests; the victim has its own
 WALL_MS = 3_600_000
 LIMITS = {
     "wall_ms": WALL_MS, "cpu_ms": 2_000, "memory_bytes": 1 << 20, "tokens": 1 << 20,
@@ -98,7 +98,7 @@ class Setting:
         return TierConfig(host_slots=self.host, pages_a_frame=pages_a_frame)
 
     def entitles(self, pages: int) -> bool:
-        """Whether a tenant gets so many pages, whatever all others hold.
+        """Whether a tenant gets so many pages, however much others hold.
 
         Where there are more pages than frames each of the others leaves an eighth of what it holds,
         and so does who asks. Where there are not, the pool may be full.

@@ -63,7 +63,7 @@ async def start(rig: FuzzRig, rich: bool) -> LiveRun:
 
 
 async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bool = False) -> None:
-    """A tenant of its own decodes beside the others: it must get what it would get alone.
+    """Decode as a tenant of its own; it must get what it would get alone.
 
     Only where its worker `dies`, or a kernel took it along and said so, may it fail.
     """
@@ -76,7 +76,7 @@ async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bo
         raise
     status, reason = await ended(rig, run, "the victim")
     if status == "failed":
-        await asyncio.sleep(1)  # a worker hears before us that the kernel knows nothing
+        await asyncio.sleep(1)  # a worker may learn first that the kernel knows nothing
         if dies or rig.losses > losses:
             return
     if (status, reason) != ("exited", ""):

@@ -208,7 +208,7 @@ SWARM = {"prompt": "abc", "role": "<{agent}>", "heard": "[{text}]", "conclusion"
 def test_swarm_agents_compute_only_their_own_and_received_tokens() -> None:
     (result,), counters = run("swarm", SWARM)
     said = json.loads(result.output)
-    own = len("<1>") + 1 + len("[]") + 5  # its role, its first text's last token, what it hears
+    own = len("<1>") + 1 + len("[]") + 5  # its role, its first text's last token, what it receives
     assert [agent["prefilled"] for agent in said["agents"]] == [own] * 3
     assert [agent["generated"] for agent in said["agents"]] == [2 * 5] * 3
     assert said["prefilled"] == len("abc") + 3 * own + 3 * (len("<1>") + 5) + len("!")

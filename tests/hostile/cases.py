@@ -1,4 +1,4 @@
-"""A hostile program, and how it is met: in a rig, beside a neighbour that must not notice."""
+"""A hostile program, and a rig that runs it next to a neighbour, which must not notice."""
 
 import asyncio
 import struct
@@ -21,7 +21,7 @@ class Guest:
     """A program, WAT or Wasm: `tries` says what it does.
 
     It must come to an end of this `status`, with a reason that has the words `says`; one that is
-    ENDLESS goes on until it is killed. `sent` is the i32s that it sends, where they are known;
+    ENDLESS runs until it is killed. `sent` is the i32s that it sends, where they are known;
     `others` are programs that it spawns, by name.
     """
 
@@ -36,7 +36,7 @@ class Guest:
 
 
 async def meet(rig: WorkerRig, guest: Guest) -> RunResult:
-    """Run a guest beside a neighbour that decodes, and hold it to what it must come to."""
+    """Run a guest next to a neighbour that decodes, and check how it ends."""
     for name, source in guest.others.items():
         rig.add(source, name)
     hostile = await rig.start(guest.source, guest.data, limits=dict(guest.limits))

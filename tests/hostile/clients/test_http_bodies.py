@@ -165,7 +165,7 @@ def test_odd_request_target_is_not_found(target: RunningServer, name: str) -> No
     assert b"root:" not in reply.body
     if reply.status >= 400:
         assert reply.headers["content-type"] in ("application/problem+json", "application/json")
-        json.loads(reply.body.decode("ascii"))  # whatever it repeats is escaped
+        json.loads(reply.body.decode("ascii"))  # what it repeats is escaped
 
 
 QUERIES = {

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, or many: they lose their own connection, and nobody else's."""
+"""Clients that are slow, silent, or many lose their own connections and no others."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -57,7 +57,7 @@ async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None
             await one.send(b"GET /h")
         for one in silent[:20]:
             assert await one.rest() == b""
-        async with wire(system.url) as connection:  # whoever has something to ask is heard
+        async with wire(system.url) as connection:  # a client that sends a request is answered
             await connection.send(head("GET /healthz HTTP/1.1"))
             assert (await connection.reply()).status == 200
         assert services.connections.statistics()["connections_closed"] >= 30

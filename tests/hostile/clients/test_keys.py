@@ -1,6 +1,6 @@
-"""Guessing keys: a constant answer after constant work, as often as anybody likes.
+"""Guessing keys: a constant answer after constant work, however often.
 
-That all who have no good key hear the same on the wire is in `test_routes.py`.
+`test_routes.py` tests that all callers without a good key get the same answer.
 """
 
 import asyncio

@@ -82,7 +82,7 @@ async def _compare(server: RunningServer) -> None:
 
 
 async def _fill(known: Known) -> None:
-    """Have something of everything, whatever has been deleted since."""
+    """Make one of each resource again after requests may have deleted it."""
     async with known.server.client() as client, known.server.admin() as admin:
         await client.upload(HELLO_WASM, name="hello")
         await client.upload(SAVE_WASM, name="save")

@@ -1,4 +1,4 @@
-"""Hostile guests at once, in the real server: nobody else notices, and nothing is left."""
+"""Hostile guests at once, in the real server: others do not notice, nothing is left."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Handles and tickets that are forged, stale or somebody else's: all of them look never issued."""
+"""Handles and tickets that are forged, stale or foreign all look as if never issued."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, *, call: Cal
 @pytest.mark.parametrize("call", TICKET_CALLS, ids=lambda call: str(call.name))
 @run_by(with_worker)
 async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
-    """Taken, cancelled, not issued yet, negative, a file's handle: EBADF, and nobody waits."""
+    """Taken, cancelled, not issued yet, negative, a file's handle: EBADF at once."""
     first: list[Step] = [
         ("kv_create",),
         ("sleep", 1 << 40),  # the one that lives
@@ -91,7 +91,7 @@ async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) ->
         f"(i32.or {result(1)} (i32.const 0x80000000))",
     ]  # fmt: skip
     steps = [forged(call, "ticket", value) for value in wrong]
-    for value in wrong:  # and in a list, beside one that lives
+    for value in wrong:  # and in a list with a live one
         steps += [("store", 300, result(1)), ("store", 304, value), ("wait", 300, 2, -1)]
     found = await rig.play(*first, *steps, parts=PARTS)
     got = found[len(first) :]
@@ -101,7 +101,7 @@ async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) ->
 
 @run_by(with_worker)
 async def test_unknown_pid_or_constraint_is_refused(rig: WorkerRig) -> None:
-    """Pids and constraints of nobody; a constraint of another kind of thing in a pred's options."""
+    """Unknown pids and constraints; another kind of handle as a pred's constraint."""
     packed = msgpack.packb({"constraint": 1})
     steps: list[Step] = [
         *[("join", pid) for pid in (0, 1, -1, 0x7FFFFFFF, result(0))],
@@ -184,7 +184,7 @@ async def test_handle_of_the_parent_is_nothing_in_a_child(rig: WorkerRig) -> Non
 
 
 def test_right_that_was_dropped_does_not_come_back() -> None:
-    """Forks, extracts and grants of a file with one right: nobody gets another one by them."""
+    """Forks, extracts and grants of a file with one right give no further right."""
 
     async def test(rig: WorkerRig) -> None:
         first: list[Step] = [

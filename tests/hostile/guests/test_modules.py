@@ -36,7 +36,7 @@ PLAIN = Binary().wasm()
 
 
 def problems(source: str | bytes) -> list[str]:
-    """What is wrong with a module; whatever it is, this returns."""
+    """Return what is wrong with a module; this must return for any bytes."""
     return check_and_compile(
         bytes(wat2wasm(source)) if isinstance(source, str) else source
     ).problems
@@ -184,7 +184,7 @@ def test_module_with_a_wrong_export_is_refused(what: str) -> None:
 async def test_module_whose_entry_is_an_import_makes_that_call_only(
     rig: WorkerRig, *, call: str
 ) -> None:
-    """The host is called without a guest: nobody looks for the guest's stack or memory."""
+    """The host is called without a guest and must not look for a guest's stack or memory."""
     source = (
         f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
         f' (export "lip_main" (func $c)) (export "child" (func $c)))'

@@ -35,7 +35,7 @@ ADDRESSES = [
     "0xa9.0xfe.0xa9.0xfe", "0251.0376.0251.0376", "[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]",
     "[fd00:ec2::254]", "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "100.100.100.200",
     "168.63.129.16", "192.0.0.192",
-    # Networks that are somebody's own, or nobody's
+    # Private and reserved networks
     "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.0.1", "192.168.1.1", "100.64.0.1",
     "198.18.0.1", "192.0.2.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1",
     "255.255.255.255", "[fc00::1]", "[fd12:3456::1]", "[fec0::1]", "[ff02::1]", "[2001:db8::1]",
@@ -119,7 +119,7 @@ async def test_egress_to_an_inner_address_in_any_spelling_is_refused() -> None:
 
 
 async def test_egress_redirect_to_an_inner_address_is_refused() -> None:
-    """Each shape of a target, from a server that may be asked: it is, and nobody else."""
+    """Each shape of a target, from an allowed server: only that server gets a request."""
     async with site() as first, site() as inner, egress(rule(f"{first.url}/302")) as ask:
         for target in REDIRECTS:
             first.redirect_to = target.replace("PORT", str(inner.port))
@@ -179,7 +179,7 @@ async def test_egress_ambiguous_answer_is_harmless() -> None:
 
 
 async def test_egress_line_breaks_in_urls_stay_encoded() -> None:
-    """Encoded line breaks in a URL stay encoded, whatever a program makes of its path."""
+    """Encoded line breaks in a URL stay encoded."""
     heard: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

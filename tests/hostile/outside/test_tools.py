@@ -61,7 +61,7 @@ async def test_tool_server_wrong_answers_are_errors_or_data(
 async def test_tool_server_wrong_lists_leave_the_good_tools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """Pages in a circle, names that are paths or cannot be said, schemas that nobody can keep."""
+    """Cyclic pages, names that are paths or unprintable, and schemas that are too large."""
     tools = {"t": table(LIST=how), "other": table()}
     async with SystemRig(tmp_path, tools=tools) as system, system.client() as client:
         listed = (await ask(client, "tools")).value

@@ -62,7 +62,7 @@ def library() -> Path:
 
 
 class Faults:
-    """What becomes of files below `folder`; `control` is the file by which processes hear of it."""
+    """Faults of files below `folder`; processes read what to do from the file `control`."""
 
     def __init__(self, control: Path, folder: Path) -> None:
         self.environment = {"LD_PRELOAD": str(library()), "SYMPHONY_FAULTS": str(control)}

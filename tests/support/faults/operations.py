@@ -71,8 +71,8 @@ class Operation:
     """One kind of request.
 
     `again`: it may be repeated when it is done, and changes nothing then. `exact`: one that was
-    answered with an error must not be done, for whoever asks again would have it twice.
-    `refusals` are statuses that are right for it beside those of the fault.
+    answered with an error must not be done: a client that retries would have it twice.
+    `refusals` are statuses that are right for it in addition to those of the fault.
     """
 
     again: ClassVar[bool] = False
@@ -230,7 +230,7 @@ async def outputs(clients: Clients) -> dict[str, tuple[str, list[Any]]]:
 
 
 class End(Operation):
-    """A run that was acknowledged before ends with its output, whatever storage says meanwhile."""
+    """A run that was acknowledged before the fault ends with its output."""
 
     async def prepare(self) -> None:
         self.run, self.told = await self.client.start("parrot"), ""
@@ -404,7 +404,7 @@ class CreateKey(Operation):
 
 
 class RevokeKey(CreateKey):
-    """A key is not known any more, and lets nobody in."""
+    """A key is not known any more and is refused."""
 
     async def prepare(self) -> None:
         await super().act()

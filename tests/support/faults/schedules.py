@@ -64,7 +64,7 @@ class JournalSchedule(Schedule):
     """A state of which each step is a record, and now and then all an image."""
 
     def run(self) -> None:
-        """Live some lives; each goes on with exactly what the one before had written."""
+        """Live some lives; each continues with exactly what the one before has written."""
         state: list[int] = []
         kept = False  # there is a journal
         for life in range(LIVES):
@@ -118,7 +118,7 @@ class JournalSchedule(Schedule):
         elif self.chance.random() < 0.5:
             self.well()
             self.faults.arm(self.chance.randint(1, 4), mode=Mode.ON)
-        with suppress(OSError):  # the kernel dies of it, before anybody has heard more
+        with suppress(OSError):  # the kernel dies of it before it sends anything more
             store.remove()
 
 
@@ -134,7 +134,7 @@ class NamesSchedule(Schedule):
 
     async def _live(self, life: int) -> None:
         self.shop = Shop(make_kvfs(64, None), self.folder / "kv")
-        if self.chance.random() < 0.5:  # else names are changed that nobody has opened
+        if self.chance.random() < 0.5:  # else names that are not open are changed
             await self._check(f"life {life} begins")
         for step in range(self.chance.randint(1, 6)):
             crash = self.misfortune()

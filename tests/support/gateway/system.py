@@ -43,7 +43,7 @@ GATEWAY_SECRET = b"g" * 32
 class SystemRig:
     """Enter it to have all roles up and linked.
 
-    Leaving it checks the kernel's books, that the document names whatever was answered, and that
+    Leaving it checks the kernel's books, that OpenAPI names every answered status, and that
     no error of a task or a future was dropped.
     """
 
@@ -103,7 +103,7 @@ class SystemRig:
         if self._with_worker:
             self.worker.close()
             assert not self.worker.faults
-        await asyncio.sleep(0.01)  # the kernel hears of the ends
+        await asyncio.sleep(0.01)  # the kernel learns of the ends
         await self.stop_kernel()
         assert not self._unheard, self._unheard
         assert not undocumented(self.gateway.services.runs.figures.responses)

@@ -15,7 +15,7 @@ STEPS = 3  # that follow each other, of which it tells at once
 
 
 class InLots(SimulatedExecutor):
-    """Begins a step that follows before anybody hears of the one before, as a thread does."""
+    """Starts the next step before the end of the one before is known, as a thread does."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

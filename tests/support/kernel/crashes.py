@@ -198,7 +198,7 @@ def with_crashing_kernel(
     test: Callable[[CrashingKernelRig, Gateway, Worker], Coroutine[Any, Any, T]],
     **given: Any,
 ) -> T:
-    """Run `test` beside a kernel that may die, in virtual time."""
+    """Run `test` with a kernel that may die, in virtual time."""
     clock = VirtualClock()
 
     async def main() -> T:

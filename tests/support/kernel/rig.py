@@ -265,7 +265,7 @@ async def decode(worker: Worker, instance: int, handle: int, first: int, count: 
 
 
 def poisoned(given: KernelOptions | None = None) -> KernelOptions:
-    """Return options under which freed pages and frames show when anybody reads them."""
+    """Return options that poison freed pages and frames, so that a read of them shows."""
     given = given or KernelOptions()
     return replace(given, places=replace(given.places, poison=True))
 
@@ -283,7 +283,7 @@ def with_kernel(
     executor: Callable[[Clock], Executor] | None = None,
     kernel_options: KernelOptions | None = None,
 ) -> T:
-    """Run `test` beside a kernel in virtual time; afterwards everything must have come back."""
+    """Run `test` with a kernel in virtual time; afterwards it must hold nothing."""
     clock = VirtualClock()
 
     async def main() -> T:

@@ -84,7 +84,7 @@ class RecordingScheduler:
 
 
 class SyscallRig:
-    """One tenant's run (instance 1) on one worker, and whatever else a test registers."""
+    """One tenant's run (instance 1) on one worker, and what else a test registers."""
 
     def __init__(self, pages: int = 64, limits: TenantLimits | None = None) -> None:
         self.time = ManualTime()
