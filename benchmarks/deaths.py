@@ -32,7 +32,7 @@ from typing import Any
 
 from symphony_runtime.client import Client, ClientError
 
-from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
+from tests.support.server.deaths import Result, Witness, crowd, difference, kill_role, run, upload
 from tests.support.server.server import RunningServer, running_server
 
 ROUNDS = 60
@@ -101,7 +101,7 @@ async def kernel_deaths(server: RunningServer, given: argparse.Namespace) -> dic
         try:
             for _ in range(given.kills):
                 await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))
-                found.away.append(await kill(server, "kernel"))
+                found.away.append(await kill_role(server, "kernel"))
         finally:
             stop.set()
             await asyncio.gather(*crowding)
@@ -117,7 +117,7 @@ async def gateway_deaths(server: RunningServer, given: argparse.Namespace) -> di
         await observer.begin(max(1, given.runs // 4))
         for _ in range(given.kills):
             await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))
-            away.append(await kill(server, "gateway"))
+            away.append(await kill_role(server, "gateway"))
         await observer.end()
         await observer.check()
     await server.wait_until_idle()

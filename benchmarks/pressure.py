@@ -36,7 +36,7 @@ from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.kernel.rig import ASSETS, A, Rig, start
+from tests.support.kernel.rig import ASSETS, A, KernelRig, start
 
 ROUNDS = 2
 SHARE = 10  # of what the runs hold, on the device
@@ -98,7 +98,7 @@ def most_tokens_a_second(costs: CostModel, load: Load, frames: int) -> float:
 class Runs:
     """All runs of a load."""
 
-    def __init__(self, rig: Rig, load: Load) -> None:
+    def __init__(self, rig: KernelRig, load: Load) -> None:
         self._rig, self._load = rig, load
         self._filled = 0
         self._all_filled, self._over = asyncio.Event(), asyncio.Event()
@@ -154,7 +154,7 @@ async def measure(
     kernel = Kernel(executor, describe(ASSETS), clock, KernelOptions(places=places))
     running = asyncio.create_task(kernel.run())
     try:
-        rig = Rig(kernel)
+        rig = KernelRig(kernel)
         runs = Runs(rig, load)
         made = await runs.run()
         found: dict[str, Any] = await rig.gateway.statistics()

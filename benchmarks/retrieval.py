@@ -39,7 +39,7 @@ from benchmarks.checkpoints import Shape, make_checkpoint
 from benchmarks.program_cost import on_cpu_seconds
 from tests.support.executor.byte_model import byte_assets
 from tests.support.server.server import REPOSITORY, RunningServer, running_server
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 DOCUMENTS = 100
 DOCUMENT_TOKENS = 768
@@ -255,7 +255,9 @@ async def measure_simulated(
     kept, pages = pool_pages(options)
     kernel_options = KernelOptions(prefix_cache_share=kept / pages + 1e-6)
     for policy in POLICIES:
-        async with Rig(clock, COSTS, byte_assets(ends=False), pages, False, kernel_options) as rig:
+        async with WorkerRig(
+            clock, COSTS, byte_assets(ends=False), pages, False, kernel_options
+        ) as rig:
             data = json.dumps({**given, "policy": policy}).encode()
             live = await rig.start(wasm, data, limits=SIMULATED_LIMITS)
             ends = [options.warm + turn * options.questions for turn in range(options.turns + 1)]

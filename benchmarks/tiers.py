@@ -34,7 +34,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import Rig, tokens
+from tests.support.kernel.rig import KernelRig, tokens
 
 LOTS = (1, 8, 64)  # pages moved at once
 PROMPT = 1_024
@@ -131,7 +131,7 @@ async def stepping(opened: int, evicted: bool) -> float:
     places = TierConfig(host_slots=pages, pages_a_frame=2)
     kernel = Kernel(executor, describe(assets), RealClock(), KernelOptions(places=places))
     running = asyncio.create_task(kernel.run())
-    rig = Rig(kernel)
+    rig = KernelRig(kernel)
     await _open(rig, opened)
     if evicted:
         _evict(kernel)
@@ -153,7 +153,7 @@ async def stepping(opened: int, evicted: bool) -> float:
     return min(spent) * 1e6
 
 
-async def _open(rig: Rig, opened: int) -> None:
+async def _open(rig: KernelRig, opened: int) -> None:
     """Open files of one text each: the first ones, of instance 1, will decode."""
     instances = -(-opened // FILES_AN_INSTANCE)
     text = tokens(*range(1, FILE_ENTRIES + 1))

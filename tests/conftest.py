@@ -3,6 +3,8 @@
 And what tests of several folders share: a real PostgreSQL beside SQLite, for what holds of both.
 """
 
+import asyncio
+import inspect
 import os
 from collections.abc import Iterator
 
@@ -28,6 +30,16 @@ settings.load_profile("suite")
 for _name in ("http_proxy", "https_proxy", "all_proxy"):
     for _spelling in (_name, _name.upper()):
         os.environ.pop(_spelling, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test in an event loop of its own. See `run_by` for other loops."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

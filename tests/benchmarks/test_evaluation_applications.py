@@ -1,6 +1,5 @@
 """The applications on a real server: a program, and a client of the same server's prompt route."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,29 +47,25 @@ async def endpoint(server: RunningServer) -> Endpoint:
 
 
 @pytest.mark.parametrize("name", sorted(set(APPLICATIONS) - {"got", "swarm"}))
-def test_a_program_says_what_its_client_says(
+async def test_application_program_and_client_give_the_same_text(
     small: RunningServer, model: Path, wasm: bytes, name: str
 ) -> None:
     material = Material(model)
     context = material.context()[:200]
-
-    async def both() -> None:
-        where = await endpoint(small)
-        async with (
-            PromptRunner(where, context, material) as prompts,
-            ProgramRunner(where, context, wasm) as programs,
-        ):
-            await prompts.prepare(2)
-            await programs.prepare(2)
-            task = short(material, name)
-            expected = await prompts.run(task, 0.0)
-            assert await programs.run(task, 0.0) == expected
-            assert prompts.seen.generated == 2 + APPLICATIONS[name].generated
-
-    asyncio.run(both())
+    where = await endpoint(small)
+    async with (
+        PromptRunner(where, context, material) as prompts,
+        ProgramRunner(where, context, wasm) as programs,
+    ):
+        await prompts.prepare(2)
+        await programs.prepare(2)
+        task = short(material, name)
+        expected = await prompts.run(task, 0.0)
+        assert await programs.run(task, 0.0) == expected
+        assert prompts.seen.generated == 2 + APPLICATIONS[name].generated
 
 
-def test_what_is_merged_as_it_is_computes_less_and_generates_as_much(
+async def test_application_that_merges_computes_less_and_generates_as_much(
     small: RunningServer, model: Path, wasm: bytes
 ) -> None:
     material = Material(model)
@@ -83,10 +78,7 @@ def test_what_is_merged_as_it_is_computes_less_and_generates_as_much(
             tokens = await programs.run(short(material, name), 0.0)
             return programs.seen.prompt_tokens, programs.seen.generated, len(tokens)
 
-    async def compare() -> None:
-        for name in ("got", "swarm"):
-            merged, exact = await used(name), await used(f"{name}-exact")
-            assert merged[0] < exact[0]
-            assert merged[1:] == exact[1:]
-
-    asyncio.run(compare())
+    for name in ("got", "swarm"):
+        merged, exact = await used(name), await used(f"{name}-exact")
+        assert merged[0] < exact[0]
+        assert merged[1:] == exact[1:]

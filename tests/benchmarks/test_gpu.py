@@ -26,7 +26,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     return code, out
 
 
-def test_a_small_call_finds_nothing_wrong(done: tuple[int, Path]) -> None:
+def test_gpu_small_call_finds_nothing_wrong(done: tuple[int, Path]) -> None:
     code, out = done
     whole = json.loads((out / "gpu.json").read_text())
     findings = whole["findings"]
@@ -42,7 +42,7 @@ def test_a_small_call_finds_nothing_wrong(done: tuple[int, Path]) -> None:
     assert "| tiny | ragged batch |" in (out / "gpu.md").read_text()
 
 
-def test_timelines_are_chrome_s(done: tuple[int, Path]) -> None:
+def test_gpu_timelines_have_chromes_format(done: tuple[int, Path]) -> None:
     _, out = done
     for rows in (1, 4):
         trace = json.loads((out / f"timeline-tiny-{rows}.json").read_text())
@@ -50,7 +50,7 @@ def test_timelines_are_chrome_s(done: tuple[int, Path]) -> None:
         assert busy_seconds(trace) == (0.0, 0.0)  # a CPU has no kernels of a GPU
 
 
-def test_a_device_is_busy_while_anything_runs_on_it() -> None:
+def test_gpu_busy_time_covers_overlapping_kernels() -> None:
     def event(begin: float, duration: float, cat: str = "kernel") -> dict[str, object]:
         return {"ph": "X", "cat": cat, "ts": begin, "dur": duration}
 
@@ -62,7 +62,7 @@ def test_a_device_is_busy_while_anything_runs_on_it() -> None:
     assert (busy, span) == pytest.approx((75e-6, 200e-6))
 
 
-def test_a_wrong_figure_is_seen_in_the_table_and_in_the_exit_code() -> None:
+def test_gpu_wrong_figure_is_in_the_table_and_the_exit_code() -> None:
     report = Report({"device": "one"})
     report.add(Finding("parity", "8b", "trees", {"error": 0.5}, ok=False))
     report.leave_out("server 8b", "no time")
@@ -71,7 +71,7 @@ def test_a_wrong_figure_is_seen_in_the_table_and_in_the_exit_code() -> None:
     assert "- server 8b: no time" in report.markdown()
 
 
-def test_what_was_found_is_there_when_the_call_is_ended_from_outside(tmp_path: Path) -> None:
+def test_gpu_call_that_is_ended_keeps_what_it_found(tmp_path: Path) -> None:
     class Ended(Bench):
         def _part(self, part: str, model: Model) -> None:
             if part == "prefill":
@@ -85,7 +85,7 @@ def test_what_was_found_is_there_when_the_call_is_ended_from_outside(tmp_path: P
     assert [each["part"] for each in findings] == ["decode"]
 
 
-def test_a_machine_without_a_gpu_says_so(
+def test_gpu_call_without_a_gpu_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -96,14 +96,14 @@ def test_a_machine_without_a_gpu_says_so(
     assert not (tmp_path / "nothing").exists()
 
 
-def test_what_is_missing_is_said_with_how_it_gets_here() -> None:
+def test_gpu_call_names_what_is_missing_and_how_to_get_it() -> None:
     assert missing({"no_such_module_here": "such", "torch": "torch"}) == ["such"]
     words = how_to_bring(["wasmtime", "rich"])
     assert "pip install wasmtime rich --no-index --find-links wheels --target DIR" in words
     assert set(machine.SERVER_PACKAGES) >= {"wasmtime", "uvloop", "llguidance", "mcp"}
 
 
-def test_options_are_small_on_a_cpu_and_checked() -> None:
+def test_gpu_options_are_checked_and_small_on_a_cpu() -> None:
     assert parse(["--device", "cpu"]).shapes == ["tiny"]
     assert parse([]).rows == [1, 16, 64, 256]
     with pytest.raises(SystemExit):

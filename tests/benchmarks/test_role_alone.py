@@ -17,7 +17,7 @@ from benchmarks.host_overhead import GUEST
         ("worker", True, "pred"),
     ],
 )
-def test_a_role_takes_all_frames(
+def test_role_alone_takes_all_frames(
     role: str, cold: bool, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(role_alone, "WARM_TURNS", 8)

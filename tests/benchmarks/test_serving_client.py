@@ -79,7 +79,7 @@ def ask(
     return asyncio.run(run())
 
 
-def test_a_closed_loop_keeps_so_many_requests_in_flight() -> None:
+def test_closed_loop_keeps_its_number_of_requests_in_flight() -> None:
     speaker = Speaker()
     requests = ask(speaker)
     assert speaker.most == 2
@@ -96,7 +96,7 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight() -> None:
     assert speaker.headers[0] == "Bearer secret"
 
 
-def test_a_strict_server_gets_no_field_that_openai_has_not() -> None:
+def test_client_of_a_strict_server_sends_only_openais_fields() -> None:
     speaker = Speaker()
     extra = {"generation_config": "{}"}
     ask(speaker, lambda e: Endpoint(e.name, e.url, e.model, strict=True, extra=extra))
@@ -105,7 +105,7 @@ def test_a_strict_server_gets_no_field_that_openai_has_not() -> None:
     assert speaker.headers[0] is None
 
 
-def test_an_open_loop_sends_when_it_is_due_whatever_is_in_flight() -> None:
+def test_open_loop_sends_when_due() -> None:
     due = [0.0, 0.01, 0.02, 0.03, 0.04, 0.3]
     speaker = Speaker(pause=0.05)
     requests = ask(speaker, due=due)
@@ -128,14 +128,12 @@ def test_an_open_loop_sends_when_it_is_due_whatever_is_in_flight() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_answer_that_is_not_what_was_asked_for_fails_the_round(
-    speaker: Speaker, words: str
-) -> None:
+def test_round_with_a_wrong_answer_fails(speaker: Speaker, words: str) -> None:
     with pytest.raises(MeasureError, match=words):
         ask(speaker)
 
 
-def test_what_comes_from_a_cache_fails_unless_it_may() -> None:
+def test_round_with_cached_tokens_fails_unless_allowed() -> None:
     usage = {
         "prompt_tokens": 4,
         "completion_tokens": 3,
@@ -146,7 +144,7 @@ def test_what_comes_from_a_cache_fails_unless_it_may() -> None:
     assert len(ask(Speaker(usage=usage), cached=True)) == 6
 
 
-def test_a_server_that_is_gone_fails_the_round() -> None:
+def test_round_with_a_dead_server_fails() -> None:
     gone = Endpoint("gone", "http://127.0.0.1:1", "m")
     with pytest.raises(MeasureError, match="gone, load"):
         asyncio.run(drive(gone, LOAD, PROMPTS))

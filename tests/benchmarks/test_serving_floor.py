@@ -14,7 +14,7 @@ QWEN = Sizes(24, 357_826_560, 136_134_656, 896, 128)
 RATES = Rates(45e9, 400e9)
 
 
-def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
+def test_floor_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     import torch
 
     shape = SHAPES["small"]
@@ -26,21 +26,21 @@ def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert sizes.kv_inner == weights["model.layers.0.self_attn.k_proj.weight"].shape[0]
 
 
-def test_one_stream_is_bound_by_bandwidth() -> None:
+def test_floor_of_one_stream_is_bandwidth() -> None:
     step = LLAMA.decode_seconds(1, 0, RATES)
     assert step == pytest.approx(2 * 134_479_872 / 45e9)
     with_history = LLAMA.decode_seconds(1, 1000, RATES)
     assert with_history - step == pytest.approx(1000 * 30 * 2 * 192 * 2 / 45e9)
 
 
-def test_many_streams_are_bound_by_operations() -> None:
+def test_floor_of_many_streams_is_operations() -> None:
     assert LLAMA.decode_seconds(64, 0, RATES) == pytest.approx(2 * 134_479_872 * 64 / 400e9)
     assert LLAMA.decode_seconds(64, 100, RATES) == pytest.approx(
         64 * (2 * 134_479_872 + 4 * 576 * 30 * 100) / 400e9
     )
 
 
-def test_prefill_computes_logits_once_and_looks_back_only() -> None:
+def test_floor_of_prefill_computes_logits_once() -> None:
     products = 2 * (106_168_320 * 1024 + 28_311_552)
     attention = 4 * 576 * 30 * sum(range(1, 1025))
     assert LLAMA.prefill_seconds(1, 1024, RATES) == pytest.approx((products + attention) / 400e9)
@@ -59,7 +59,7 @@ def test_prefill_computes_logits_once_and_looks_back_only() -> None:
         (QWEN, Column.PREFILL, (1, 1024, 1), 526),
     ],
 )
-def test_floors_of_the_columns(
+def test_floor_of_each_column_is_the_larger_bound(
     sizes: Sizes, column: Column, workload: tuple[int, int, int], expected: float
 ) -> None:
     streams, prompt, new = workload
@@ -67,7 +67,7 @@ def test_floors_of_the_columns(
     assert floor(asked, sizes, RATES) == pytest.approx(expected, rel=0.005)
 
 
-def test_times_and_requests() -> None:
+def test_floor_of_a_workload_counts_times_and_requests() -> None:
     prefill = LLAMA.prefill_seconds(1, 8, RATES)
     assert floor(Workload("x", 8, 1, Column.LATENCY), LLAMA, RATES) == prefill
     assert floor(Workload("x", 8, 5, Column.FIRST), LLAMA, RATES) == prefill

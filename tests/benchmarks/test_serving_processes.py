@@ -38,7 +38,7 @@ def busy() -> Iterator[subprocess.Popen[bytes]]:
         processes.end(process)
 
 
-def test_what_is_paused_takes_no_time(busy: subprocess.Popen[bytes]) -> None:
+def test_paused_process_takes_no_time(busy: subprocess.Popen[bytes]) -> None:
     processes.pause(busy.pid)
     time.sleep(0.1)
     before = processes.cpu_seconds(busy.pid)
@@ -48,13 +48,13 @@ def test_what_is_paused_takes_no_time(busy: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: processes.cpu_seconds(busy.pid) > before)
 
 
-def test_memory_and_the_machine_are_counted(busy: subprocess.Popen[bytes]) -> None:
+def test_process_memory_and_machine_are_counted(busy: subprocess.Popen[bytes]) -> None:
     assert 1 << 20 < processes.memory_bytes(busy.pid) < 1 << 30
     before = processes.machine_cpu_seconds()
     wait_until(lambda: processes.machine_cpu_seconds() > before)
 
 
-def test_a_paused_server_ends_with_its_children(busy: subprocess.Popen[bytes]) -> None:
+def test_paused_server_ends_with_its_children(busy: subprocess.Popen[bytes]) -> None:
     child = processes.tree(busy.pid)[1]
     processes.pause(busy.pid)
     processes.end(busy)

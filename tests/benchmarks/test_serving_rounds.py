@@ -58,7 +58,7 @@ async def measured(folder: Path, model: Path) -> tuple[Findings, Rounds, list[Se
 
 
 @pytest.mark.slow
-def test_servers_are_driven_by_turns_and_told_beside_the_floor(tmp_path: Path) -> None:
+def test_rounds_drive_servers_in_turn_and_report_the_floor(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", SHAPES["small"], "fp32")
     findings, rounds, servers = asyncio.run(measured(tmp_path, model))
     for server in servers:
@@ -106,7 +106,7 @@ def _check_written(folder: Path, findings: Findings, rounds: Rounds, servers: li
     assert all(line.count("|") in (4, 5) for line in rows)
 
 
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
+def test_rounds_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the benchmarks' own dependencies are not installed")
     model = make_checkpoint(tmp_path / "model", SHAPES["small"])
     findings = _invented(Sizes.of(model))
@@ -136,7 +136,7 @@ def _invented(sizes: Sizes) -> Findings:
     return find(["a", "b"], WORKLOADS, measures, seen, sizes, 1)
 
 
-def test_a_peer_that_is_not_installed_is_told_with_its_command(tmp_path: Path) -> None:
+def test_rounds_with_a_missing_peer_name_its_install_command(tmp_path: Path) -> None:
     wanted = setting(tmp_path, tmp_path / "model")
     for name, script in (("llama.cpp", "llama_cpp.sh"), ("vllm", "vllm_cpu.sh")):
         with pytest.raises(ServerError, match=f"benchmarks/peers/{script} {tmp_path / 'peers'}"):
@@ -144,6 +144,6 @@ def test_a_peer_that_is_not_installed_is_told_with_its_command(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_start_says_what_it_said(tmp_path: Path) -> None:
+def test_rounds_with_a_server_that_cannot_start_show_its_output(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="symphony did not become ready"):
         asyncio.run(start("symphony", setting(tmp_path, tmp_path / "nothing")))

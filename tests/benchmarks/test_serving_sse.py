@@ -15,7 +15,7 @@ def text(words: str, reason: str | None = None) -> bytes:
     return event(choices=[{"text": words, "finish_reason": reason}])
 
 
-def test_an_event_counts_when_its_last_byte_has_come() -> None:
+def test_sse_event_counts_when_its_last_byte_has_come() -> None:
     stream = b"data: a\n\ndata: b\ndata: c\r\n\r\n: a remark\n\nevent: x\ndata:d\n\n"
     whole = list(events([(1.0, stream)]))
     assert whole == [(1.0, "a"), (1.0, "b\nc"), (1.0, "d")]
@@ -24,12 +24,12 @@ def test_an_event_counts_when_its_last_byte_has_come() -> None:
     assert [time for time, _ in bytewise] == [8.0, 27.0, float(len(stream) - 1)]
 
 
-def test_a_piece_may_end_inside_a_letter() -> None:
+def test_sse_piece_may_end_inside_a_character() -> None:
     stream = "data: ö\n\n".encode()
     assert list(events([(0.0, stream[:7]), (1.0, stream[7:])])) == [(1.0, "ö")]
 
 
-def test_a_completion_has_the_times_of_its_texts_and_its_usage() -> None:
+def test_sse_completion_has_the_times_of_its_texts_and_its_usage() -> None:
     usage = {
         "prompt_tokens": 5,
         "completion_tokens": 4,
@@ -48,17 +48,17 @@ def test_a_completion_has_the_times_of_its_texts_and_its_usage() -> None:
     assert (got.prompt_tokens, got.completion_tokens, got.cached_tokens) == (5, 4, 2)
 
 
-def test_a_single_token_without_text_came_when_the_answer_ended() -> None:
+def test_sse_token_without_text_came_at_the_end() -> None:
     got = read_completion([(0.5, text("", "length"))])
     assert got.first == 0.5
     assert got.completion_tokens is None
 
 
-def test_nothing_came() -> None:
+def test_sse_empty_answer_has_no_times() -> None:
     assert read_completion([]).first is None
 
 
 @pytest.mark.parametrize("broken", [b"data: {\n\n", event(error={"message": "no room"})])
-def test_an_error_in_a_stream_is_told(broken: bytes) -> None:
+def test_sse_error_in_a_stream_is_reported(broken: bytes) -> None:
     with pytest.raises(StreamError):
         read_completion([(0.0, text("a")), (0.1, broken)])

@@ -13,7 +13,7 @@ def request(due: float, first: float, ended: float, new: int) -> Request:
     return Request(due, due, first, ended, texts, 100, new)
 
 
-def test_figures_of_two_streams() -> None:
+def test_statistics_of_two_streams() -> None:
     workload = Workload("x", 100, 11, Column.WHOLE, streams=2, requests=2)
     requests = [request(0.0, 0.5, 1.5, 11), request(0.0, 1.0, 3.0, 11)]
     found = figures(workload, requests)
@@ -26,30 +26,30 @@ def test_figures_of_two_streams() -> None:
     assert requests[0].between == pytest.approx([0.1] * 10)
 
 
-def test_requests_one_after_the_other_decode_at_their_mean_speed() -> None:
+def test_statistics_of_sequential_requests_use_their_mean_speed() -> None:
     workload = Workload("x", 100, 11, Column.DECODE, streams=1, requests=2)
     requests = [request(0.0, 0.5, 1.5, 11), request(1.5, 2.0, 3.0, 11)]
     assert figures(workload, requests)[Column.DECODE] == pytest.approx(10.0)
 
 
-def test_a_single_token_has_no_decode() -> None:
+def test_statistics_of_a_single_token_have_no_decode() -> None:
     workload = Workload("x", 100, 1, Column.LATENCY)
     assert Column.DECODE not in figures(workload, [request(0.0, 0.5, 0.5, 1)])
 
 
-def test_a_late_client_does_not_flatter_the_server() -> None:
+def test_statistics_with_a_late_client_count_its_delay() -> None:
     late = Request(1.0, 1.4, 1.9, 2.0, [1.9, 2.0], 100, 2)
     assert late.to_first == pytest.approx(0.9)
     assert late.latency == pytest.approx(1.0)
 
 
-def test_percentiles() -> None:
+def test_statistics_percentiles() -> None:
     spread = Spread.of([float(i) for i in range(101)])
     assert spread == Spread(50.0, 90.0, 99.0)
     assert Spread.of([]) is None
 
 
-def test_a_ratio_is_to_the_best_of_the_others() -> None:
+def test_ratio_is_to_the_best_of_the_others() -> None:
     ours = [150.0, 160.0, 155.0, 152.0, 158.0]
     others = {"a": [100.0, 101.0, 99.0, 100.0, 100.0], "b": [90.0, 120.0, 91.0, 92.0, 93.0]}
     ratio = ratio_to_best(ours, others, more_is_better=True)
@@ -60,12 +60,12 @@ def test_a_ratio_is_to_the_best_of_the_others() -> None:
     assert ratio.high < 1.7
 
 
-def test_of_times_less_is_better() -> None:
+def test_ratio_of_times_prefers_less() -> None:
     ratio = ratio_to_best([0.5] * 3, {"slow": [2.0] * 3, "fast": [1.0] * 3}, more_is_better=False)
     assert (ratio.best, ratio.value, ratio.low, ratio.high) == ("fast", 2.0, 2.0, 2.0)
 
 
-def test_rounds_that_were_slow_for_all_do_not_widen_the_interval() -> None:
+def test_interval_ignores_rounds_that_were_slow_for_all() -> None:
     speed = np.array([1.0, 0.5, 0.8, 1.2, 0.6, 0.9])
     ratio = ratio_to_best(list(150 * speed), {"a": list(100 * speed)}, more_is_better=True)
     assert ratio.low == pytest.approx(1.5)

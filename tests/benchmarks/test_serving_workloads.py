@@ -17,7 +17,7 @@ from benchmarks.serving.workloads import (
 )
 
 
-def test_arrivals_are_poisson_and_the_same_for_all_servers() -> None:
+def test_workload_arrivals_are_poisson_and_the_same_for_all_servers() -> None:
     times = arrivals(4.0, 4000, seed=7)
     assert times == arrivals(4.0, 4000, seed=7)
     assert times != arrivals(4.0, 4000, seed=8)
@@ -29,7 +29,7 @@ def test_arrivals_are_poisson_and_the_same_for_all_servers() -> None:
     assert np.mean(gaps > 0.25) == pytest.approx(np.exp(-1), abs=0.03)
 
 
-def test_a_workload_is_changed_field_by_field() -> None:
+def test_workload_fields_can_be_changed() -> None:
     assert parse_workload("one") is not None
     assert parse_workload("one") == WORKLOADS["one"]
     changed = parse_workload("eight:of=sixteen:streams=8:requests=24:new=64:column=decode")
@@ -49,7 +49,7 @@ def test_a_workload_is_changed_field_by_field() -> None:
         "one:column=x",
     ],
 )
-def test_a_workload_that_is_none_is_refused(wrong: str) -> None:
+def test_workload_with_an_unknown_field_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_workload(wrong)
 
@@ -59,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPES["small"])
 
 
-def test_prompts_are_exact_distinct_and_repeatable(model: Path) -> None:
+def test_workload_prompts_are_exact_distinct_and_repeatable(model: Path) -> None:
     workload = Workload("try", 50, 1, Column.LATENCY)
     prompts = Prompts(model, seed=3)
     tokens = [prompts.tokens(workload, turn, index) for turn in (0, 1) for index in range(20)]
@@ -71,7 +71,7 @@ def test_prompts_are_exact_distinct_and_repeatable(model: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 8, 128])
-def test_a_text_has_as_many_tokens_as_were_wanted(model: Path, length: int) -> None:
+def test_workload_text_has_the_number_of_tokens_asked_for(model: Path, length: int) -> None:
     workload = Workload("try", length, 1, Column.LATENCY)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     for index in range(5):

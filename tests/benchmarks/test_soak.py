@@ -14,7 +14,9 @@ from tests.support.server.server import running_server
 
 
 @pytest.mark.slow
-def test_every_kind_of_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_every_kind_of_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.1)
     monkeypatch.setattr(module, "CLIENTS", 4)
     evenly = {name: (1, kind) for name, (_, kind) in KINDS.items()}
@@ -29,7 +31,7 @@ def test_every_kind_of_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert growth(soak.samples)["gateway runs kept"].slope == pytest.approx(1000, rel=0.2)
 
 
-def test_a_line_knows_how_sure_it_is() -> None:
+def test_soak_slope_has_a_confidence_interval() -> None:
     steady = fit([1, 2, 3, 4], [10.0, 12.0, 14.0, 16.0])
     assert steady.slope == pytest.approx(2.0)
     assert steady.error == pytest.approx(0.0, abs=1e-9)
@@ -37,12 +39,12 @@ def test_a_line_knows_how_sure_it_is() -> None:
     assert noise.least < 0 < noise.slope
 
 
-def test_growth_is_looked_for_after_the_warm_up() -> None:
+def test_soak_growth_is_measured_after_the_warm_up() -> None:
     samples = [{"runs": runs, "x": 1000.0 if runs >= 300 else runs} for runs in range(0, 1000, 100)]
     assert growth(samples)["x"].slope == pytest.approx(0.0)
 
 
-def test_a_process_is_measured() -> None:
+def test_soak_process_is_measured() -> None:
     block = bytearray(os.urandom(8 << 20))
     assert held_bytes(os.getpid()) > len(block)
     assert (open_descriptors(os.getpid()) or 0) > 2

@@ -6,7 +6,6 @@ from tests.support.worker.guests import DECODE, HELLO, SPIN, data, main, module
 
 
 def wasm(wat: str) -> bytes:
-    """Compile a guest."""
     return bytes(wat2wasm(wat))
 
 

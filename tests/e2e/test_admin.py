@@ -18,7 +18,9 @@ def symphony(server: RunningServer, *arguments: str, key: str | None = None) -> 
     return ended.returncode, ended.stdout or ended.stderr
 
 
-def test_an_operator_lets_a_tenant_in_and_out(server: RunningServer, tmp_path: Any) -> None:
+def test_admin_tenant_is_created_suspended_and_deleted(
+    server: RunningServer, tmp_path: Any
+) -> None:
     def admin(*arguments: str) -> Any:
         key = (server.data_dir / "admin.key").read_text().strip()
         code, said = symphony(server, "admin", *arguments, "--json", "--key", key)

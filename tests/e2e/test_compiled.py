@@ -11,7 +11,7 @@ from symphony_kernel.compiled.build import built_library
 from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
 from symphony_runtime.client import Client
 
-from tests.support.server.deaths import crowd, difference, kill, upload
+from tests.support.server.deaths import crowd, difference, kill_role, upload
 from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 SECONDS_MAX = 280
@@ -35,7 +35,7 @@ sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """The library of these sources, compiled now if nobody has done it yet."""
+    """Return the compiled library of these sources."""
     said: list[str] = []
     try:
         return built_library(said.append)
@@ -46,7 +46,7 @@ def library() -> Path:
 
 
 @pytest.mark.slow
-def test_random_programs_and_deaths_with_compiled_modules(library: Path) -> None:
+def test_compiled_kernel_runs_random_programs_and_deaths(library: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COMPILED, str(library), "-k", PATCHING, *TESTS],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
@@ -55,7 +55,7 @@ def test_random_programs_and_deaths_with_compiled_modules(library: Path) -> None
 
 
 @pytest.mark.slow
-def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
+def test_compiled_and_plain_kernels_continue_from_each_others_journal(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -75,7 +75,7 @@ def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
             async with asyncio.timeout(20):
                 while not (await server.counters())["instances"]:  # noqa: ASYNC110 - another process's
                     await asyncio.sleep(0.01)
-            await kill(server, "kernel")
+            await kill_role(server, "kernel")
             counters = await server.counters()
             assert counters["compiled"] is compiled
             assert counters["journal_recovered_records"]

@@ -28,7 +28,7 @@ def worker_of(server: RunningServer) -> dict[str, Any]:
     return next(role for role in asyncio.run(ask())["roles"] if role["role"] == "worker-0")
 
 
-def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
+def test_worker_containment_is_as_reported(server: RunningServer) -> None:
     worker = worker_of(server)
     # What a process gets here, in words; the doctor says the same.
     here = subprocess.run(
@@ -42,14 +42,14 @@ def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
     assert all(words in here.stdout for words in told)
     assert ("; without" in here.stdout) or set(worker["containment"]) in ALL
     status = Path(f"/proc/{worker['pid']}/status").read_text()
-    # In a container everybody may be under a filter already.
+    # In a container all processes may have a seccomp filter already.
     if "Seccomp:\t2" not in Path("/proc/self/status").read_text():
         assert ("Seccomp:\t2" in status) == ("seccomp" in worker["containment"])
     user = worker["containment"].get("user")
     assert user is None or f"Uid:\t{user}\t{user}\t{user}\t{user}\n" in status
 
 
-def test_a_server_that_requires_it_has_it_or_does_not_start(tmp_path: Path) -> None:
+def test_server_that_requires_containment_has_it_or_refuses_to_start(tmp_path: Path) -> None:
     whole = subprocess.run(
         [sys.executable, "-m", "symphony_runtime.sandboxing"],
         capture_output=True,

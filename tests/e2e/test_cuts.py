@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.server.cuts import PATH, SAVER_WASM, Cutter
-from tests.support.server.server import RunningServer, running_server
+from tests.support.server.server import running_server
 
 CUTS = 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_a_name_is_the_old_file_or_the_new_one_whenever_the_kernel_dies(
+def test_durable_name_after_a_kernel_death_is_the_old_or_the_new_file(
     tmp_path: Path, seed: int
 ) -> None:
     """`benchmarks/cuts.py` makes twenty cuts."""
@@ -38,10 +38,9 @@ def test_a_name_is_the_old_file_or_the_new_one_whenever_the_kernel_dies(
 
 
 @pytest.mark.slow
-def test_a_program_saves_on_through_the_kernels_death(tmp_path: Path) -> None:
-    """With its journal the kernel comes back in the middle of a save, and nobody is told twice."""
-
-    async def scenario(server: RunningServer) -> None:
+async def test_saving_program_continues_through_a_kernel_death(tmp_path: Path) -> None:
+    """A kernel with a journal recovers in the middle of a save and reports each save once."""
+    with running_server(tmp_path) as server:
         async with server.client() as client:
             await client.upload(SAVER_WASM, name="saver")
             run = await client.start("saver")
@@ -66,6 +65,3 @@ def test_a_program_saves_on_through_the_kernels_death(tmp_path: Path) -> None:
             assert counters["durable_changes_waiting"] == 0
             await client.kv_remove(PATH)
             assert (await server.counters())["files"] == 0
-
-    with running_server(tmp_path) as server:
-        asyncio.run(scenario(server))

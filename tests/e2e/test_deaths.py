@@ -1,17 +1,22 @@
 """kill -9 of real roles under load: runs end as they would have, what was acknowledged is there."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from symphony_runtime.client import Client, ServerError
 
-from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
+from tests.support.examples import EXAMPLES, built, scenario
+from tests.support.run_by import run_by
+from tests.support.server.deaths import Result, Witness, crowd, difference, kill_role, run, upload
 from tests.support.server.server import RunningServer, descendants, running_server
 
 SHORT, LONG = (12, 0.5), (60, 1.0)  # looks for a kernel to kill, seconds from one to the next
@@ -31,55 +36,54 @@ def with_server(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kernel_that_is_killed_changes_no_run(tmp_path: Path, seed: int) -> None:
-    async def scenario(server: RunningServer, client: Client) -> None:
-        before = await server.counters()
-        wanted = await crowd(client, 24, 120)
-        chance = random.Random(seed)
-        runs = asyncio.create_task(crowd(client, 24, 120))
-        for _ in range(2):
-            await asyncio.sleep(chance.uniform(0, 0.2))
-            await kill(server, "kernel")
-        found = await runs
-        differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
-        assert [words for words in differences if words] == []
-        after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
-
-    with_server(tmp_path, scenario)
+@run_by(with_server, "tmp_path")
+async def test_killed_kernel_changes_no_run(
+    server: RunningServer, client: Client, *, seed: int
+) -> None:
+    before = await server.counters()
+    wanted = await crowd(client, 24, 120)
+    chance = random.Random(seed)
+    runs = asyncio.create_task(crowd(client, 24, 120))
+    for _ in range(2):
+        await asyncio.sleep(chance.uniform(0, 0.2))
+        await kill_role(server, "kernel")
+    found = await runs
+    differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+    assert [words for words in differences if words] == []
+    after = await server.wait_until_idle()
+    assert after["pages_free"] == before["pages_free"]
 
 
 @pytest.mark.slow
-def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(tmp_path: Path) -> None:
+@run_by(with_server, "tmp_path")
+async def test_kernel_killed_repeatedly_before_it_is_ready_recovers(
+    server: RunningServer, client: Client
+) -> None:
     """The server does not give up, and runs that wait meanwhile end as they would have.
 
     12 looks for a kernel to kill, half a second apart; with SYMPHONY_EVERY_FAULT=1 one a second for
     a minute. The pauses before a start grow meanwhile, so that some looks find none.
     """
     looks, pause = LONG if os.environ.get("SYMPHONY_EVERY_FAULT") else SHORT
-
-    async def scenario(server: RunningServer, client: Client) -> None:
-        wanted = await crowd(client, RUNS, ROUNDS)
-        over = asyncio.Event()
-        runs = [asyncio.create_task(again(client, number, over)) for number in range(RUNS)]
-        killed = dict[int, float]()  # and when, in milliseconds
-        await asyncio.sleep(0.1)
-        for _ in range(looks):
-            for pid in descendants(server.process.pid):
-                if pid not in killed and _is_kernel(pid):
-                    os.kill(pid, signal.SIGKILL)
-                    killed[pid] = time.time() * 1000
-            await asyncio.sleep(pause)
-        over.set()
-        found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
-        spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
-        live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
-        print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
-        assert [words for pair in found if (words := difference(*pair))] == []
-        assert sum(map(bool, live)) > 4
-        await server.wait_until_ready()
-
-    with_server(tmp_path, scenario)
+    wanted = await crowd(client, RUNS, ROUNDS)
+    over = asyncio.Event()
+    runs = [asyncio.create_task(again(client, number, over)) for number in range(RUNS)]
+    killed = dict[int, float]()  # and when, in milliseconds
+    await asyncio.sleep(0.1)
+    for _ in range(looks):
+        for pid in descendants(server.process.pid):
+            if pid not in killed and _is_kernel(pid):
+                os.kill(pid, signal.SIGKILL)
+                killed[pid] = time.time() * 1000
+        await asyncio.sleep(pause)
+    over.set()
+    found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
+    spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
+    live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
+    print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
+    assert [words for pair in found if (words := difference(*pair))] == []
+    assert sum(map(bool, live)) > 4
+    await server.wait_until_ready()
 
 
 async def again(client: Client, number: int, over: asyncio.Event) -> list[Result]:
@@ -103,15 +107,15 @@ def _is_kernel(pid: int) -> bool:
     return b"symphony_kernel" in arguments
 
 
-def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    async def whole(server: RunningServer) -> None:
+async def test_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
         chance = random.Random(1)
         async with server.client() as client:
             witness = Witness(client)
             await witness.begin(2)
             for _ in range(3):
                 await asyncio.sleep(chance.uniform(0.2, 0.6))
-                await kill(server, "gateway")
+                await kill_role(server, "gateway")
             await asyncio.sleep(0.3)
             await witness.end()
             await witness.check()
@@ -121,15 +125,12 @@ def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: P
             assert acknowledged
         assert (await server.wait_until_idle())["instances"] == 0
 
-    with running_server(tmp_path) as server:
-        asyncio.run(whole(server))
 
-
-def test_roles_that_hang_are_killed_and_a_kernel_that_did_goes_on(tmp_path: Path) -> None:
+def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> None:
     config = tmp_path / "symphony.toml"
     config.write_text("hang_seconds = 3\n")
 
-    async def scenario(server: RunningServer, client: Client) -> None:
+    async def hang(server: RunningServer, client: Client) -> None:
         wanted = await crowd(client, 6, 120)
         runs = asyncio.create_task(crowd(client, 6, 120))
         await asyncio.sleep(0.1)
@@ -142,4 +143,37 @@ def test_roles_that_hang_are_killed_and_a_kernel_that_did_goes_on(tmp_path: Path
         assert (await client.run("greedy", input="ab"))["status"] == "exited"
         assert server.log.read_text().count("has said nothing for 3 s") == 2
 
-    with_server(tmp_path / "data", scenario, "--config", str(config))
+    with_server(tmp_path / "data", hang, "--config", str(config))
+
+
+async def until_it_decodes(server: RunningServer, before: int) -> None:
+    async with asyncio.timeout(20):
+        while (await server.counters())["decode_tokens"] < before + 60:  # noqa: ASYNC110 - it is asked
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path) -> None:
+    given = scenario("json_schema")["input"] | {"n": 12, "seed": 9}
+    wasm = built(EXAMPLES / "json_schema").read_bytes()
+
+    async def texts(server: RunningServer, client: Client, *, killed: bool) -> list[Any]:
+        before = (await server.counters())["decode_tokens"]
+        started = await client.start("texts", input=given)
+        if killed:
+            await until_it_decodes(server, before)
+            await kill_role(server, "kernel")
+        async for _ in client.events(started):
+            pass
+        result = await client.result(started)
+        assert (result["status"], result["exit_code"]) == ("exited", 0), result
+        return list(result["messages"])
+
+    with running_server(tmp_path, "--model", "tiny") as server:
+        async with server.client() as client:
+            await client.upload(wasm, name="texts")
+            wanted = await texts(server, client, killed=False)
+            assert await texts(server, client, killed=True) == wanted
+    assert len(wanted) == 12
+    for message in wanted:
+        jsonschema.validate(json.loads(message)["value"], given["schema"])

@@ -32,7 +32,6 @@ OPENER_WASM = wasm(
 
 
 async def said(client: Client) -> list[object]:
-    """Return what the program that opens the file says of it."""
     ended = await client.run("opener")
     assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
     messages: list[object] = ended["messages"]
@@ -41,7 +40,7 @@ async def said(client: Client) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_file_of_the_real_model_comes_back_from_disk(tmp_path: Path) -> None:
+def test_durable_file_of_the_real_model_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async def first(client: Client) -> tuple[list[object], bytes]:
         await client.upload(SAVE_WASM, name="save")
         await client.upload(OPENER_WASM, name="opener")

@@ -56,10 +56,10 @@ async def run_works(server: RunningServer) -> None:
         ("kernel", "the kernel died", ["--no-journal"]),  # with one: test_deaths.py
     ],
 )
-def test_kill_9_of_worker_or_kernel(
+async def test_killed_worker_or_kernel_fails_its_runs_with_a_reason(
     tmp_path: Path, role: str, reason: str, options: list[str]
 ) -> None:
-    async def scenario(server: RunningServer) -> None:
+    with running_server(tmp_path, *options) as server:
         async with server.client() as client:
             await client.upload(guests.HOARDER_WASM, name="hoarder")
             await client.upload(guests.DECODE_WASM, name="decode")
@@ -78,11 +78,8 @@ def test_kill_9_of_worker_or_kernel(
             # What a reader saw before the crash is kept.
             assert (await client.result(run))["messages"] == ["held"]
 
-    with running_server(tmp_path, *options) as server:
-        asyncio.run(scenario(server))
 
-
-def test_kill_9_of_the_gateway(tmp_path: Path) -> None:
+def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> None:
     async def scenario(server: RunningServer) -> None:
         async with server.client() as client:
             await client.upload(guests.HOARDER_WASM, name="hoarder")
@@ -108,7 +105,7 @@ def test_kill_9_of_the_gateway(tmp_path: Path) -> None:
         assert server.url == port
 
 
-def test_a_second_start_keeps_programs_keys_and_results(tmp_path: Path) -> None:
+def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) -> None:
     async def fill(server: RunningServer) -> tuple[str, dict[str, object]]:
         async with server.client() as client:
             await client.upload(guests.DECODE_WASM, name="decode")
@@ -132,40 +129,36 @@ def test_a_second_start_keeps_programs_keys_and_results(tmp_path: Path) -> None:
         assert server.log.read_text().count(key) == 1
 
 
-def test_sigterm_drains(tmp_path: Path) -> None:
-    """Live runs get their time; new ones hear 503; nothing is left behind."""
-
-    async def scenario(server: RunningServer) -> None:
-        async with server.client() as client:
-            sleeper = await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
-            await client.upload(guests.SPIN_WASM, name="spin")
-            live = asyncio.create_task(client.run("sleeper"))
-            spin = await client.start("spin")
-            spinning = asyncio.create_task(_last(client, spin))
-            async with asyncio.timeout(20):
-                while len(await client.live_runs()) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                server.process.send_signal(signal.SIGTERM)
-                while (await client.ready())[0]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            with pytest.raises(ServerError) as refused:
-                await client.run(sleeper["id"])
-            assert refused.value.status == 503
-            assert refused.value.retry_after is not None
-            ready, roles = await client.ready()
-            assert not ready
-            assert len(roles) == 3
-            assert (await live)["status"] == "exited"
-            last = await spinning
-            assert last == {
-                "status": "failed", "exit_code": None, "reason": "the server was shut down",
-            }  # fmt: skip
-
+async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> None:
+    """Live runs get their time, new ones get 503, and nothing is left behind."""
     server = start_server(tmp_path, "--drain-seconds", "1.5")
     below = descendants(server.process.pid)
     assert len(below) >= 3
     began = time.monotonic()
-    asyncio.run(scenario(server))
+    async with server.client() as client:
+        sleeper = await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+        await client.upload(guests.SPIN_WASM, name="spin")
+        live = asyncio.create_task(client.run("sleeper"))
+        spin = await client.start("spin")
+        spinning = asyncio.create_task(_last(client, spin))
+        async with asyncio.timeout(20):
+            while len(await client.live_runs()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            while (await client.ready())[0]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with pytest.raises(ServerError) as refused:
+            await client.run(sleeper["id"])
+        assert refused.value.status == 503
+        assert refused.value.retry_after is not None
+        ready, roles = await client.ready()
+        assert not ready
+        assert len(roles) == 3
+        assert (await live)["status"] == "exited"
+        last = await spinning
+        assert last == {
+            "status": "failed", "exit_code": None, "reason": "the server was shut down",
+        }  # fmt: skip
     assert server.process.wait(20) == 0, server.log.read_text()
     assert time.monotonic() - began < 15
     assert not still_alive(below)
@@ -177,7 +170,7 @@ async def _last(client: Client, run: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kernel_too", [False, True])
-def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path, kernel_too: bool) -> None:
+def test_killed_supervisor_leaves_nothing_behind(tmp_path: Path, kernel_too: bool) -> None:
     """The kernel removes sockets and journal as it ends, or the next server as it starts."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # a short path
     temporary.chmod(0o755)
@@ -201,7 +194,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path, kernel_t
     temporary.rmdir()  # nothing is left
 
 
-def test_too_few_descriptors_are_said_to_be(tmp_path: Path) -> None:
+def test_server_with_too_few_descriptors_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path)]
     few = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *command]
     ended = subprocess.run(few, capture_output=True, text=True, timeout=60, check=False)
@@ -213,7 +206,7 @@ def test_too_few_descriptors_are_said_to_be(tmp_path: Path) -> None:
     )
 
 
-def test_a_server_works_with_the_fewest_descriptors(tmp_path: Path) -> None:
+def test_server_with_the_fewest_descriptors_works(tmp_path: Path) -> None:
     async def scenario(server: RunningServer) -> None:
         async with server.client() as client:
             await client.upload(guests.DECODE_WASM, name="decode")
@@ -228,7 +221,7 @@ def test_a_server_works_with_the_fewest_descriptors(tmp_path: Path) -> None:
         assert re.search(r"Max open files +256 +256", limits)  # the soft limit is raised
 
 
-def test_a_tenant_at_its_limit_hears_429(tmp_path: Path) -> None:
+def test_tenant_at_its_run_limit_gets_429(tmp_path: Path) -> None:
     async def scenario(server: RunningServer) -> None:
         async with server.client() as client:
             await client.upload(guests.SPIN_WASM, name="spin")
@@ -250,17 +243,14 @@ def test_a_tenant_at_its_limit_hears_429(tmp_path: Path) -> None:
         assert {"worker-0", "worker-1"} < set(roles)
 
 
-def test_a_dead_server_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Client("http://127.0.0.1:9", "key") as client:
-            with pytest.raises(ConnectionFailed):
-                await client.result("run_1")
-
-    asyncio.run(scenario())
+async def test_client_tells_a_dead_server_from_a_refusal(tmp_path: Path) -> None:
+    async with Client("http://127.0.0.1:9", "key") as client:
+        with pytest.raises(ConnectionFailed):
+            await client.result("run_1")
 
 
 @pytest.mark.slow
-def test_roles_that_die_under_load(tmp_path: Path) -> None:
+def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: Path) -> None:
     """Every run ends with a status and a reason, each request is answered, nothing is left."""
     ended: Counter[str] = Counter()
     refusals: set[tuple[int, float | None]] = set()

@@ -156,8 +156,8 @@ async def _outputs(client: Client) -> dict[str, Any]:
     return found
 
 
-def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None:
+    with running_server(disk, "--disk-reserve-bytes", str(RESERVE)) as server:
         async with server.admin() as admin, server.client() as client:
             await client.upload(guests.HELLO_WASM, "hello")
             await client.upload(guests.DECODE_WASM, "decode")
@@ -168,7 +168,7 @@ def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
             greedy = Greedy(server, key)
             filling = asyncio.create_task(greedy.fill(FILLING_SECONDS))
             runs = 0
-            while not filling.done():  # nobody else is refused anything
+            while not filling.done():  # no other tenant is refused anything
                 assert await _outputs(client) == outputs
                 runs += 1
                 await asyncio.sleep(0.2)
@@ -197,9 +197,6 @@ def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
                 assert (await client.result(run))["messages"] == outputs["decode"]
         assert "Traceback" not in server.log.read_text()
 
-    with running_server(disk, "--disk-reserve-bytes", str(RESERVE)) as server:
-        asyncio.run(scenario(server))
-
 
 async def _degraded(server: RunningServer) -> list[str]:
     async with (
@@ -222,7 +219,7 @@ async def _delete(admin: Client) -> None:
                 await asyncio.sleep(0.5)
 
 
-def test_the_kernels_disk_tier_is_set_aside_of_the_servers_budget(tmp_path: Path) -> None:
+def test_disk_tier_is_reserved_from_the_servers_disk_budget(tmp_path: Path) -> None:
     with running_server(
         tmp_path, "--executor", "simulated", "--host-pool-tokens", "1600",
         "--disk-pool-tokens", "16000", "--disk-bytes-max", str(1 << 30),

@@ -72,72 +72,63 @@ async def output(client: Client, program: str, data: str = "") -> bytes:
     return b"".join(map(message_bytes, result["messages"]))
 
 
-def test_it_says_what_a_loop_of_preds_says_alone_and_among_many(server: RunningServer) -> None:
-    async def scenario() -> None:
-        async with server.client() as client:
-            loop = (await client.upload(DECODE_WASM))["id"]
-            generating = (await client.upload(TAKER_WASM))["id"]
-            expected = await output(client, loop, "\x1e")
-            tokens = [int.from_bytes(expected[i : i + 4], "little") for i in range(0, 120, 4)]
-            assert ids(await output(client, generating)) == tokens
-            crowd = await asyncio.gather(
-                *(output(client, generating) for _ in range(24)),
-                *(output(client, loop, "\x1e") for _ in range(8)),
-            )
-            assert all(ids(each) == tokens for each in crowd[:24])
-            assert set(crowd[24:]) == {expected}
-
-    asyncio.run(scenario())
+async def test_generation_alone_and_among_many_equals_a_loop_of_preds(
+    server: RunningServer,
+) -> None:
+    async with server.client() as client:
+        loop = (await client.upload(DECODE_WASM))["id"]
+        generating = (await client.upload(TAKER_WASM))["id"]
+        expected = await output(client, loop, "\x1e")
+        tokens = [int.from_bytes(expected[i : i + 4], "little") for i in range(0, 120, 4)]
+        assert ids(await output(client, generating)) == tokens
+        crowd = await asyncio.gather(
+            *(output(client, generating) for _ in range(24)),
+            *(output(client, loop, "\x1e") for _ in range(8)),
+        )
+        assert all(ids(each) == tokens for each in crowd[:24])
+        assert set(crowd[24:]) == {expected}
 
 
 @pytest.mark.parametrize("name", ABUSERS)
-def test_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -> None:
+async def test_generation_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -> None:
     source, code = ABUSERS[name]
-
-    async def scenario() -> None:
-        async with server.client() as client:
-            program = (await client.upload(wasm(source)))["id"]
-            neighbour = (await client.upload(TAKER_WASM))["id"]
-            before = await server.wait_until_idle()
-            expected = await output(client, neighbour)
-            abused, said = await asyncio.gather(client.run(program), output(client, neighbour))
-            assert (abused["status"], abused["exit_code"]) == ("exited", code), abused
-            assert said == expected
-            after = await server.wait_until_idle()
-            assert after["pages_free"] == before["pages_free"]
-            assert after["handles"] == after["files"] == 0
-
-    asyncio.run(scenario())
+    async with server.client() as client:
+        program = (await client.upload(wasm(source)))["id"]
+        neighbour = (await client.upload(TAKER_WASM))["id"]
+        before = await server.wait_until_idle()
+        expected = await output(client, neighbour)
+        abused, said = await asyncio.gather(client.run(program), output(client, neighbour))
+        assert (abused["status"], abused["exit_code"]) == ("exited", code), abused
+        assert said == expected
+        after = await server.wait_until_idle()
+        assert after["pages_free"] == before["pages_free"]
+        assert after["handles"] == after["files"] == 0
 
 
-def test_a_cancelled_run_stops_generating(server: RunningServer) -> None:
-    async def scenario() -> None:
-        async with server.client() as client:
-            program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
-            run = await client.start(program)
-            async for event in client.events(run):
-                if event.kind == "message":
-                    break
-            await client.cancel(run)
-            assert (await server.wait_until_idle())["files"] == 0
-
-    asyncio.run(scenario())
+async def test_generation_of_a_cancelled_run_stops(server: RunningServer) -> None:
+    async with server.client() as client:
+        program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
+        run = await client.start(program)
+        async for event in client.events(run):
+            if event.kind == "message":
+                break
+        await client.cancel(run)
+        assert (await server.wait_until_idle())["files"] == 0
 
 
-def test_a_hundred_generations_of_one_run(server: RunningServer) -> None:
-    async def scenario() -> None:
-        async with server.client() as client:
-            program = (await client.upload(wasm(repeater(given(max=3), 100))))["id"]
-            result = await client.run(program)
-            assert (result["status"], result["exit_code"]) == ("exited", 0)
-            assert result["usage"]["completion_tokens"] == 300
-            assert (await server.wait_until_idle())["files"] == 0
+async def test_generations_of_one_run_a_hundred_at_once_are_all_correct(
+    server: RunningServer,
+) -> None:
+    async with server.client() as client:
+        program = (await client.upload(wasm(repeater(given(max=3), 100))))["id"]
+        result = await client.run(program)
+        assert (result["status"], result["exit_code"]) == ("exited", 0)
+        assert result["usage"]["completion_tokens"] == 300
+        assert (await server.wait_until_idle())["files"] == 0
 
-    asyncio.run(scenario())
 
-
-def test_a_worker_that_dies_takes_its_generations_along(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
         async with server.client() as client:
             program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
             before = await server.counters()
@@ -151,6 +142,3 @@ def test_a_worker_that_dies_takes_its_generations_along(tmp_path: Path) -> None:
             await server.wait_until_ready()
             short = (await client.upload(TAKER_WASM))["id"]
             assert len(ids(await output(client, short))) == 30
-
-    with running_server(tmp_path) as server:
-        asyncio.run(scenario(server))

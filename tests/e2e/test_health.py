@@ -21,7 +21,6 @@ TOLD_SECONDS_MAX = 2.0
 
 
 async def ask(server: RunningServer, route: str = "/readyz") -> tuple[int, dict[str, Any], float]:
-    """Return status, body, and how long the answer took, in seconds."""
     began = time.monotonic()
     async with aiohttp.ClientSession() as session, session.get(server.url + route) as response:
         body = await response.json()
@@ -41,13 +40,13 @@ async def told(server: RunningServer, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("role", ["kernel", "worker-0"])
-def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> None:
+    with running_server(tmp_path) as server:
         admin = (tmp_path / "admin.key").read_text().strip()
         pid = (await server.pids())[role]
         os.kill(pid, signal.SIGSTOP)
         try:
-            # The first answer, too, comes in time: nobody has told the gateway yet.
+            # The first answer comes in time, too, before the gateway knows of the hang.
             body = await told(server, 503)
             roles = {each["role"]: each for each in body["roles"]}
             assert [name for name, each in roles.items() if not each["ready"]] == [role]
@@ -66,12 +65,11 @@ def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> None:
         assert value(await scrape(server.url, admin), "role_hangs") == 0
         assert f"{role}: hangs\n" in server.log.read_text()
 
-    with running_server(tmp_path) as server:
-        asyncio.run(scenario(server))
 
-
-def test_one_worker_of_two_hangs_and_the_supervisor_tells_of_a_gateway(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_readyz_with_one_hanging_worker_and_gateway_is_told_by_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    with running_server(tmp_path, "--workers", "2") as server:
         pids = await server.pids()
         os.kill(pids["worker-1"], signal.SIGSTOP)
         os.kill(pids["gateway"], signal.SIGSTOP)
@@ -83,12 +81,9 @@ def test_one_worker_of_two_hangs_and_the_supervisor_tells_of_a_gateway(tmp_path:
         assert body["missing"] == ["worker-1: hangs; it is started again if it stays so"]
         os.kill(pids["worker-1"], signal.SIGCONT)
 
+
+async def test_new_runs_with_a_hanging_worker_go_to_the_other(tmp_path: Path) -> None:
     with running_server(tmp_path, "--workers", "2") as server:
-        asyncio.run(scenario(server))
-
-
-def test_new_runs_go_to_the_worker_that_answers(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
         pids = await server.pids()
         workers = [pids["worker-0"], pids["worker-1"]]
         async with server.client() as client:
@@ -118,19 +113,14 @@ def test_new_runs_go_to_the_worker_that_answers(tmp_path: Path) -> None:
                     os.kill(pid, signal.SIGCONT)
             assert (await asyncio.wait_for(waiting, 10))["exit_code"] == 0
 
-    with running_server(tmp_path, "--workers", "2") as server:
-        asyncio.run(scenario(server))
-
 
 async def told_of_all(server: RunningServer) -> None:
-    """Wait until no role hangs."""
     async with asyncio.timeout(10):
         while (await told(server, 200))["missing"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
-    """Ask for a completion."""
     headers, asked = {"Authorization": f"Bearer {key}"}, {"model": "tiny", "prompt": "a"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -140,13 +130,15 @@ async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", ["all", "database"])
-def test_a_data_directory_that_is_removed_is_told(tmp_path: Path, what: str) -> None:
+async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
+    tmp_path: Path, what: str
+) -> None:
     """Nothing is acknowledged that would be lost, and each request is refused without a traceback.
 
     A directory that comes back as it was is good again.
     """
-
-    async def scenario(server: RunningServer) -> None:
+    data_dir = tmp_path / "data"
+    with running_server(data_dir) as server:
         async with server.client() as client, server.admin() as admin:
             await client.upload(guests.DECODE_WASM, name="decode")
             await client.upload(guests.HANG_WASM, name="hang")
@@ -177,21 +169,13 @@ def test_a_data_directory_that_is_removed_is_told(tmp_path: Path, what: str) -> 
             await client.cancel(run)
         assert "Traceback" not in server.log.read_text()
 
+
+async def test_server_without_its_data_directory_stops_cleanly(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    with running_server(data_dir) as server:
-        asyncio.run(scenario(server))
-
-
-def test_a_server_ends_well_without_its_data_directory(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
-        with server.log.open() as log:
-            shutil.rmtree(data_dir, ignore_errors=True)
-            shutil.rmtree(data_dir, ignore_errors=True)  # what was written meanwhile
-            await told(server, 503)
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(20) == 0
-            assert "Traceback" not in log.read()
-
-    data_dir = tmp_path / "data"
-    with running_server(data_dir) as server:
-        asyncio.run(scenario(server))
+    with running_server(data_dir) as server, server.log.open() as log:
+        shutil.rmtree(data_dir, ignore_errors=True)
+        shutil.rmtree(data_dir, ignore_errors=True)  # what was written meanwhile
+        await told(server, 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        assert "Traceback" not in log.read()

@@ -55,50 +55,43 @@ async def end(client: Client, run: str) -> dict[str, Any]:
 async def played(
     client: Client, program: str, given: str, entry: str | None = None
 ) -> dict[str, Any]:
-    """Run a program to its end, with one message for it."""
     run = await client.start(program, input=given, entry=entry)
     with contextlib.suppress(ServerError):  # it may have ended already
         await client.send(run, b"one", close=True)
     return await end(client, run)
 
 
-def test_assemblyscript_aborts_with_its_words(server: RunningServer, tmp_path: Path) -> None:
+async def test_assemblyscript_abort_ends_the_run_with_its_message(
+    server: RunningServer, tmp_path: Path
+) -> None:
     program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm")
-
-    async def main() -> None:
-        async with server.client() as client:
-            uploaded = await client.upload(program, "aborts")
-            for part, words in ABORTS.items():
-                result = await client.run(uploaded["id"], input=part)
-                assert result["status"] == "trapped", result
-                assert result["error"].startswith(words)
-
-    asyncio.run(main())
+    async with server.client() as client:
+        uploaded = await client.upload(program, "aborts")
+        for part, words in ABORTS.items():
+            result = await client.run(uploaded["id"], input=part)
+            assert result["status"] == "trapped", result
+            assert result["error"].startswith(words)
 
 
-def test_the_tours_of_both_sdks_read_nothing_late(server: RunningServer, tmp_path: Path) -> None:
+async def test_sdk_tours_import_nothing_late(server: RunningServer, tmp_path: Path) -> None:
     tour = compiled("tests/tour.ts", tmp_path / "tour.wasm")
     constraints = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
-
-    async def main() -> None:
-        async with server.client() as client:
-            ours, theirs, formats = [
-                (await client.upload(wasm))["id"]
-                for wasm in (tour, build(PROBE).read_bytes(), constraints)
-            ]
-            ended = await asyncio.gather(
-                *(played(client, ours, part) for part in PARTS),
-                *(played(client, theirs, "seed", entry) for entry in ENTRIES),
-                played(client, formats, ""),
-            )
-            assert {each["status"] for each in ended} == {"exited", "trapped"}
-            for path in [file["path"] async for file in client.kv()]:  # others find none of these
-                await client.kv_remove(path)
-
-    asyncio.run(main())
+    async with server.client() as client:
+        ours, theirs, formats = [
+            (await client.upload(wasm))["id"]
+            for wasm in (tour, build(PROBE).read_bytes(), constraints)
+        ]
+        ended = await asyncio.gather(
+            *(played(client, ours, part) for part in PARTS),
+            *(played(client, theirs, "seed", entry) for entry in ENTRIES),
+            played(client, formats, ""),
+        )
+        assert {each["status"] for each in ended} == {"exited", "trapped"}
+        for path in [file["path"] async for file in client.kv()]:  # others find none of these
+            await client.kv_remove(path)
 
 
-def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
+async def test_hostile_guests_import_nothing_late(server: RunningServer) -> None:
     async def meet(client: Client, guest: Guest) -> str:
         source = guest.source
         wasm = source if isinstance(source, bytes) else bytes(wat2wasm(source))
@@ -111,16 +104,13 @@ def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
             await client.cancel(run)
         return str((await end(client, run))["status"])
 
-    async def main() -> None:
-        async with server.client() as client:
-            ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))
-        assert set(ended) == {"exited", "trapped", "killed"}  # and none failed
-
-    asyncio.run(main())
+    async with server.client() as client:
+        ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))
+    assert set(ended) == {"exited", "trapped", "killed"}  # and none failed
 
 
 @pytest.mark.parametrize("late_import", ["import colorsys", "'x'.encode('mac_latin2')"])
-def test_a_late_import_is_found(tmp_path: Path, late_import: str) -> None:
+def test_late_import_is_detected(tmp_path: Path, late_import: str) -> None:
     """As it is in a process that contains itself, with a file system or without."""
     script = f"""
 from symphony_runtime.sandboxing.contain import contain
@@ -139,7 +129,9 @@ except (ImportError, LookupError):
         assert len(late.contained) == 1
 
 
-def test_workers_compilers_and_checkers_are_watched(server: RunningServer, late: Late) -> None:
+def test_late_import_watch_covers_workers_compilers_and_checkers(
+    server: RunningServer, late: Late
+) -> None:
     worker = asyncio.run(server.pids())["worker-0"]
     late.attempts()
     assert worker in late.contained

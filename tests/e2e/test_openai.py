@@ -52,7 +52,7 @@ async def greedy_text(server: RunningServer, tokenizer: Tokenizer, prompt: str) 
 
 
 # --- Completions ---------------------------------------------------------------------------------
-def test_greedy_is_what_a_program_of_one_s_own_decodes(
+def test_completion_greedy_equals_a_program_that_decodes(
     server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     expected = asyncio.run(greedy_text(server, tokenizer, PROMPT))
@@ -73,7 +73,7 @@ def test_greedy_is_what_a_program_of_one_s_own_decodes(
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_prompts_may_be_texts_or_tokens_one_or_many(
+def test_completion_prompts_may_be_texts_or_tokens_one_or_many(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
@@ -90,7 +90,7 @@ def test_prompts_may_be_texts_or_tokens_one_or_many(
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
 
 
-def test_the_answer_s_tokens_are_told_and_go_into_the_next_prompt(
+def test_completion_token_ids_are_returned_and_accepted_as_a_prompt(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     wanted: dict[str, Any] = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
@@ -107,7 +107,9 @@ def test_the_answer_s_tokens_are_told_and_go_into_the_next_prompt(
     assert "token_ids" not in (complete(client, prompt).choices[0].model_extra or {})
 
 
-def test_a_text_begins_as_the_tokenizer_has_it(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_completion_text_begins_as_the_tokenizer_has_it(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
     tokens = tokenizer.encode(PROMPT).ids
     assert tokens[0] == tokenizer.token_to_id("<|endoftext|>")
     usual = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0)
@@ -116,7 +118,7 @@ def test_a_text_begins_as_the_tokenizer_has_it(client: openai.OpenAI, tokenizer:
     assert usual.usage.prompt_tokens == len(tokens)
 
 
-def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
+def test_completion_with_n_computes_the_prompt_once(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 3}
     first, again = complete(client, **fields), complete(client, **fields)
     texts = [choice.text for choice in first.choices]
@@ -132,7 +134,7 @@ def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
     assert text(client, n=2) == text(client)
 
 
-def test_the_best_of_several_is_the_likeliest(client: openai.OpenAI) -> None:
+def test_completion_with_best_of_returns_the_likeliest(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 0}
 
     def score(choice: Any) -> float:
@@ -147,23 +149,23 @@ def test_the_best_of_several_is_the_likeliest(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, -5])
-def test_a_seed_gives_the_same_text(client: openai.OpenAI, seed: int) -> None:
+def test_completion_with_a_seed_repeats(client: openai.OpenAI, seed: int) -> None:
     fields: dict[str, Any] = {"temperature": 1.3, "seed": seed}
     assert text(client, **fields) == text(client, **fields)
     assert text(client, **fields) == joined(streamed(client, **fields))
 
 
-def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
+def test_completion_without_a_seed_differs(client: openai.OpenAI) -> None:
     assert len({text(client, temperature=1.5) for _ in range(4)}) > 1
 
 
-def test_samplers_can_leave_only_the_best(client: openai.OpenAI) -> None:
+def test_completion_with_narrow_sampling_is_greedy(client: openai.OpenAI) -> None:
     best = text(client)
     for extra in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 0.0}):
         assert text(client, temperature=1.0, extra_body=extra) == best
 
 
-def test_texts_to_stop_at_are_found_across_tokens_and_not_shown(client: openai.OpenAI) -> None:
+def test_completion_with_stop_ends_before_it_also_across_tokens(client: openai.OpenAI) -> None:
     whole = text(client, max_tokens=48)
     tried = 0
     for start in range(3, len(whole) - 6, 5):
@@ -180,7 +182,9 @@ def test_texts_to_stop_at_are_found_across_tokens_and_not_shown(client: openai.O
     assert text(client, max_tokens=48, stop=[whole[-4:] + "\0"]) == whole
 
 
-def test_characters_are_never_split(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_completion_stream_never_splits_a_character(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
     vocabulary = tokenizer.get_vocab()
     pieces = [vocabulary[c] for c in "\u00e2\u0124\u00ac"]  # the bytes of the euro sign, spelled
     fields: dict[str, Any] = {
@@ -198,7 +202,9 @@ def test_characters_are_never_split(client: openai.OpenAI, tokenizer: Tokenizer)
     assert characters > 5
 
 
-def test_the_end_of_a_text_can_be_put_off(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
     whole = complete(client, logprobs=0)
     assert whole.choices[0].logprobs is not None
     spelled = whole.choices[0].logprobs.tokens or []
@@ -219,7 +225,9 @@ def test_the_end_of_a_text_can_be_put_off(client: openai.OpenAI, tokenizer: Toke
     assert joined(streamed_later) == later.choices[0].text
 
 
-def test_penalties_and_bias_change_what_comes(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_completion_with_penalties_and_bias_changes(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
     token = tokenizer.encode(" the", add_special_tokens=False).ids[0]
     wanted = text(client, logit_bias={str(token): 100}, max_tokens=5)
     assert wanted == " the" * 5
@@ -229,7 +237,9 @@ def test_penalties_and_bias_change_what_comes(client: openai.OpenAI, tokenizer: 
     assert text(client, presence_penalty=2.0, max_tokens=64) != text(client, max_tokens=64)
 
 
-def test_echo_puts_the_prompt_first(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_completion_with_echo_begins_with_the_prompt(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
     assert text(client, echo=True) == PROMPT + text(client)
     tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     assert joined(streamed(client, tokens, echo=True)) == PROMPT + text(client)
@@ -239,7 +249,7 @@ def test_echo_puts_the_prompt_first(client: openai.OpenAI, tokenizer: Tokenizer)
     assert only.usage.completion_tokens == 0
 
 
-def test_log_probabilities_of_what_was_chosen(client: openai.OpenAI) -> None:
+def test_completion_logprobs_are_those_of_the_chosen_tokens(client: openai.OpenAI) -> None:
     completion = complete(client, logprobs=0)
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
@@ -258,7 +268,7 @@ def test_log_probabilities_of_what_was_chosen(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_prompt_s_own_tokens_are_scored(
+def test_completion_with_echo_and_logprobs_scores_the_prompt(
     client: openai.OpenAI, tokenizer: Tokenizer, count: int
 ) -> None:
     prompt = LONG_PROMPT * 2 + PROMPT  # more than the program scores at once
@@ -287,7 +297,7 @@ def test_a_prompt_s_own_tokens_are_scored(
     assert again[1:] == pytest.approx(chances[1:], abs=1e-3)
 
 
-def test_the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
+def test_completion_top_logprobs_are_the_likeliest(client: openai.OpenAI) -> None:
     choice = complete(client, logprobs=4, temperature=1.0, seed=5).choices[0]
     assert choice.logprobs is not None
     chosen = zip(choice.logprobs.tokens or [], choice.logprobs.token_logprobs or [], strict=True)
@@ -306,7 +316,7 @@ def test_the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
         assert likely == sorted(likely, reverse=True)
 
 
-def test_a_known_prompt_is_not_computed_again(client: openai.OpenAI) -> None:
+def test_completion_of_a_cached_prompt_does_not_compute_it_again(client: openai.OpenAI) -> None:
     def cached(**fields: Any) -> tuple[str, int]:
         completion = complete(client, LONG_PROMPT + "x = 1\n", **fields)
         assert completion.usage is not None
@@ -321,20 +331,17 @@ def test_a_known_prompt_is_not_computed_again(client: openai.OpenAI) -> None:
     assert cached(n=2)[1] == tokens
 
 
-def test_a_stream_ends_with_its_usage_and_done(server: RunningServer) -> None:
-    async def scenario() -> list[str]:
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "stream": True,
-                "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
-        headers = {"Authorization": f"Bearer {server.key}"}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.post(f"{server.url}/v1/completions", json=body) as response,
-        ):
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
-            return (await response.text()).split("\n\n")
-
-    events = asyncio.run(scenario())
+async def test_completion_stream_ends_with_usage_and_done(server: RunningServer) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "stream": True,
+            "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
+    headers = {"Authorization": f"Bearer {server.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{server.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        events = (await response.text()).split("\n\n")
     assert events[-1] == ""
     assert events[-2] == "data: [DONE]"
     last = json.loads(events[-3].removeprefix("data: "))
@@ -345,7 +352,7 @@ def test_a_stream_ends_with_its_usage_and_done(server: RunningServer) -> None:
 
 
 # --- Chat ----------------------------------------------------------------------------------------
-def test_a_conversation_goes_through_the_model_s_template(
+def test_chat_messages_go_through_the_models_template(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     answer = client.chat.completions.create(
@@ -376,7 +383,7 @@ def test_a_conversation_goes_through_the_model_s_template(
     assert chunks[-2].choices[0].finish_reason == answer.choices[0].finish_reason
 
 
-def test_chat_tells_log_probabilities(client: openai.OpenAI) -> None:
+def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
     )
@@ -388,7 +395,7 @@ def test_chat_tells_log_probabilities(client: openai.OpenAI) -> None:
 
 
 # --- Responses -----------------------------------------------------------------------------------
-def test_responses_are_answers_to_text(client: openai.OpenAI) -> None:
+def test_responses_answer_a_text(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=MODEL, input="read a file", instructions="Code", max_output_tokens=TOKENS,
         temperature=0,
@@ -417,7 +424,7 @@ def test_responses_are_answers_to_text(client: openai.OpenAI) -> None:
                           "response.output_item.done", "response.incomplete"]  # fmt: skip
 
 
-def test_a_response_that_ends_by_itself_is_completed(client: openai.OpenAI) -> None:
+def test_responses_that_end_by_themselves_are_completed(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"input": "read a file", "extra_body": {"stop": "("}, "temperature": 0}
     response = client.responses.create(model=MODEL, **asked)
     assert response.status == "completed"

@@ -29,16 +29,13 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 # --- Models and programs -------------------------------------------------------------------------
-def test_models_are_the_model_and_the_tenant_s_programs(
+async def test_models_list_the_model_and_the_tenants_programs(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
-    async def upload() -> None:
-        async with server.client() as own:
-            await own.upload(guests.ECHO_WASM, name="echo-model")
-            await own.upload(guests.SPEAKER_WASM, name="speaker-model")
-            await own.upload(guests.CHATTY_WASM, name="chatty-model")
-
-    asyncio.run(upload())
+    async with server.client() as own:
+        await own.upload(guests.ECHO_WASM, name="echo-model")
+        await own.upload(guests.SPEAKER_WASM, name="speaker-model")
+        await own.upload(guests.CHATTY_WASM, name="chatty-model")
     models = list(client.models.list())
     assert models[0].id == MODEL
     assert {"echo-model", "speaker-model"} <= {model.id for model in models}
@@ -47,7 +44,9 @@ def test_models_are_the_model_and_the_tenant_s_programs(
     assert not any("~" in model.owned_by for model in models)
 
 
-def test_a_key_gives_the_same_answer_again(server: RunningServer, client: openai.OpenAI) -> None:
+async def test_idempotency_key_repeats_the_same_answer(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
     """Whole or streamed, of the model or of a program; it was computed once."""
 
     asked: list[str] = []
@@ -66,17 +65,13 @@ def test_a_key_gives_the_same_answer_again(server: RunningServer, client: openai
     assert ask("own", model="chatty-model") == ask("own", model="chatty-model")
     with pytest.raises(openai.UnprocessableEntityError):
         ask("whole", max_tokens=13)
-
-    async def runs() -> set[str]:
-        async with server.client() as own:
-            return {run["id"] async for run in own.runs()}
-
     assert len(asked) == 7
     assert len(set(asked)) == 4
-    assert set(asked) <= asyncio.run(runs()), "a run with a key is kept"
+    async with server.client() as own:
+        assert set(asked) <= {run["id"] async for run in own.runs()}, "a run with a key is kept"
 
 
-def test_a_program_s_messages_are_the_answer(client: openai.OpenAI) -> None:
+def test_program_as_a_model_answers_with_its_messages(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="chatty-model", messages=MESSAGES)
     expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
     assert answer.choices[0].message.content == expected
@@ -88,7 +83,7 @@ def test_a_program_s_messages_are_the_answer(client: openai.OpenAI) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in streamed_chat) == expected
 
 
-def test_a_program_that_fails_is_an_error_with_its_reason(client: openai.OpenAI) -> None:
+def test_program_as_a_model_that_fails_is_an_error_with_its_reason(client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="trapped"):
         client.chat.completions.create(model="speaker-model", messages=MESSAGES)
     # It exits with 7, after it has sent its input back.
@@ -101,7 +96,7 @@ def test_a_program_that_fails_is_an_error_with_its_reason(client: openai.OpenAI)
 
 
 # --- Errors --------------------------------------------------------------------------------------
-def test_errors_are_openai_s(server: RunningServer, client: openai.OpenAI) -> None:
+def test_errors_have_openais_shape(server: RunningServer, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="nothing", prompt="x")
     assert missing.value.code == "model_not_found"
@@ -145,7 +140,9 @@ def test_errors_are_openai_s(server: RunningServer, client: openai.OpenAI) -> No
         ({"extra_body": {"stop_token_ids": [9999]}}, "stop_token_ids"),
     ],
 )
-def test_what_is_wrong_is_said(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_completion_with_a_wrong_field_says_what_is_wrong(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, **fields)
     assert refused.value.param == param
@@ -171,7 +168,7 @@ def test_what_is_wrong_is_said(client: openai.OpenAI, fields: dict[str, Any], pa
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_chat_is_said(
+def test_chat_with_a_wrong_field_says_what_is_wrong(
     client: openai.OpenAI, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -189,7 +186,7 @@ def test_what_is_wrong_in_a_chat_is_said(
         ({"text": {"format": {"type": "xml"}}}, "text"),
     ],
 )
-def test_what_responses_do_not_do_is_said(
+def test_responses_with_an_unsupported_field_say_so(
     client: openai.OpenAI, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -198,7 +195,9 @@ def test_what_responses_do_not_do_is_said(
 
 
 # --- Many, and those who leave -------------------------------------------------------------------
-def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: openai.OpenAI) -> None:
+def test_completions_in_a_crowd_equal_completions_alone(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
     prompts = [f"class Case{i}:\n" + "    x = 1\n" * (i % 7) for i in range(CROWD)]
     alone = [text(client, prompt) for prompt in prompts[:4]]
 
@@ -223,7 +222,9 @@ def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: opena
     asyncio.run(server.wait_until_idle())
 
 
-def test_who_leaves_takes_the_run_along(server: RunningServer, client: openai.OpenAI) -> None:
+def test_client_that_disconnects_cancels_its_run(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
     endless: dict[str, Any] = {"max_tokens": 1800, "extra_body": {"ignore_eos": True}}
 
     def spent() -> int:
@@ -241,7 +242,7 @@ def test_who_leaves_takes_the_run_along(server: RunningServer, client: openai.Op
     assert 0 < spent() - after_stream < 1700
 
 
-def test_requests_are_not_kept_as_runs_nor_as_programs(
+def test_openai_requests_are_not_kept_as_runs_or_programs(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     async def known() -> tuple[set[str], set[str]]:
@@ -259,7 +260,7 @@ def test_requests_are_not_kept_as_runs_nor_as_programs(
     assert f"run_{completion.id.removeprefix('cmpl-')}" not in runs
 
 
-def test_a_live_request_is_a_run_that_can_be_cancelled(
+def test_openai_request_under_way_is_a_run_that_can_be_cancelled(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     stream: Any = complete(client, stream=True, max_tokens=1800, extra_body={"ignore_eos": True})

@@ -1,4 +1,4 @@
-"""What an answer has to be, over OpenAI's routes: formats, and vLLM's fields beside them."""
+"""Constrained answers over OpenAI's routes, by its formats and by vLLM's fields."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def completed(client: openai.OpenAI, **given: Any) -> list[str]:
     return [choice.text for choice in completion.choices]
 
 
-def test_chat_answers_are_instances_of_the_schema(client: openai.OpenAI) -> None:
+def test_chat_with_a_json_schema_answers_with_an_instance(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 300, "seed": 2}
     answer = client.chat.completions.create(**asked, n=3, response_format=FORMAT)
     for choice in answer.choices:
@@ -44,7 +44,7 @@ def test_chat_answers_are_instances_of_the_schema(client: openai.OpenAI) -> None
     jsonschema.validate(json.loads(penal.choices[0].message.content or ""), PERSON)
 
 
-def test_responses_have_their_format_under_text(client: openai.OpenAI) -> None:
+def test_responses_with_a_text_format_follow_it(client: openai.OpenAI) -> None:
     answer = client.responses.create(
         model=MODEL, input="Who?", max_output_tokens=300,
         text={"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
@@ -52,7 +52,7 @@ def test_responses_have_their_format_under_text(client: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(answer.output_text), PERSON)
 
 
-def test_a_completion_is_guided_as_vllm_has_it(client: openai.OpenAI) -> None:
+def test_completion_with_vllms_guided_fields_follows_them(client: openai.OpenAI) -> None:
     for text in completed(client, n=3, extra_body={"guided_regex": "[A-Z][a-z]{2,5}-[0-9]{3}"}):
         assert re.fullmatch(r"[A-Z][a-z]{2,5}-\d{3}", text)
     choices = ["yes (or no)", "no\n", "*"]
@@ -64,14 +64,14 @@ def test_a_completion_is_guided_as_vllm_has_it(client: openai.OpenAI) -> None:
     assert re.fullmatch(r"\(\d\d?(\+\d\d?){1,3}\)", text)
 
 
-def test_one_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_constrained_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
     cut = client.completions.create(**asked, extra_body={"guided_regex": "[a-z]{50}"})
     assert cut.choices[0].finish_reason == "length"
     assert re.fullmatch("[a-z]+", cut.choices[0].text)
 
 
-def test_a_schema_that_is_wrong_is_said_with_its_place(client: openai.OpenAI) -> None:
+def test_invalid_schema_is_refused_with_its_place(client: openai.OpenAI) -> None:
     for fields, param, words in (
         ({"guided_json": WRONG}, "guided_json", "#/properties/age: Invalid type: intger"),
         ({"guided_regex": "a(b"}, "guided_regex", "column 2"),

@@ -1,4 +1,4 @@
-"""Programs that reach the outside, over HTTP, in the real processes, on the tiny model."""
+"""Egress and tools of real processes; each test has a server of its own, which it may kill."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from symphony_runtime.cli.projects import build
 from symphony_runtime.config.serve import read_options
 
 from tests.runtime.gateway.egress.test_http import site
+from tests.support.examples import EXAMPLES
 from tests.support.gateway.egress import calls_of, finish, start, tool_table
-from tests.support.server.examples import EXAMPLES, play, scenario
 from tests.support.server.server import (
     RunningServer,
     alive,
@@ -22,69 +22,8 @@ from tests.support.server.server import (
     still_alive,
 )
 
-RISES = "The Lys rises in Lisbourg and is 202 km long."
-CITY = "Ghent is a city in Flanders, where the Lys meets the Scheldt."
 
-
-def test_react_computes_each_token_once(server: RunningServer) -> None:
-    told = scenario("react")
-    result, grown = play(server, EXAMPLES / "react" / "rust", told["input"])
-    assert (result["status"], result["exit_code"]) == ("exited", 0), result
-    *steps, end = [json.loads(message) for message in result["messages"]]
-    assert [step["observation"] for step in steps] == [RISES, CITY, RISES]
-    assert all(step["ok"] and step["thought"] for step in steps)
-    assert end["answer"]
-    # What was computed: all that was said, and what was chosen but each text's last token.
-    assert grown["tokens_computed"] == end["prefilled"] + end["generated"] - 4
-    assert grown["tokens_computed"] == end["tokens"] - 1
-
-
-# Exactly as many tokens as asked for, drawn with a seed: what a measurement wants of it.
-EXACT = {
-    "question": "Where does the Lys rise?",
-    "queries": ["lys rises"],
-    "steps": 2,
-    "thought_tokens": 9,
-    "answer_tokens": 7,
-    "ignore_eos": True,
-    "temperature": 0.9,
-    "seed": 5,
-}
-
-
-def test_react_is_the_same_program_in_both_languages(server: RunningServer) -> None:
-    told = []
-    for language in ("rust", "assemblyscript"):
-        result, grown = play(server, EXAMPLES / "react" / language, EXACT)
-        told.append([json.loads(message) for message in result["messages"]])
-        assert told[-1][-1]["generated"] == 2 * 9 + 7
-        assert grown["tokens_computed"] == told[-1][-1]["tokens"] - 1
-    assert told[0] == told[1]
-
-
-def test_react_ends_without_its_tool(server: RunningServer) -> None:
-    given = {"question": "?", "tool": "example.none", "steps": 1, "queries": ["x"]}
-    result, _ = play(server, EXAMPLES / "react" / "rust", given)
-    assert (result["status"], result["exit_code"]) == ("exited", 1)
-    assert result["messages"] == []  # it cannot be called: its log says why
-
-
-def test_read_api_goes_on_behind_what_it_looked_up(server: RunningServer) -> None:
-    told = scenario("read_api")
-    result, grown = play(server, EXAMPLES / "read_api", told["input"])
-    assert (result["status"], result["exit_code"]) == ("exited", 0), result
-    *messages, end = [json.loads(message) for message in result["messages"]]
-    assert len(messages) == told["expect"]["messages"] - 1
-    found = [message["found"] for message in messages if "found" in message]
-    assert found[0].startswith("json.dumps(obj, *, skipkeys=False")
-    assert found[1] == "os.replace(src, dst, *, src_dir_fd=None, dst_dir_fd=None)"
-    # A text that ends at a tag, or at its number of tokens, has one token that nobody computed.
-    assert grown["tokens_computed"] == end["tokens"] - 1
-
-
-# --- Processes of their own: what is killed here is nobody else's -------------------------------
 def toml(tools: dict[str, Any], url: str) -> str:
-    """A configuration with a tool server, and one URL."""
     lines = ["[tools.t]"]
     for key, value in tools.items():
         if isinstance(value, dict):
@@ -99,23 +38,10 @@ def toml(tools: dict[str, Any], url: str) -> str:
 SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
-def test_the_outside_of_real_processes(tmp_path: Path) -> None:
+async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) -> None:
     """A URL of the allow list; a gateway that dies during a call: the run fails, and the call is
     not made again; the tool server goes with its gateway, and the next one has another.
     """
-
-    async def main() -> None:
-        async with site() as there:
-            config = tmp_path / "symphony.toml"
-            config.write_text(toml(tool_table(tmp_path), f"{there.url}/api/"))
-            with running_server(
-                tmp_path / "data", "--config", str(config), executor="torch"
-            ) as server:
-                await read_a_page(server, there.url)
-                await lose_the_gateway(server)
-                below = descendants(server.process.pid)
-                assert server.stop() == 0
-                assert not still_alive(below)
 
     async def read_a_page(server: RunningServer, url: str) -> None:
         wasm = build(EXAMPLES / "read_api")
@@ -151,10 +77,18 @@ def test_the_outside_of_real_processes(tmp_path: Path) -> None:
             while any(map(alive, tools)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    asyncio.run(main())
+    async with site() as there:
+        config = tmp_path / "symphony.toml"
+        config.write_text(toml(tool_table(tmp_path), f"{there.url}/api/"))
+        with running_server(tmp_path / "data", "--config", str(config), executor="torch") as server:
+            await read_a_page(server, there.url)
+            await lose_the_gateway(server)
+            below = descendants(server.process.pid)
+            assert server.stop() == 0
+            assert not still_alive(below)
 
 
-def test_the_examples_configuration_is_one() -> None:
+def test_example_configuration_is_valid() -> None:
     """It names the server that the tests start, with the first `python` there is."""
     options = read_options(EXAMPLES / "symphony.toml", {})
     table: dict[str, Any] = tomllib.loads((EXAMPLES / "symphony.toml").read_text())

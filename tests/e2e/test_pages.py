@@ -53,18 +53,18 @@ def hello(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "hello"
 
 
-def test_the_two_commands_are_there() -> None:
+def test_page_has_its_two_commands() -> None:
     targets = re.findall(r"^make (\w+)", "\n".join(COMMANDS), re.MULTILINE)
     assert targets == ["demo", "test"]
     for target in targets:
         assert re.search(rf"^{target}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_a_first_lip_is_twenty_lines() -> None:
+def test_page_first_lip_has_twenty_lines() -> None:
     assert len(PROGRAM.splitlines()) <= 25
 
 
-def test_the_first_lip_runs(server: RunningServer, hello: Path) -> None:
+def test_page_first_lip_runs(server: RunningServer, hello: Path) -> None:
     commands = block("symphony serve").splitlines()
     assert commands[0].startswith("symphony serve &")  # it serves already
     said = run("\n".join([path(), *commands[2:]]), server, hello)
@@ -72,7 +72,7 @@ def test_the_first_lip_runs(server: RunningServer, hello: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
-def test_the_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) -> None:
+def test_page_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) -> None:
     commands = block("curl ").replace("http://127.0.0.1:8700", server.url)
     commands = re.sub(r"\$\(cat [^)]*\)", f"$(cat '{server.data_dir}/default.key')", commands)
     said = run(commands, server, hello)
@@ -95,7 +95,7 @@ def test_the_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) 
         "examples/swarm/README.md",
     ],
 )
-def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
+def test_page_commands_work(server: RunningServer, tmp_path: Path, page: str) -> None:
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
     blocks = re.findall(r"```sh\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)

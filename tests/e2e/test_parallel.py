@@ -14,7 +14,6 @@ WAIT_SECONDS_MAX = 60
 
 
 async def answered(server: RunningServer) -> str:
-    """Return what the model says behind a prompt, greedily."""
     body = {"model": "tiny", "prompt": "def main(", "max_tokens": 8, "temperature": 0}
     headers = {"Authorization": f"Bearer {server.key}"}
     async with (
@@ -27,7 +26,6 @@ async def answered(server: RunningServer) -> str:
 
 
 def ranks(kernel: int) -> set[int]:
-    """Return the ranks' processes of a kernel that is ready."""
     command = "symphony_kernel.executor.parallel"
     return {
         pid
@@ -43,8 +41,9 @@ async def wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_over_two_ranks_comes_back_when_one_of_them_dies(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_server_over_two_ranks_recovers_when_a_rank_dies(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--tensor-parallel", "2", "--pool-bytes", "16000000")
+    with running_server(tmp_path, *options, executor="torch") as server:
         wanted = await answered(server)
         kernel = (await server.pids())["kernel"]
         [rank] = ranks(kernel)
@@ -58,7 +57,3 @@ def test_a_server_over_two_ranks_comes_back_when_one_of_them_dies(tmp_path: Path
         [rank] = ranks(kernel)
         os.kill(kernel, signal.SIGKILL)
         await wait_until_gone(rank)
-
-    options = ("--device", "cpu", "--tensor-parallel", "2", "--pool-bytes", "16000000")
-    with running_server(tmp_path, *options, executor="torch") as server:
-        asyncio.run(scenario(server))

@@ -42,7 +42,6 @@ class Pair:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def generate(self, text: str) -> list[int]:
-        """Return what transformers' own greedy loop generates."""
         prompt = torch.tensor([self.prompt(text)])
         with torch.inference_mode():
             # A configuration of its own: the model's would end at its eos.
@@ -51,7 +50,6 @@ class Pair:
         return list(out[0, prompt.shape[1] :].tolist())
 
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Return transformers' [n, vocab] logits."""
         with torch.inference_mode():
             values: npt.NDArray[np.float32] = self.peer(torch.tensor([tokens])).logits[0].numpy()
         return values
@@ -102,7 +100,6 @@ def output(result: dict[str, Any]) -> bytes:
 
 
 async def decode(client: Client, texts: list[str]) -> list[list[int]]:
-    """Return what each of the programs that begin together generates."""
     program = (await client.upload(wat2wasm(greedy(TOKENS, waits=True)), name="greedy"))["id"]
     runs = [await client.start(program, input=text) for text in texts]
     await asyncio.gather(*(client.send(each, b"go") for each in runs))

@@ -52,8 +52,6 @@ def numbers(result: dict[str, Any]) -> list[int]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A server's folder with two tenants."""
-
     async def make() -> None:
         store = Store(tmp_path / "symphony.sqlite")
         for tenant in ("default", "acme"):
@@ -64,12 +62,12 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_second_run_computes_only_the_rest(data_dir: Path) -> None:
+async def test_prefix_of_an_earlier_run_is_not_computed_again(data_dir: Path) -> None:
     executor = "torch" if WEIGHTS.is_file() else "simulated"
     text = "".join(chr(5 + i % 100) + "\0\0\0" for i in range(100))
     longer = text + "\x07\0\0\0" * 10
-
-    async def scenario() -> None:
+    other = (data_dir / "acme.key").read_text().strip()
+    with running_server(data_dir, executor=executor) as server:
         async with server.client() as client, Client(server.url, other) as stranger:
             for each in (client, stranger):
                 await each.upload(COMPLETE, name="complete")
@@ -92,7 +90,3 @@ def test_the_second_run_computes_only_the_rest(data_dir: Path) -> None:
             assert numbers(foreign) == numbers(first)
             idle = await server.wait_until_idle()
             assert idle["pages_free"] + idle["prefix_cache_idle_pages"] == idle["pages"]
-
-    other = (data_dir / "acme.key").read_text().strip()
-    with running_server(data_dir, executor=executor) as server:
-        asyncio.run(scenario())

@@ -15,8 +15,9 @@ KEPT_BYTES_MAX = 60 << 20
 CUT_SECONDS = 2.0
 
 
-def test_readers_that_do_not_read_are_cut_off_and_cost_little(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_stalled_readers_are_cut_off_and_cost_little(tmp_path: Path) -> None:
+    options = ("--slow-reader-seconds", str(CUT_SECONDS))
+    with running_server(tmp_path, *options, executor="torch") as server:
         place, pids = await furnish(server), await server.pids()
         async with server.admin() as admin:
             await admin.create_tenant("other")
@@ -49,7 +50,3 @@ def test_readers_that_do_not_read_are_cut_off_and_cost_little(tmp_path: Path) ->
         assert found.streams > 0
         assert (found.run, found.ticks) == ("exited", 200)
         assert await server.pids() == pids
-
-    options = ("--slow-reader-seconds", str(CUT_SECONDS))
-    with running_server(tmp_path, *options, executor="torch") as server:
-        asyncio.run(scenario())

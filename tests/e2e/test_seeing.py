@@ -27,57 +27,51 @@ DECODE_AND_HANG = wasm(
 )
 
 
-def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with running_server(tmp_path) as server:
-            admin = (tmp_path / "admin.key").read_text().strip()
-            async with server.client() as client:
-                await client.upload(DECODE, "decode")
-                await client.run("decode")
-                before = await scrape(server.url, admin)
-                kernel = (await server.pids())["kernel"]
-                os.kill(kernel, signal.SIGKILL)
-                async with asyncio.timeout(20):
-                    while True:
-                        away = await scrape(server.url, admin)
-                        if not value(away, "role_up", role="kernel"):
-                            break
-                        await asyncio.sleep(0.01)
-                assert value(away, "preds_total") == value(before, "preds_total") == 5
-                assert "kv_pages" not in names(away)
-                await server.wait_until_ready()
-                await client.run("decode")
-            after = await scrape(server.url, admin)
-            assert value(after, "preds_total") == 10
-            assert value(after, "generation_tokens_total") == 10
-            assert value(after, "kernel_restarts_total") == 1
-            assert value(after, "role_up") == 3
-
-    asyncio.run(scenario())
-
-
-def test_a_run_whose_worker_died_is_told_with_what_it_used(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with running_server(tmp_path) as server:
-            async with server.client() as client:
-                await client.upload(DECODE_AND_HANG, "hang")
-                run = await client.start("hang")
-                async for event in client.events(run):
-                    if event.kind == "message":
+async def test_metrics_continue_after_a_kernel_restart(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        admin = (tmp_path / "admin.key").read_text().strip()
+        async with server.client() as client:
+            await client.upload(DECODE, "decode")
+            await client.run("decode")
+            before = await scrape(server.url, admin)
+            kernel = (await server.pids())["kernel"]
+            os.kill(kernel, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while True:
+                    away = await scrape(server.url, admin)
+                    if not value(away, "role_up", role="kernel"):
                         break
-                os.kill((await server.pids())["worker-0"], signal.SIGKILL)
-                events = [event async for event in client.events(run)]
-                usage = (await client.result(run))["usage"]
-            assert events[-1].data["status"] == "failed"
-            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (8, 1)
-            series = await scrape(server.url, server.key)
-            assert value(series, "request_success_total", finished_reason="failed") == 1
-            assert value(series, "prompt_tokens_total") == 8
+                    await asyncio.sleep(0.01)
+            assert value(away, "preds_total") == value(before, "preds_total") == 5
+            assert "kv_pages" not in names(away)
+            await server.wait_until_ready()
+            await client.run("decode")
+        after = await scrape(server.url, admin)
+        assert value(after, "preds_total") == 10
+        assert value(after, "generation_tokens_total") == 10
+        assert value(after, "kernel_restarts_total") == 1
+        assert value(after, "role_up") == 3
 
-    asyncio.run(scenario())
+
+async def test_metrics_count_the_usage_of_a_run_whose_worker_died(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        async with server.client() as client:
+            await client.upload(DECODE_AND_HANG, "hang")
+            run = await client.start("hang")
+            async for event in client.events(run):
+                if event.kind == "message":
+                    break
+            os.kill((await server.pids())["worker-0"], signal.SIGKILL)
+            events = [event async for event in client.events(run)]
+            usage = (await client.result(run))["usage"]
+        assert events[-1].data["status"] == "failed"
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (8, 1)
+        series = await scrape(server.url, server.key)
+        assert value(series, "request_success_total", finished_reason="failed") == 1
+        assert value(series, "prompt_tokens_total") == 8
 
 
-def test_a_terminal_shows_a_bar_while_the_model_loads(tmp_path: Path) -> None:
+def test_serve_on_a_terminal_shows_progress_while_the_model_loads(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0",
                "--data-dir", str(tmp_path), "--threads", "1"]  # fmt: skip
@@ -90,7 +84,7 @@ def test_a_terminal_shows_a_bar_while_the_model_loads(tmp_path: Path) -> None:
         while b"serving tiny" not in shown:
             shown += os.read(screen, 1 << 16)
         server.send_signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):  # nobody holds the terminal any longer
+        with contextlib.suppress(OSError):  # the last process has closed the terminal
             while piece := os.read(screen, 1 << 16):
                 shown += piece
         assert server.wait() == 0

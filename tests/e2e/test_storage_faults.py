@@ -25,7 +25,7 @@ OFTEN: tuple[Make, ...] = (
     operations.SaveKv,
 )  # fmt: skip
 MEET: dict[Fault, tuple[Make, ...]] = {
-    # Whoever waits for a program that saves waits for its end, too, which is not stored.
+    # A client that waits for a program that saves waits for its end, too, which is not stored.
     FULL: tuple(make for make in OPERATIONS if make is not operations.SaveKv),
     ERROR: OFTEN,
     SHORT: OFTEN,
@@ -53,7 +53,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Fault], list[Cell
     [(fault, make) for fault, makes in MEET.items() for make in makes],
     ids=lambda value: value.name if isinstance(value, Fault) else value.__name__,
 )
-def test_what_is_acknowledged_is_there_once(
+def test_acknowledged_operations_are_done_exactly_once(
     met: Callable[[Fault], list[Cell]], fault: Fault, make: Make
 ) -> None:
     mine = [cell for cell in met(fault) if type(cell.operation) is make]
@@ -94,7 +94,7 @@ os.replace = forgiving
     ],
     ids=["gateway", "kernel"],
 )
-def test_a_planted_bug_is_found(
+def test_planted_storage_bug_is_found(
     tmp_path: Path, role: str, bug: str, kinds: Kind, make: Make
 ) -> None:
     """A real server forgives its storage, and acknowledges what is not there."""
@@ -115,7 +115,9 @@ class Exact(Operation):
      (0, DONE, True, False), (0, NOT_DONE, True, False), (0, "half", True, True),
      (200, NOT_DONE, True, True), (200, DIED, True, False), (200, DIED, False, True)],
 )  # fmt: skip
-def test_the_checker_finds(status: int, state: str, kills: bool, wrong: bool) -> None:
+def test_storage_checker_finds_each_kind_of_fault(
+    status: int, state: str, kills: bool, wrong: bool
+) -> None:
     cell = Cell(Exact.__new__(Exact), 1, "", status, kills=kills)
     cell.judge(state, "then")
     assert bool(cell.wrong) is wrong

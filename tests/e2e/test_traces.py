@@ -24,7 +24,7 @@ def symphony(server: RunningServer, *arguments: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-def test_a_decoding_run_is_shown_from_its_call_to_its_step(
+def test_trace_of_a_decoding_run_shows_calls_and_steps(
     server: RunningServer, tmp_path: Path
 ) -> None:
     async def scenario() -> str:
@@ -72,8 +72,8 @@ def test_a_decoding_run_is_shown_from_its_call_to_its_step(
     assert (missing.returncode, missing.stdout) == (1, "")
 
 
-def test_steps_that_the_device_went_on_with_have_its_times(server: RunningServer) -> None:
-    """The kernel hears of some of them together, and late; they were computed one by one."""
+def test_trace_of_lookahead_steps_has_the_devices_times(server: RunningServer) -> None:
+    """The kernel learns of some of them late and together; they were computed one by one."""
 
     async def scenario() -> dict[str, Any]:
         async with server.client() as client:

@@ -79,7 +79,6 @@ def kinds(child: modules.Child) -> dict[str, Kind]:
 
 
 def main() -> int:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--calls", type=int, default=1_000_000, help="stop after so many")
     parser.add_argument("--minutes", type=float, default=0.0, help="or after so long; 0: never")

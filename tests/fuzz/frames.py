@@ -18,7 +18,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.links import MemoryLink, memory_pair
 from symphony_kernel.protocol.messages import Op
 
-from tests.fuzz.house import House, Seen, Setting, played
+from tests.fuzz.rig import FuzzRig, Seen, Setting, played
 from tests.fuzz.values import EDGES, GRANTS, PATHS, VOCAB, piece
 from tests.fuzz.victim import expected_of_victim, victim_beside
 
@@ -62,7 +62,6 @@ class Frames:
         self._made = 0
 
     def frame(self) -> list[Any]:
-        """Return one frame."""
         rng = self._rng
         if rng.random() < 0.9:
             return [m.Calls.KIND, [self.call() for _ in range(rng.choice((1, 1, 2, 5, 20)))]]
@@ -72,7 +71,6 @@ class Frames:
         return [kind, *(self.anything() for _ in range(rng.choice((0, 1, 1, 2, 3, 6))))]
 
     def call(self) -> Any:
-        """Return one call."""
         rng = self._rng
         op = rng.choice([*_SHAPES, Op.PRED, Op.PRED, Op.KV_CREATE, Op.GENERATE])
         self._seq += 1
@@ -88,7 +86,6 @@ class Frames:
         return [instance, number, seq, *given]
 
     def argument(self, kind: str) -> Any:
-        """Return an argument that is meant to be of this kind."""
         rng = self._rng
         if rng.random() < 0.08:
             return self.anything()
@@ -138,7 +135,6 @@ class Frames:
 
 
 def make(rng: Random, count: int = _FRAMES) -> Case:
-    """Return a random case."""
     frames = Frames(rng)
     setting = Setting(
         pages=rng.choice((32, 64)),
@@ -154,24 +150,23 @@ def make(rng: Random, count: int = _FRAMES) -> Case:
 class _Evil:
     """The other end of the kernel's link with that worker."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, rig: FuzzRig) -> None:
+        self._rig = rig
         # (instance, seq) -> operations: more than one where a number is taken twice.
         self.asked: dict[tuple[int, int], list[int]] = {}
         self.link: MemoryLink
         self.taken = 0
 
     async def connect(self) -> None:
-        """Introduce it with a new session, and have its instances registered."""
         self.asked.clear()
         self.link, theirs = memory_pair()
         self.link.receive(self._on_frame, lambda: None)
-        self._house.server.accept(theirs)
-        hello = m.Hello(m.PROTOCOL_VERSION, "worker", EVIL, self._house.secret, 1, _SESSION)
+        self._rig.server.accept(theirs)
+        hello = m.Hello(m.PROTOCOL_VERSION, "worker", EVIL, self._rig.secret, 1, _SESSION)
         self.link.send(m.encode(hello))
         await asyncio.sleep(0.001)
         for instance in _INSTANCES:
-            await self._house.gateway.register(instance, f"t{instance % 2}", EVIL)
+            await self._rig.gateway.register(instance, f"t{instance % 2}", EVIL)
 
     def send(self, frame: list[Any]) -> None:
         """Send a frame, and note what must be answered."""
@@ -185,7 +180,7 @@ class _Evil:
             return
         instance, op, seq = call[:3]
         if type(instance) is int and type(seq) is int and instance in _INSTANCES:
-            self._house.seen.calls[str(op) if type(op) is int else "?"] += 1
+            self._rig.seen.calls[str(op) if type(op) is int else "?"] += 1
             if 0 < seq < 1 << 63:
                 self.asked.setdefault((instance, seq), []).append(op if type(op) is int else 0)
 
@@ -195,9 +190,9 @@ class _Evil:
         for instance, seq, result in frame[1]:
             ops = self.asked.get((instance, seq))
             if not ops:
-                self._house.seen.wrong.append(f"a reply nobody waits for: {instance}, {seq}")
+                self._rig.seen.wrong.append(f"an unexpected reply: {instance}, {seq}")
             elif Op.GENERATE not in ops or not result or isinstance(result, int):
-                # Of two with one number the generation is the one that goes on.
+                # Of two calls with one number the generation continues.
                 ops.sort(key=lambda op: op == Op.GENERATE)
                 del ops[0]
 
@@ -206,10 +201,10 @@ def play(case: Case) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
     alone = expected_of_victim()
 
-    async def whole(house: House) -> None:
-        evil = _Evil(house)
+    async def whole(rig: FuzzRig) -> None:
+        evil = _Evil(rig)
         await evil.connect()
-        watching = asyncio.ensure_future(victim_beside(house, alone))
+        watching = asyncio.ensure_future(victim_beside(rig, alone))
         for frame, wait in case.frames:
             began = time.thread_time()
             evil.send(frame)
@@ -217,30 +212,30 @@ def play(case: Case) -> tuple[Seen, float]:
             await asyncio.sleep(0)
             took = time.thread_time() - began
             if took > _FRAME_SECONDS:
-                house.seen.wrong.append(f"a frame took {took:.1f} s: {frame!r}"[:300])
+                rig.seen.wrong.append(f"a frame took {took:.1f} s: {frame!r}"[:300])
             await asyncio.sleep(wait)
             if evil.link.closed:
                 await evil.connect()
         await watching
-        await _end(house, evil)
+        await _end(rig, evil)
 
     return played(case.setting, Random(0), whole)
 
 
-async def _end(house: House, evil: _Evil) -> None:
-    """All that was asked has to be answered, once generations that nobody takes are cancelled."""
+async def _end(rig: FuzzRig, evil: _Evil) -> None:
+    """Check that all calls are answered, after untaken generations are cancelled."""
     ends = [[i, Op.CANCEL, 0, seq] for (i, seq), ops in evil.asked.items() if ops]
     evil.link.send([m.Calls.KIND, ends])
     await asyncio.sleep(60)
     left = {key: ops for key, ops in evil.asked.items() if ops}
     if left and not evil.link.closed:
-        house.seen.wrong.append(f"never answered: {left}")
+        rig.seen.wrong.append(f"never answered: {left}")
     for instance in _INSTANCES:
         try:
-            await house.gateway.end(instance)
+            await rig.gateway.end(instance)
         except SyscallError as error:
             if not evil.link.closed:
-                house.seen.wrong.append(f"instance {instance}: {error}")
+                rig.seen.wrong.append(f"instance {instance}: {error}")
 
 
 def smaller(case: Case, at: int) -> Case | None:

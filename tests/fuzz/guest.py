@@ -26,7 +26,7 @@ SCRATCH = (IMAGE_BYTES, 64 << 10)  # where results may go
 EDGE = 3 * 65_536  # behind the script: the page with the memory's end
 _SLOTS_AT = 96 << 10
 _RECORDS_AT = 128 << 10
-PLAYED_MAX = 3_000  # records, whatever goes back over whatever
+PLAYED_MAX = 3_000  # records, repeated ones included
 RECORDS_MAX = (EDGE - _RECORDS_AT) // (16 + 12 * ARGUMENTS_MAX) - 1
 
 CALLS: tuple[tuple[str, str], ...] = tuple(allowed_imports())
@@ -45,7 +45,6 @@ _HEAD, _ARGUMENT = struct.Struct("<IIII"), struct.Struct("<Iq")
 
 
 def number(value: int) -> Argument:
-    """An argument that is a number."""
     return NONE, value
 
 
@@ -58,7 +57,6 @@ class Record:
     slot: int = 0
 
     def packed(self) -> bytes:
-        """Return its bytes."""
         given = [*self.arguments, *[(NONE, 0)] * (ARGUMENTS_MAX - len(self.arguments))]
         words = b"".join(_ARGUMENT.pack(slot, _wrapped(value)) for slot, value in given)
         return _HEAD.pack(NUMBERS[self.call], self.slot, 0, 0) + words
@@ -79,7 +77,6 @@ class Script:
     image: bytes = field(default=b"", repr=False)
 
     def packed(self) -> bytes:
-        """Return the input that plays it."""
         assert len(self.image) <= IMAGE_BYTES
         assert len(self.records) <= RECORDS_MAX
         size = len(self.image).to_bytes(4, "little")
@@ -92,7 +89,6 @@ def _wrapped(value: int) -> int:
 
 
 def player() -> bytes:
-    """Return the module that plays scripts; its entries are `lip_main` and `child`."""
     return bytes(wat2wasm(_wat()))
 
 

@@ -23,7 +23,7 @@ from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
 from tests.fuzz.values import mutated
-from tests.support.gateway.system import WORKER_SECRET, House
+from tests.support.gateway.system import WORKER_SECRET, SystemRig
 from tests.support.worker.guests import HELLO
 
 WORKER = "worker-0"
@@ -46,7 +46,6 @@ class Case:
 
 
 def make(rng: Random) -> Case:
-    """Return a random case."""
     frames = Frames(rng)
     made: list[list[Any] | bytes] = []
     for _ in range(rng.choice((20, _FRAMES))):
@@ -100,15 +99,14 @@ def _spoilt(rng: Random, frames: Frames, value: Any) -> Any:
 class _Evil:
     """The worker."""
 
-    def __init__(self, house: House, wrong: list[str]) -> None:
-        self._house, self._wrong = house, wrong
+    def __init__(self, system: SystemRig, wrong: list[str]) -> None:
+        self._system, self._wrong = system, wrong
         self.link: SocketLink | None = None
         self.runs: list[int] = []
 
     async def connect(self) -> SocketLink:
-        """Introduce it, if its link has ended."""
         if self.link is None or self.link.closed:
-            self.link = await connect_unix(self._house.config.socket)
+            self.link = await connect_unix(self._system.config.socket)
             self.link.receive(self._on_frame, lambda: None)
             hello = m.Hello(m.PROTOCOL_VERSION, "worker", WORKER, WORKER_SECRET, 1)
             self.link.send(m.encode(hello))
@@ -132,7 +130,7 @@ class _Evil:
         """Send a frame; bytes go over a connection of their own, which has said nothing yet."""
         if isinstance(frame, bytes):
             with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(str(self._house.config.socket))
+                raw.connect(str(self._system.config.socket))
                 raw.sendall(frame)
                 await asyncio.sleep(0)
             return
@@ -147,8 +145,8 @@ def play(case: Case) -> tuple[int, list[str]]:
     async def whole(folder: Path) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, said: wrong.append(f"unheard: {said}"))
-        async with House(folder, worker=False) as house, house.client() as client:
-            evil = _Evil(house, wrong)
+        async with SystemRig(folder, worker=False) as system, system.client() as client:
+            evil = _Evil(system, wrong)
             await evil.connect()
             await client.upload(bytes(wat2wasm(HELLO)), "hello")
             rng = Random(len(case.frames))

@@ -1,10 +1,10 @@
-"""Cases of modules: bytes that somebody uploads.
+"""Cases of modules: bytes that a client uploads.
 
 A case is a valid module with some damage (sections left out, put twice, in another order or taken
 from another module; lengths that lie, numbers that are too long, flipped bytes), or one made of
 valid pieces at their limits. It goes to a process of its own, which does what the compiler's child
 does, then loads what was accepted as a worker would, and runs it for a moment. What must hold: that
-process neither dies nor takes long, and whatever is accepted can be loaded.
+process neither dies nor takes long, and every accepted module can be loaded.
 """
 
 import contextlib
@@ -68,7 +68,6 @@ def sections(wasm: bytes) -> list[tuple[int, bytes]]:
 
 
 def joined(parts: list[tuple[int, bytes]]) -> bytes:
-    """Return a module of sections."""
     return _HEADER + b"".join(bytes([n]) + leb128(len(body)) + body for n, body in parts)
 
 
@@ -79,7 +78,6 @@ def _valid() -> tuple[bytes, ...]:
 
 
 def make(rng: Random) -> Case:
-    """Return a random case."""
     if rng.random() < 0.25:
         return Case(_generated(rng))
     base = rng.choice(_valid())
@@ -219,7 +217,6 @@ class Child:
         return self._process
 
     def close(self) -> None:
-        """End it."""
         process = self._process
         if process is not None:
             self._forget(process)
@@ -242,7 +239,6 @@ def _read(stream: IO[bytes]) -> str:
 
 
 def wrong(words: str) -> list[str]:
-    """Return what was wrong with what became of a module."""
     return [] if words in ("refused", "ran") else [words]
 
 

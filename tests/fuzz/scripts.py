@@ -11,7 +11,7 @@ from tests.fuzz.guest import NONE, SCRATCH, Argument, Record, Script, number
 from tests.fuzz.values import Arguments, Image
 
 OUT = SCRATCH[0] + 64  # where courses take results
-_PATIENCE_MS = 100_000  # of virtual time: whoever waits as long for the kernel has been forgotten
+_PATIENCE_MS = 100_000  # of virtual time: a call that waits longer for the kernel was lost
 _FOR_EVER = -1
 # Calls whose result names something, and what closes it.
 _MAKES = {
@@ -78,7 +78,6 @@ class Writer:
         return Script(tuple(self.records), self.image.packed())
 
     def any_call(self) -> None:
-        """Write any call."""
         rng = self.rng
         if rng.random() < _RARE:
             self._rare()

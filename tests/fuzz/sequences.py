@@ -4,16 +4,26 @@ import asyncio
 from dataclasses import dataclass, replace
 from random import Random
 
-from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
 
 from tests.fuzz.disk import FAULTS
-from tests.fuzz.gateway import KERNEL_GONE, Run
+from tests.fuzz.gateway import KERNEL_GONE
 from tests.fuzz.guest import OWN, Record, Script, number
-from tests.fuzz.house import LIMITS, NATIVE_WALL_MS, TENANTS, WORKERS, House, Seen, Setting, played
-from tests.fuzz.mortal import DAMAGES, DEATHS
+from tests.fuzz.journal import DAMAGES, DEATHS
+from tests.fuzz.rig import (
+    LIMITS,
+    NATIVE_WALL_MS,
+    PLAYER,
+    TENANTS,
+    WORKERS,
+    FuzzRig,
+    Seen,
+    Setting,
+    played,
+)
 from tests.fuzz.scripts import RESTING, Courses, Writer, branches, decode, sink
 from tests.fuzz.victim import ended, expected_of_victim, victim_beside
+from tests.support.worker.gateway import LiveRun
 
 CALLS_A_SCRIPT = 120
 _EVENTS = ("kill", "deliver", "close_input", "cut", "die")
@@ -149,11 +159,11 @@ def play(case: Case, rng: Random) -> tuple[Seen, float]:
     rich = case.setting.rich
     alone = expected_of_victim(case.setting.native, rich)
 
-    async def whole(house: House) -> None:
-        runs: dict[int, Run] = {}
-        tasks = [asyncio.ensure_future(_run(house, case, i, runs)) for i in range(len(case.guests))]
-        tasks += [asyncio.ensure_future(_befall(house, each, runs)) for each in case.events]
-        tasks.append(asyncio.ensure_future(victim_beside(house, alone, _dies(case), rich)))
+    async def whole(rig: FuzzRig) -> None:
+        runs: dict[int, LiveRun] = {}
+        tasks = [asyncio.ensure_future(_run(rig, case, i, runs)) for i in range(len(case.guests))]
+        tasks += [asyncio.ensure_future(_befall(rig, each, runs)) for each in case.events]
+        tasks.append(asyncio.ensure_future(victim_beside(rig, alone, _dies(case), rich)))
         await asyncio.gather(*tasks)
 
     return played(case.setting, rng, whole)
@@ -163,7 +173,7 @@ def _dies(case: Case) -> bool:
     return any(event.what == "die" for event in case.events)
 
 
-async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> None:
+async def _run(rig: FuzzRig, case: Case, index: int, runs: dict[int, LiveRun]) -> None:
     guest = case.guests[index]
     await asyncio.sleep(guest.starts)
     limits = LIMITS | dict(guest.limits)
@@ -171,37 +181,38 @@ async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> No
         limits["wall_ms"] = NATIVE_WALL_MS
     data = guest.script.packed()
     try:
-        run = await house.gateway.start(guest.tenant, guest.worker, data, limits, guest.reads)
+        run = await rig.gateway.start(
+            PLAYER, data, limits, tenant=guest.tenant, worker=guest.worker, read=guest.reads
+        )
     except SyscallError as error:
         if error.detail not in (f"{guest.worker} is not connected", KERNEL_GONE):
-            house.seen.wrong.append(f"guest {index} was not registered: {error}")
+            rig.seen.wrong.append(f"guest {index} was not registered: {error}")
         return
     runs[index] = run
-    await ended(house, run, f"guest {index}")
+    await ended(rig, run, f"guest {index}")
 
 
-async def _befall(house: House, event: Event, runs: dict[int, Run]) -> None:
+async def _befall(rig: FuzzRig, event: Event, runs: dict[int, LiveRun]) -> None:
     await asyncio.sleep(event.at)
     if event.what.startswith(KERNEL):
         how, damage = event.what.removeprefix(KERNEL).split(" ")
-        await house.fell_kernel(how, damage, Random(event.what + str(event.at)))
+        await rig.fell_kernel(how, damage, Random(event.what + str(event.at)))
         return
     run = runs.get(event.guest)
     if run is None:
         return
-    tell = house.gateway.tell
     if event.what == "kill":
-        tell(run, m.Kill(run.instance, "cancelled"))
+        run.kill()
     elif event.what == "deliver":
-        tell(run, m.Deliver(run.instance, b"message"))
+        run.deliver(b"message")
     elif event.what == "close_input":
-        tell(run, m.CloseInput(run.instance))
+        run.close_input()
     elif event.what == "cut":
-        async with house.calm[run.worker]:
-            await house.cut(run.worker)
+        async with rig.calm[run.worker]:
+            await rig.cut(run.worker)
     else:
-        async with house.calm[run.worker]:
-            await house.kill_worker(run.worker)
+        async with rig.calm[run.worker]:
+            await rig.kill_worker(run.worker)
 
 
 # -- Smaller ---------------------------------------------------------------------------------------
@@ -248,5 +259,4 @@ def _without(records: tuple[Record, ...], first: int, count: int) -> tuple[Recor
 
 
 def calls_of(seen: Seen) -> int:
-    """Return how many calls of the ABI were answered."""
     return sum(count for name, count in seen.calls.items() if name not in OWN)

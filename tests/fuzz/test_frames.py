@@ -9,18 +9,18 @@ from symphony_kernel.protocol.messages import Calls, Op
 from symphony_kernel.syscalls.pending import CallContext
 
 from tests.fuzz import frames
-from tests.fuzz.house import Setting
+from tests.fuzz.rig import Setting
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_found(seed: int) -> None:
+def test_frame_cases_find_nothing(seed: int) -> None:
     case = frames.make(Random(f"suite/{seed}"))
     seen, _ = frames.play(case)
     assert seen.wrong == [], str(case)
     assert sum(seen.calls.values()) > 10
 
 
-def test_every_operation_has_a_shape() -> None:
+def test_frame_shapes_cover_every_operation() -> None:
     assert set(frames._SHAPES) == set(Op)
 
 
@@ -28,7 +28,7 @@ def one(call: list[Any]) -> frames.Case:
     return frames.Case(Setting(), (([Calls.KIND, [call]], 0.0),))
 
 
-def test_a_call_that_is_not_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_case_without_an_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     length = [frames._INSTANCES[0], int(Op.KV_LEN), 77, 5]
     assert frames.play(one(length))[0].wrong == []
     answer = CallContext.answer
@@ -42,7 +42,7 @@ def test_a_call_that_is_not_answered_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert wrong.startswith("never answered")
 
 
-def test_a_case_is_made_smaller_until_nothing_can_be_left_out() -> None:
+def test_frame_case_shrinks_to_the_least() -> None:
     case = frames.make(Random(9), 60)
     bad = [1, int(Op.KV_LEN), 5, "bad"]
     case = frames.Case(case.setting, (*case.frames, ([Calls.KIND, [bad, bad[:2]]], 0.0)))

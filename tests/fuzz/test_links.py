@@ -10,14 +10,14 @@ from symphony_runtime.gateway.runs.service import Runs
 from tests.fuzz import links
 
 
-def test_nothing_is_found() -> None:
+def test_link_cases_find_nothing() -> None:
     case = links.Case(links.make(Random("suite/1")).frames[:60])
     sent, wrong = links.play(case)
     assert wrong == [], str(case)
     assert sent == len(case.frames)
 
 
-def test_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_case_with_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(runs: Runs, worker: Any, message: Any) -> None:
         raise KeyError("a mistake of ours")
 

@@ -17,7 +17,7 @@ def child() -> Iterator[modules.Child]:
     child.close()
 
 
-def test_nothing_is_found(child: modules.Child) -> None:
+def test_module_cases_find_nothing(child: modules.Child) -> None:
     became = {"refused": 0, "ran": 0}
     for seed in range(60):
         case = modules.make(Random(f"suite/{seed}"))
@@ -27,7 +27,7 @@ def test_nothing_is_found(child: modules.Child) -> None:
     assert min(became.values()) > 3, "damage that is always, or never, harmless finds nothing"
 
 
-def test_a_process_that_dies_is_found_and_followed_by_another() -> None:
+def test_module_child_that_dies_is_found_and_replaced() -> None:
     child = modules.Child()
     assert child.take(bytes(wat2wasm(guests.HELLO))) == "ran"
     assert child._process is not None
@@ -39,13 +39,13 @@ def test_a_process_that_dies_is_found_and_followed_by_another() -> None:
     child.close()
 
 
-def test_sections_are_taken_apart_and_put_together() -> None:
+def test_module_sections_split_and_join_to_the_same() -> None:
     wasm = bytes(wat2wasm(guests.DECODE))
     parts = modules.sections(wasm)
     assert modules.joined(parts) == wasm
     assert [number for number, _ in parts][:2] == [1, 2]
 
 
-def test_numbers_have_the_bytes_asked_for() -> None:
+def test_leb128_has_the_size_asked_for() -> None:
     assert modules.leb128(300) == b"\xac\x02"
     assert modules.leb128(1, 5) == b"\x81\x80\x80\x80\x00"

@@ -11,14 +11,14 @@ from symphony_runtime.abi import table
 from tests.fuzz import sequences
 from tests.fuzz.disk import FAULTS
 from tests.fuzz.guest import NUMBERS, Record, Script, number
-from tests.fuzz.house import Seen, Setting
-from tests.fuzz.mortal import DAMAGES, DEATHS
+from tests.fuzz.journal import DAMAGES, DEATHS
+from tests.fuzz.rig import Seen, Setting
 from tests.fuzz.scripts import OUT, Writer
 from tests.fuzz.victim import alike, expected_of_victim, needs
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_found(seed: int) -> None:
+def test_call_cases_find_nothing(seed: int) -> None:
     for index in range(2):
         case = sequences.make(Random(f"suite/{seed}/{index}"))
         seen, _ = sequences.play(case, Random(0))
@@ -26,7 +26,7 @@ def test_nothing_is_found(seed: int) -> None:
         assert sequences.calls_of(seen) > 10
 
 
-def test_nothing_is_found_where_pages_go_to_a_disk_that_fails() -> None:
+def test_disk_cases_with_faults_find_nothing() -> None:
     met: Counter[str] = Counter()
     for seed in range(6):
         case = sequences.make_disk(Random(f"suite/{seed}"))
@@ -39,13 +39,13 @@ def test_nothing_is_found_where_pages_go_to_a_disk_that_fails() -> None:
 
 
 @pytest.mark.parametrize("seed", ["40/disk/9", "66/disk/22"])
-def test_nobody_waits_for_ever_for_pages_on_disk(seed: str) -> None:
+def test_disk_case_of_an_earlier_deadlock_finds_nothing(seed: str) -> None:
     """Two files read each other's pages away; a page that was written was on its way for ever."""
     seen, _ = sequences.play(sequences.make_disk(Random(seed)), Random(0))
     assert seen.wrong == []
 
 
-def test_nothing_is_found_where_the_kernel_dies_and_its_journal_is_damaged() -> None:
+def test_journal_cases_with_deaths_and_damage_find_nothing() -> None:
     met: Counter[str] = Counter()
     for seed in range(18):
         case = sequences.make_journal(Random(f"suite/{seed}"))
@@ -57,7 +57,7 @@ def test_nothing_is_found_where_the_kernel_dies_and_its_journal_is_damaged() -> 
     assert sum(met[damage] for damage in DAMAGES) > met["lost"], "none was ever healed"
 
 
-def test_every_call_of_the_table_is_made() -> None:
+def test_script_writer_makes_every_call() -> None:
     made: set[str] = set()
     for seed in range(30):
         made |= {record.call for record in Writer(Random(seed), 200).script().records}
@@ -69,7 +69,7 @@ def played(*records: Record, **limits: int) -> Seen:
     return sequences.play(sequences.Case(Setting(), (guest,)), Random(0))[0]
 
 
-def test_a_guest_that_waits_for_ever_is_found() -> None:
+def test_guest_that_waits_for_ever_is_found() -> None:
     made = Record("recv", (), 1)
     waits = Record("claim", ((1, 0), number(OUT), number(8), number(-1)))
     assert played(made, waits).wrong == ["guest 0 has waited for ever"]
@@ -77,7 +77,7 @@ def test_a_guest_that_waits_for_ever_is_found() -> None:
     assert played(made, given_up).wrong == []
 
 
-def test_an_answer_that_no_page_has_is_found() -> None:
+def test_undocumented_result_is_found() -> None:
     seen = Seen()
     for call, result in (("kv_len", -9), ("kv_len", 3), ("send", 0), ("pred", 1)):
         seen.result(NUMBERS[call], (), result)
@@ -87,7 +87,7 @@ def test_an_answer_that_no_page_has_is_found() -> None:
     assert len(seen.wrong) == 3
 
 
-def test_a_victim_may_hear_enomem_only_where_nothing_keeps_pages_for_it() -> None:
+def test_victim_may_get_enomem_only_without_guaranteed_pages() -> None:
     rich = needs(rich=True)
     assert not Setting(pages=256).entitles(1), "the pool may be full"
     assert Setting(pages=48, a_frame=4).entitles(rich)
@@ -103,7 +103,7 @@ def test_a_victim_may_hear_enomem_only_where_nothing_keeps_pages_for_it() -> Non
     assert not alike(alone[:-12], alone, starves=True)
 
 
-def test_a_case_is_made_smaller_until_nothing_can_be_left_out() -> None:
+def test_call_case_shrinks_to_the_least() -> None:
     bad = Record("log", (number(9), number(0), number(0)), 3)
     many = (Record("kv_create"), bad, Record("again", (number(2), number(3)), 60))
     case = sequences.make(Random(5))

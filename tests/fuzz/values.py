@@ -58,7 +58,6 @@ class Image:
         return self._rng.choice(self.pieces[kind])
 
     def packed(self) -> bytes:
-        """Return the image."""
         return bytes(self._bytes)
 
 
@@ -274,7 +273,6 @@ class Arguments:
         self.stale: dict[str, list[int]] = {kind: [] for kind in self.known}
 
     def of(self, call: str, params: list[tuple[str, str]]) -> tuple[Argument, ...]:
-        """Return arguments for the parameters (name, Wasm type) of a call."""
         made: list[Argument] = []
         piece = ("", 0, 0)  # kind, address, length of the last pointer
         for index, (name, kind) in enumerate(params):

@@ -7,10 +7,10 @@ from random import Random
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-from tests.fuzz.gateway import Run
 from tests.fuzz.guest import Script
-from tests.fuzz.house import LIMITS, WORKERS, House, Setting, played
+from tests.fuzz.rig import LIMITS, PLAYER, WORKERS, FuzzRig, Setting, played
 from tests.fuzz.scripts import OUT, Writer
+from tests.support.worker.gateway import LiveRun
 
 _TOKENS = 12
 _TOKEN = struct.Struct("<If")
@@ -19,7 +19,6 @@ _TEXT_PAGES = 9  # that a rich one takes: its text, and the last page of a fork
 
 
 def needs(rich: bool = False) -> int:
-    """Return how many pages a victim takes."""
     return _TEXT_PAGES if rich else 1
 
 
@@ -58,28 +57,33 @@ def _pred_and_tell(writer: Writer, kv: int, at: int, count: int) -> None:
     writer.call("send", OUT, _MESSAGE.size)
 
 
-async def victim_beside(house: House, alone: bytes, dies: bool = False, rich: bool = False) -> None:
-    """A tenant of its own decodes beside the others: it must get what it would get alone.
+async def start(rig: FuzzRig, rich: bool) -> LiveRun:
+    data = victim(rich).packed()
+    return await rig.gateway.start(PLAYER, data, LIMITS, tenant="victim", worker=WORKERS[0])
+
+
+async def victim_beside(rig: FuzzRig, alone: bytes, dies: bool = False, rich: bool = False) -> None:
+    """Decode as a tenant of its own; it must get what it would get alone.
 
     Only where its worker `dies`, or a kernel took it along and said so, may it fail.
     """
-    losses = house.losses
+    losses = rig.losses
     try:
-        run = await house.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+        run = await start(rig, rich)
     except SyscallError:
-        if house.losses > losses:
+        if rig.losses > losses:
             return
         raise
-    status, reason = await ended(house, run, "the victim")
+    status, reason = await ended(rig, run, "the victim")
     if status == "failed":
-        await asyncio.sleep(1)  # a worker hears before us that the kernel knows nothing
-        if dies or house.losses > losses:
+        await asyncio.sleep(1)  # a worker may learn first that the kernel knows nothing
+        if dies or rig.losses > losses:
             return
     if (status, reason) != ("exited", ""):
-        house.seen.wrong.append(f"the victim {status}: {reason}")
+        rig.seen.wrong.append(f"the victim {status}: {reason}")
     told = b"".join(run.messages)
-    if not alike(told, alone, starves=not house.setting.entitles(needs(rich))):
-        house.seen.wrong.append(f"the victim got {told.hex()}")
+    if not alike(told, alone, starves=not rig.setting.entitles(needs(rich))):
+        rig.seen.wrong.append(f"the victim got {told.hex()}")
 
 
 def alike(told: bytes, alone: bytes, *, starves: bool) -> bool:
@@ -100,11 +104,10 @@ def alike(told: bytes, alone: bytes, *, starves: bool) -> bool:
 
 @lru_cache(maxsize=4)
 def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
-    """Return what the victim gets alone."""
     found: list[bytes] = []
 
-    async def alone(house: House) -> None:
-        run = await house.gateway.start("victim", WORKERS[0], victim(rich).packed(), LIMITS)
+    async def alone(rig: FuzzRig) -> None:
+        run = await start(rig, rich)
         await run.ended
         found.append(b"".join(run.messages))
 
@@ -115,11 +118,12 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
     return found[0]
 
 
-async def ended(house: House, run: Run, who: str) -> tuple[str, str]:
+async def ended(rig: FuzzRig, run: LiveRun, who: str) -> tuple[str, str]:
     """Wait for a run's end and look at it; return status and reason."""
-    status, reason = await run.ended
-    if "wall time" in reason and run.reads:
-        house.seen.wrong.append(f"{who} has waited for ever")
+    result = await run.ended
+    status, reason = result.status, result.reason
+    if "wall time" in reason and run.read:
+        rig.seen.wrong.append(f"{who} has waited for ever")
     elif "fault of the server" in reason or "does not have the program" in reason:
-        house.seen.wrong.append(f"{who} ended: {reason}")
+        rig.seen.wrong.append(f"{who} ended: {reason}")
     return status, reason

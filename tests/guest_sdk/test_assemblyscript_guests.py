@@ -1,13 +1,19 @@
-"""Every typed class of the AssemblyScript SDK, in a guest under a real worker and kernel."""
+"""Every typed class of the AssemblyScript SDK, in guests under real roles."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
+from symphony_runtime.client import message_bytes
 
+from tests.runtime.gateway.egress.test_http import site
 from tests.support.assemblyscript import compiled
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.gateway.egress import tool_table
+from tests.support.gateway.system import SystemRig
+from tests.support.kernel.constrained import assets
+from tests.support.worker.rig import RunResult, WorkerRig
 
 # What tests/tour.ts says of each part.
 TOUR = {
@@ -115,7 +121,7 @@ def run(program: bytes, part: str, *said: bytes) -> RunResult:
     """Run a part to its end; the user says something first and closes."""
 
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets(ends=False)) as rig:
+        async with WorkerRig(assets=byte_assets(ends=False)) as rig:
             live = await rig.start(program, part.encode())
             for message in said:
                 live.deliver(message)
@@ -126,13 +132,13 @@ def run(program: bytes, part: str, *said: bytes) -> RunResult:
 
 
 @pytest.mark.parametrize("part", TOUR)
-def test_the_typed_classes(tour: bytes, part: str) -> None:
+def test_typed_classes_work(tour: bytes, part: str) -> None:
     result = run(tour, part)
     assert [message.decode() for message in result.messages] == TOUR[part]
     assert (result.status, result.exit_code, result.logs) == ("exited", 0, [])
 
 
-def test_the_process(tour: bytes) -> None:
+def test_process_calls_work(tour: bytes) -> None:
     result = run(tour, "process", "héllo".encode(), b"\xff!")
     assert [message.decode() for message in result.messages] == [
         "random 16 true",
@@ -144,13 +150,13 @@ def test_the_process(tour: bytes) -> None:
     assert result.logs == [(0, b"a debug line"), (1, "é😀".encode())]
 
 
-def test_a_long_run_stays_small(tour: bytes) -> None:
+def test_long_run_keeps_its_memory_small(tour: bytes) -> None:
     result = run(tour, "long")
     assert result.output == b"long 3000 true"
     assert result.usage["peak_memory_bytes"] < 1 << 20
 
 
-def test_unwrap_ends_the_run_with_words(tour: bytes) -> None:
+def test_unwrap_of_an_error_ends_the_run_with_its_message(tour: bytes) -> None:
     result = run(tour, "unwrap")
     assert result.status == "trapped"
     assert "kv_open no/such: ENOENT, there is no such thing" in result.reason
@@ -163,6 +169,58 @@ def test_exit_and_fail_end_the_run_with_a_code(tour: bytes) -> None:
     assert failed.logs == [(3, b"there is no part nonsense")]
 
 
-def test_every_part_of_the_sdk_compiles(tmp_path: Path) -> None:
+def test_sdk_every_part_compiles(tmp_path: Path) -> None:
     # Only what a program uses is compiled, so the whole SDK is compiled as if it were one.
     assert compiled("assembly/index.ts", tmp_path / "sdk.wasm", "--optimizeLevel", "0")
+
+
+async def test_constraint_is_used_refused_and_closed(tmp_path: Path) -> None:
+    program = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
+    async with WorkerRig(assets=assets()) as rig:
+        live = await rig.start(program, b"")
+        result = await asyncio.wait_for(live.ended, 60)
+    assert (result.status, result.exit_code) == ("exited", 0), result.reason
+    before, year, by_hand, since, *refusals = [message.decode() for message in result.messages]
+    assert before == "before []"
+    assert re.fullmatch(r"year (19|20)\d\d", year)
+    assert by_hand == "by hand true"
+    assert since in ("since 1", "since 2", "since 19", "since 20")
+    place = "at #/properties/a: Invalid type: intger"
+    assert refusals == [
+        f"constraint: {place}: EINVAL, an argument is wrong",
+        f"words {place}",
+        "lark false",
+        "close OK",
+        "closed EBADF, no such handle or ticket",
+    ]
+
+
+EGRESS = [
+    "listed does echo text",
+    r'tool true {"list": [-1, 0.5], "n": 7, "text": "\u00e9", "yes": true}',
+    "tool true {}",
+    "tool ENOENT, there is no such thing",
+    "slow ETIMEDOUT, the time is over",
+    'http 200 true {"path": "/a", "method": "POST"}',
+    "kind application/json",
+    "late ETIMEDOUT, the time is over",
+    "refused EACCES, not allowed",
+    "bad EINVAL, an argument is wrong",
+]
+
+
+async def test_egress_in_assemblyscript_works(tmp_path: Path) -> None:
+    wasm = compiled("tests/outside.ts", tmp_path / "outside.wasm", "--exportStart", "_initialize")
+    async with site() as there:
+        rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
+        tables = {"t": tool_table(tmp_path)}
+        async with (
+            SystemRig(tmp_path, tools=tables, http=rules) as system,
+            system.client() as client,
+        ):
+            uploaded = await client.upload(wasm)
+            given = {"tool": "t.echo", "url": there.url}
+            ended = await client.run(uploaded["id"], given)
+    assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
+    assert [message_bytes(m).decode() for m in ended["messages"]] == EGRESS
+    assert there.bodies[0] == b"body"

@@ -26,7 +26,7 @@ WASM_TYPES = {"usize": "i32", "u32": "i32", "i32": "i32", "i64": "i64", "void": 
 # --- The package ---------------------------------------------------------------------------------
 
 
-def test_declarations_are_the_table_s() -> None:
+def test_declarations_match_the_abi_table() -> None:
     declared = {}
     for module, name, function, parameters, result in DECLARATION.findall(
         (SDK / "assembly" / "raw.ts").read_text()
@@ -45,7 +45,7 @@ def constants(source: str, header: str) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(\w+)(?:: u32)? = (\d+)[,;]", body)}
 
 
-def test_numbers_are_the_table_s() -> None:
+def test_numbers_match_the_abi_table() -> None:
     errors, kv = (SDK / "assembly" / f"{name}.ts" for name in ("errno", "kv"))
     assert constants(errors.read_text(), "enum Errno {") == {"OK": 0, **TABLE["errno"]}
     rights = constants(kv.read_text(), "namespace Rights {")
@@ -55,12 +55,12 @@ def test_numbers_are_the_table_s() -> None:
     assert constants(kv.read_text(), "enum Advice {") == TABLE["advice"]
 
 
-def test_every_errno_is_described() -> None:
+def test_errno_descriptions_are_complete() -> None:
     words = (SDK / "assembly" / "errno.ts").read_text()
     assert {name for name in Errno.__members__ if f'return "{name}, ' not in words} == set()
 
 
-def test_the_lock_pins_the_compiler_and_names_no_host() -> None:
+def test_lock_file_pins_the_compiler_and_names_no_host() -> None:
     text = (SDK / "package-lock.json").read_text()
     lock = json.loads(text)
     manifest = json.loads((SDK / "package.json").read_text())
@@ -70,7 +70,7 @@ def test_the_lock_pins_the_compiler_and_names_no_host() -> None:
     assert "://" not in text
 
 
-def test_the_package_holds_what_its_manifest_exports() -> None:
+def test_package_holds_what_its_manifest_exports() -> None:
     manifest = json.loads((SDK / "package.json").read_text())
     packed = subprocess.run(
         ["npm", "pack", "--dry-run", "--json"], cwd=SDK, capture_output=True, text=True, check=True
@@ -142,7 +142,7 @@ def answered(answer: bytes | None) -> bytes:
 
 
 @given(st.binary(max_size=64) | st.text().map(str.encode))
-def test_utf8_is_read_as_python_reads_it(helpers: Helpers, data: bytes) -> None:
+def test_utf8_is_decoded_as_in_python(helpers: Helpers, data: bytes) -> None:
     text = answered(helpers.ask("utf8_decode", data)).decode("utf-16-le")
     assert text == data.decode("utf-8", "replace")
 
@@ -152,13 +152,13 @@ BROKEN = bytes.fromhex("80 c0af7c e080af7c eda0807c f080807c f4908080 f57c e2827
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 5])
 @given(data=st.text().map(str.encode) | st.binary(max_size=40) | st.just(BROKEN))
-def test_pieces_give_the_same_text_as_the_whole(helpers: Helpers, piece: int, data: bytes) -> None:
+def test_utf8_in_pieces_decodes_as_the_whole(helpers: Helpers, piece: int, data: bytes) -> None:
     text = answered(helpers.ask("utf8_pieces", data, piece)).decode("utf-16-le")
     assert text == data.decode("utf-8", "replace")
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=[])))
-def test_utf8_is_written_as_python_writes_it(helpers: Helpers, text: str) -> None:
+def test_utf8_is_encoded_as_in_python(helpers: Helpers, text: str) -> None:
     units = text.encode("utf-16-le", "surrogatepass")
     expected = units.decode("utf-16-le", "replace").encode()
     assert helpers.ask("utf8_encode", units) == expected
@@ -179,26 +179,26 @@ VALUES = {
 
 @pytest.mark.parametrize("kind", VALUES)
 @given(data=st.data())
-def test_msgpack_is_python_s(helpers: Helpers, kind: int, data: st.DataObject) -> None:
+def test_msgpack_equals_pythons(helpers: Helpers, kind: int, data: st.DataObject) -> None:
     packed = msgpack.packb(data.draw(VALUES[kind]))
     assert helpers.ask("msgpack_again", packed, kind) == packed
 
 
 @pytest.mark.parametrize("kind", VALUES)
 @given(data=st.data())
-def test_damaged_msgpack_is_refused(helpers: Helpers, kind: int, data: st.DataObject) -> None:
+def test_msgpack_damaged_is_refused(helpers: Helpers, kind: int, data: st.DataObject) -> None:
     packed = msgpack.packb(data.draw(VALUES[kind]))
     assert helpers.ask("msgpack_again", packed[:-1], kind) is None
     assert helpers.ask("msgpack_again", packed + b"\xc0", kind) is None
 
 
 @given(st.binary(max_size=40), st.sampled_from(list(VALUES)))
-def test_any_bytes_are_read_or_refused(helpers: Helpers, data: bytes, kind: int) -> None:
+def test_msgpack_of_any_bytes_is_read_or_refused(helpers: Helpers, data: bytes, kind: int) -> None:
     helpers.ask("msgpack_again", data, kind)
     helpers.ask("msgpack_skip", data)
 
 
-def test_integers_beyond_64_bits_are_refused(helpers: Helpers) -> None:
+def test_msgpack_integers_beyond_64_bits_are_refused(helpers: Helpers) -> None:
     assert helpers.ask("msgpack_again", msgpack.packb(2**63), 0) is None
     assert helpers.ask("msgpack_again", msgpack.packb(-1), 1) is None
 
@@ -211,7 +211,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.lists(ANYTHING))
-def test_skip_passes_over_one_value(helpers: Helpers, values: list[object]) -> None:
+def test_msgpack_skip_passes_over_one_value(helpers: Helpers, values: list[object]) -> None:
     packed = b"".join(msgpack.packb(value) for value in values)
     # The helper answers with a count where it answers others with a length.
     at = helpers.call("room", max(1, len(packed)))
@@ -250,14 +250,16 @@ def same(left: object, right: object) -> bool:
 @given(PLAIN, st.booleans(), st.sampled_from([None, 1]))
 @example(3.2357486198741123e47, False, None)
 @example([1e308, -5e-324, 1e22, 1e23, 0.1, 2.2250738585072014e-308], False, None)
-def test_json_is_read(helpers: Helpers, value: object, ascii_only: bool, indent: int) -> None:
+def test_json_equals_pythons(
+    helpers: Helpers, value: object, ascii_only: bool, indent: int
+) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     again = json.loads(answered(helpers.ask("json_again", text.encode())))
     assert same(value, again)
 
 
 @given(st.text())
-def test_quoted_text_is_json(helpers: Helpers, text: str) -> None:
+def test_json_quoted_text_is_valid(helpers: Helpers, text: str) -> None:
     assert json.loads(answered(helpers.ask("json_quote", text.encode()))) == text
 
 
@@ -270,12 +272,12 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_what_is_no_json_is_refused(helpers: Helpers, text: str) -> None:
+def test_json_invalid_is_refused(helpers: Helpers, text: str) -> None:
     assert helpers.ask("json_again", text.encode()) is None
 
 
 @given(st.text(alphabet='{}[]",:\\u0123eE+-. \ntruefalsn', max_size=12))
-def test_json_is_taken_where_python_takes_it(helpers: Helpers, text: str) -> None:
+def test_json_accepts_what_python_accepts(helpers: Helpers, text: str) -> None:
     try:
         expected = json.loads(text, parse_constant=lambda word: pytest.fail(word))
     except ValueError:
@@ -284,7 +286,7 @@ def test_json_is_taken_where_python_takes_it(helpers: Helpers, text: str) -> Non
     assert same(expected, json.loads(answered(helpers.ask("json_again", text.encode()))))
 
 
-def test_typed_reading(helpers: Helpers) -> None:
+def test_json_typed_reading_checks_types(helpers: Helpers) -> None:
     text = '{"list": ["a", "b"], "whole": 12, "text": "x\\u00e9\\ud83d\\ude00", "other": {}}'
     assert helpers.ask("json_typed", text.encode()) == "xé😀|12|a,b".encode()
     assert helpers.ask("json_typed", b'{"list": [], "text": ""}') == b"|7|"
@@ -299,12 +301,12 @@ def test_typed_reading(helpers: Helpers) -> None:
         ("", ""),
     ],
 )
-def test_templates_are_filled_once(helpers: Helpers, template: str, filled: str) -> None:
+def test_template_is_filled_once(helpers: Helpers, template: str, filled: str) -> None:
     given = {"template": template, "names": ["a", "c", "é"], "texts": ["1", "{a}", "😀"]}
     assert answered(helpers.ask("filled", json.dumps(given).encode())).decode() == filled
 
 
-def test_objects_are_written(helpers: Helpers) -> None:
+def test_json_objects_are_written(helpers: Helpers) -> None:
     given = {"text": 'a "b"\n', "whole": -7, "number": 1.5e-9, "flag": True, "list": ["1", "2"]}
     written = json.loads(answered(helpers.ask("object_again", json.dumps(given).encode())))
     assert written == given | {"list": [1, 2], "none": None}
@@ -325,7 +327,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "words"), WRONG)
-def test_a_mistake_in_the_input_ends_the_program_with_words(
+def test_json_mistake_in_the_input_ends_the_run_with_its_place(
     wasm: Path, text: str, words: str
 ) -> None:
     helpers = Helpers(wasm)

@@ -12,7 +12,7 @@ GUIDE = (ROOT / "docs" / "guest-sdk.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_rust_programs_compile(tmp_path: Path) -> None:
+def test_guide_rust_programs_compile(tmp_path: Path) -> None:
     whole, *parts = re.findall(r"```rust\n(.*?)```", GUIDE, re.DOTALL)
     modules = [
         f"pub mod part_{number} {{ {text.replace('async fn', 'pub async fn', 1)} }}"
@@ -23,7 +23,7 @@ def test_the_rust_programs_compile(tmp_path: Path) -> None:
     assert build(project).is_file()
 
 
-def test_its_limits_are_the_limits() -> None:
+def test_guide_limits_are_the_servers() -> None:
     rows = {
         "memory of an instance": f"{limits.RUN_MEMORY_BYTES_MAX >> 20} MiB",
         "computing in the guest": f"{limits.RUN_CPU_MS_MAX // 1000} s; waiting does not count",

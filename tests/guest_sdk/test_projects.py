@@ -1,25 +1,57 @@
-"""`symphony new` and `symphony build`, for Rust and in what both languages share."""
+"""`symphony new` and `symphony build`, their templates, and what the documentation shows."""
 
 import asyncio
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
+from wasmtime import Engine, FuncType, Module
 
+from tests.support.assemblyscript import ROOT, SDK
+from tests.support.examples import EXAMPLES, PROGRAMS, built
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
-ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
 SIZE_MAX = 100_000
+ASSEMBLYSCRIPT_SIZE_MAX = 60_000
+CALLS = {
+    call["name"]
+    for call in tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())[
+        "call"
+    ]
+}
+SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
+
+
+def checked_module(wasm: Path) -> None:
+    """The module imports what the host has, and exports what the host looks for."""
+    module = Module(Engine(), wasm.read_bytes())
+    imports = {(i.module, i.name) for i in module.imports}
+    assert imports <= {("env", "abort")} | {("lip", name) for name in CALLS}
+    exports = {e.name: e.type for e in module.exports}
+    assert {"memory", "_initialize", "lip_main"} <= set(exports)
+    entry = exports["lip_main"]
+    assert isinstance(entry, FuncType)
+    assert [str(kind) for kind in entry.results] == ["i32"]
+    assert entry.params == []
+
+
+@pytest.mark.parametrize(
+    "program", [each for each in PROGRAMS if (EXAMPLES / each / "asconfig.json").exists()]
+)
+def test_example_module_has_the_hosts_imports_and_exports(program: str) -> None:
+    checked_module(built(EXAMPLES / program))
 
 
 def run(program: bytes, data: bytes) -> RunResult:
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             return await rig.run(program, data)
 
     return asyncio.run(main())
@@ -28,7 +60,7 @@ def run(program: bytes, data: bytes) -> RunResult:
 # --- new -----------------------------------------------------------------------------------------
 
 
-def test_a_new_rust_project_builds_and_runs_outside_of_the_repository(tmp_path: Path) -> None:
+def test_new_rust_project_outside_the_repository_builds_and_runs(tmp_path: Path) -> None:
     project = new("hello-lip", "rust", tmp_path)
     assert project == tmp_path / "hello-lip"
     assert not list(project.rglob("target"))
@@ -42,7 +74,16 @@ def test_a_new_rust_project_builds_and_runs_outside_of_the_repository(tmp_path: 
     assert result.output
 
 
-def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
+def test_new_assemblyscript_project_outside_the_repository_builds(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    assert "{{" not in "".join(p.read_text() for p in project.rglob("*") if p.is_file())
+    wasm = build(project)
+    assert wasm == project / "build" / "hello.wasm"
+    assert wasm.stat().st_size < ASSEMBLYSCRIPT_SIZE_MAX
+    checked_module(wasm)
+
+
+def test_new_project_in_the_repository_uses_its_sdk() -> None:
     project = new("made_by_a_test", "rust", ROOT / "build")
     try:
         assert not (project / "vendor").exists()
@@ -53,7 +94,7 @@ def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
         project.rmdir()
 
 
-def test_programs_of_the_repository_share_what_cargo_makes() -> None:
+def test_repository_programs_share_a_cargo_target() -> None:
     toolchain = find_rust_toolchain()
     command = [toolchain.cargo, "metadata", "--no-deps", "--format-version", "1"]
     environment = {k: v for k, v in toolchain.environment.items() if k != "CARGO_TARGET_DIR"}
@@ -65,20 +106,20 @@ def test_programs_of_the_repository_share_what_cargo_makes() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Hello", "1st", "a b", "../up", "a/b", "x" * 65, "a\n"])
-def test_a_name_must_be_a_package_s(name: str, tmp_path: Path) -> None:
+def test_new_project_with_an_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="is no project name"):
         new(name, "rust", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_languages_are_known(tmp_path: Path) -> None:
+def test_new_project_in_an_unknown_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
         new("hello", "cobol", tmp_path)
     for lang in LANGUAGES:
-        assert (ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / lang).is_dir()
+        assert (TEMPLATES / lang).is_dir()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_new_project_does_not_overwrite(tmp_path: Path) -> None:
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("")
@@ -88,7 +129,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "hello").iterdir()] == ["mine.txt"]
 
 
-def test_an_installation_without_the_sdk_says_so(
+def test_new_project_without_an_installed_sdk_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(projects._SDKS, "rust", tmp_path / "nowhere")
@@ -97,22 +138,21 @@ def test_an_installation_without_the_sdk_says_so(
     assert not (tmp_path / "hello").exists()
 
 
-def test_the_readme_shows_the_template() -> None:
-    template = (
-        ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "rust" / "src" / "lib.rs"
-    )
-    shown = re.findall(
-        r"```rust\n(.*?)```", (ROOT / "guest_sdk/rust/README.md").read_text(), re.DOTALL
-    )
-    program = template.read_text().partition("\n\n")[2].partition("\n#[cfg(test)]")[0]
-    assert program == shown[0]
+@pytest.mark.parametrize(
+    ("language", "source"), [("rust", "src/lib.rs"), ("assemblyscript", "assembly/index.ts")]
+)
+def test_readme_shows_the_template(language: str, source: str) -> None:
+    program = (TEMPLATES / language / source).read_text()
+    if language == "rust":
+        program = program.partition("\n\n")[2].partition("\n#[cfg(test)]")[0]
+    readme = (ROOT / "guest_sdk" / language / "README.md").read_text()
+    assert program == re.findall(r"```(?:rust|ts)\n(.*?)```", readme, re.DOTALL)[0]
 
 
 # --- build ---------------------------------------------------------------------------------------
 
 
 def crate(folder: Path, source: str, lib: str = 'crate-type = ["cdylib"]') -> Path:
-    """Make a package that needs no SDK."""
     (folder / "src").mkdir()
     (folder / "src" / "lib.rs").write_text(source)
     (folder / "Cargo.toml").write_text(
@@ -122,18 +162,18 @@ def crate(folder: Path, source: str, lib: str = 'crate-type = ["cdylib"]') -> Pa
     return folder
 
 
-def test_the_compiler_s_words_are_shown(tmp_path: Path) -> None:
+def test_build_error_shows_the_compilers_output(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r"(?s)cargo failed in .*mismatched types"):
         build(crate(tmp_path, "pub fn f() -> i32 { true }"))
     assert not (tmp_path / "build").exists()
 
 
-def test_a_package_that_is_no_module_is_told_what_it_needs(tmp_path: Path) -> None:
+def test_build_of_a_package_without_cdylib_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=re.escape('crate-type = ["cdylib"]')):
         build(crate(tmp_path, "", lib='crate-type = ["rlib"]'))
 
 
-def test_a_module_of_an_older_build_is_replaced(tmp_path: Path) -> None:
+def test_build_replaces_an_older_module(tmp_path: Path) -> None:
     entry = '#[no_mangle] pub extern "C" fn lip_main() -> i32 {{ {} }}'
     first = build(crate(tmp_path, entry.format(1))).read_bytes()
     (tmp_path / "src" / "lib.rs").write_text(entry.format(2))
@@ -144,28 +184,35 @@ def test_a_module_of_an_older_build_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"), [("[package", "Cargo.toml"), ("[lib]\n", "names no package")]
 )
-def test_a_broken_manifest_is_told(manifest: str, words: str, tmp_path: Path) -> None:
+def test_build_with_a_broken_manifest_says_so(manifest: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "Cargo.toml").write_text(manifest)
     with pytest.raises(ProjectError, match=words):
         build(tmp_path)
 
 
-def test_a_folder_that_is_no_project_is_told(tmp_path: Path) -> None:
+def test_build_of_a_folder_without_a_project_says_so(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r"no Cargo\.toml, asconfig\.json or package\.json"):
         build(tmp_path)
+
+
+def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
+    with pytest.raises(ProjectError, match="Cannot find name 'x'"):
+        build(project)
 
 
 # --- Toolchains ----------------------------------------------------------------------------------
 
 
-def test_the_toolchain_that_is_found_compiles_to_wasm() -> None:
+def test_rust_toolchain_that_is_found_compiles_to_wasm() -> None:
     found = find_rust_toolchain()
     assert found.environment["RUSTC"] == found.rustc
     asked = subprocess.run([found.rustc, "--version"], capture_output=True, text=True, check=True)
     assert asked.stdout.startswith("rustc ")
 
 
-def test_without_a_rust_for_wasm_it_says_what_to_install(
+def test_build_without_a_wasm_target_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This one knows the target and does not have its library, like a fresh rustup.
@@ -180,7 +227,7 @@ def test_without_a_rust_for_wasm_it_says_what_to_install(
         build(crate(tmp_path, ""))
 
 
-def test_the_environment_s_compiler_comes_first(
+def test_rust_compiler_of_the_environment_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "lib"
@@ -194,10 +241,48 @@ def test_the_environment_s_compiler_comes_first(
     assert find_rust_toolchain().rustc == str(compiler)
 
 
-def test_without_asc_it_says_what_to_install(
+def test_build_without_asc_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "asconfig.json").write_text("{}")
     monkeypatch.setitem(projects._SDKS, "assemblyscript", tmp_path)
     with pytest.raises(ProjectError, match="npm install"):
         build(tmp_path)
+
+
+# --- The documentation ---------------------------------------------------------------------------
+
+EXPORTED = re.compile(r"^export (?:abstract )?(?:class|function|enum|namespace) (\w+)", re.M)
+# What the pages' bare statements take as given.
+GIVEN = {"prompt": "string", "suffixes": "string[]"}
+
+
+def compilable(snippets: list[str]) -> str:
+    """One program of all snippets: declarations as they are, statements inside functions."""
+    sources = [path for path in (SDK / "assembly").glob("*.ts") if path.stem != "raw"]
+    exported = {name for path in sources for name in EXPORTED.findall(path.read_text())}
+    used = exported & set(re.findall(r"\w+", " ".join(snippets)))
+    program = [f'import {{ {", ".join(sorted(used))} }} from "symphony-lip";']
+    for number, text in enumerate(snippets):
+        given = [f"{k}: {v}" for k, v in GIVEN.items() if f"const {k} " not in text]
+        if text.startswith(("class ", "function ")):
+            program.append(f"export {text}")
+        else:
+            program.append(f"export function f{number}({', '.join(given)}): void {{ {text} }}")
+    return "\n".join([*program, "export function lip_main(): i32 { return 0; }"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guest-sdk.md"])
+def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
+    shown = SNIPPET.findall((ROOT / page).read_text())
+    assert shown
+    programs = [text for text in shown if "import {" in text]
+    programs.append(compilable([text for text in shown if "import " not in text]))
+    project = new("shown", "assemblyscript", tmp_path)
+    config = project / "asconfig.json"
+    quick = config.read_text().replace('"optimizeLevel": 3', '"optimizeLevel": 0')
+    config.write_text(quick.replace('"shrinkLevel": 1', '"shrinkLevel": 0'))
+    for text in programs:
+        (project / "assembly" / "index.ts").write_text(text)
+        checked_module(build(project))

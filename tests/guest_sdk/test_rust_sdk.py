@@ -19,7 +19,7 @@ from symphony_runtime.cli.projects import RustToolchain, build, find_rust_toolch
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.worker.rig import Rig, RunResult
+from tests.support.worker.rig import RunResult, WorkerRig
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "rust"
@@ -52,7 +52,7 @@ def declared(path: str) -> dict[str, tuple[list[tuple[str, str]], str]]:
 # --- The crate -----------------------------------------------------------------------------------
 
 
-def test_declarations_are_the_table_s() -> None:
+def test_declarations_match_the_abi_table() -> None:
     calls = {
         name: ([f"{key}: {WASM_TYPES[kind]}" for key, kind in parameters], WASM_TYPES[result])
         for name, (parameters, result) in declared("raw.rs").items()
@@ -61,7 +61,7 @@ def test_declarations_are_the_table_s() -> None:
     assert len(calls) == 49
 
 
-def test_the_host_in_memory_has_the_same_calls() -> None:
+def test_in_memory_host_has_the_same_calls() -> None:
     def types(path: str) -> dict[str, tuple[list[str], str]]:
         return {n: ([kind for _, kind in p], r) for n, (p, r) in declared(path).items()}
 
@@ -73,7 +73,7 @@ def constants(path: str, pattern: str) -> dict[str, int]:
     return {name: int(value) for name, value in found}
 
 
-def test_numbers_are_the_table_s() -> None:
+def test_numbers_match_the_abi_table() -> None:
     assert constants("error.rs", r"(E\w+) = (\d+), \"") == TABLE["errno"]
     rights = constants("kv.rs", r"const (\w+): Rights = Rights\((\d+)\)")
     assert rights.pop("ALL") == sum(TABLE["rights"].values())
@@ -86,7 +86,7 @@ def test_numbers_are_the_table_s() -> None:
     assert {name.lower(): value for name, value in hints.items()} == names
 
 
-def test_the_crate_depends_on_nothing() -> None:
+def test_crate_depends_on_nothing() -> None:
     for lock in [SDK / "Cargo.lock", *sorted((ROOT / "examples").rglob("Cargo.lock"))]:
         text = lock.read_text()
         assert "source" not in text, f"{lock} names a registry"
@@ -139,18 +139,18 @@ def test_cargo_tests_pass(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_reference_is_complete() -> None:
+def test_crate_documentation_is_complete() -> None:
     cargo("doc", "--no-deps")
 
 
 @pytest.mark.slow
-def test_the_core_needs_no_standard_library() -> None:
+def test_crate_core_needs_no_standard_library() -> None:
     target = ("--target", "wasm32-unknown-unknown", "--no-default-features")
     cargo("check", *target, toolchain=find_rust_toolchain())
 
 
 @pytest.mark.parametrize("path", RUST_PACKAGES, ids=package)
-def test_sources_are_formatted(path: Path) -> None:
+def test_crate_sources_are_formatted(path: Path) -> None:
     if not shutil.which("rustfmt"):
         pytest.skip("rustfmt is not installed")
     cargo("fmt", "--check", cwd=path)
@@ -170,7 +170,7 @@ def run(
     """Run an entry of the probe to its end; the rig checks that nothing leaks."""
 
     async def main() -> RunResult:
-        async with Rig(assets=byte_assets()) as rig:
+        async with WorkerRig(assets=byte_assets()) as rig:
             live = await rig.start(probe(), data, entry=entry)
             for message in messages:
                 live.deliver(message)
@@ -186,14 +186,14 @@ def succeeds(result: RunResult) -> RunResult:
     return result
 
 
-def test_a_process_has_input_messages_clocks_and_a_log() -> None:
+def test_process_has_input_messages_clocks_and_a_log() -> None:
     result = succeeds(run("lip_main", "in\u00e9".encode(), (b"one", b"")))
     assert result.messages == [b"one", b"", "in\u00e9".encode()]
     assert result.logs == [(0, b"finer"), (2, b"2 things")]
 
 
 @pytest.mark.parametrize("entry", ["files", "passes", "streams", "channels", "dropped"])
-def test_the_probe_finds_everything_as_it_should_be(entry: str) -> None:
+def test_probe_finds_every_call_working(entry: str) -> None:
     succeeds(run(entry, close=False))
 
 
@@ -201,24 +201,21 @@ def test_children_take_grants_and_give_them() -> None:
     assert succeeds(run("children")).output == b"seed:[7, 8, 9]"
 
 
-def test_tasks_decode_in_lockstep() -> None:
-    async def main() -> dict[str, Any]:
-        async with Rig(assets=byte_assets()) as rig:
-            succeeds(await rig.run(probe(), b"64", entry="lockstep"))
-            return await rig.statistics()
-
-    found = asyncio.run(main())
+async def test_tasks_decode_in_lockstep() -> None:
+    async with WorkerRig(assets=byte_assets()) as rig:
+        succeeds(await rig.run(probe(), b"64", entry="lockstep"))
+        found = await rig.statistics()
     assert (found["preds"], found["steps"]) == (320, 5)
 
 
-def test_a_panic_s_message_is_in_the_log() -> None:
+def test_panic_message_is_in_the_log() -> None:
     result = run("panics")
     assert result.status == "trapped"
     assert result.logs[0][0] == 3
     assert b"this broke" in result.logs[0][1]
 
 
-def test_an_error_is_told_and_its_exit_code_is_1() -> None:
+def test_error_is_logged_and_the_exit_code_is_1() -> None:
     result = run("fails")
     assert (result.status, result.exit_code) == ("exited", 1)
     assert result.logs == [(3, b"no such thing")]
@@ -229,7 +226,7 @@ def test_exit_ends_at_once() -> None:
     assert (result.status, result.exit_code) == ("exited", 7)
 
 
-def test_a_deadlock_is_found() -> None:
+def test_deadlock_of_tasks_is_reported() -> None:
     result = run("deadlock")
     assert result.status == "trapped"
     assert b"deadlock" in result.logs[0][1]
@@ -306,7 +303,7 @@ def close(a: Any, b: Any) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(nested(PLAIN | st.binary(max_size=300)))
-def test_msgpack_is_python_s(compiled: Compiled, value: Any) -> None:
+def test_msgpack_equals_pythons(compiled: Compiled, value: Any) -> None:
     packed = msgpack.packb(value)
     again, text = echo(compiled, b"m" + packed)
     assert msgpack.unpackb(again, strict_map_key=False) == value
@@ -315,7 +312,7 @@ def test_msgpack_is_python_s(compiled: Compiled, value: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(nested(PLAIN), st.booleans())
-def test_json_is_python_s(compiled: Compiled, value: Any, escaped: bool) -> None:
+def test_json_equals_pythons(compiled: Compiled, value: Any, escaped: bool) -> None:
     (packed,) = echo(compiled, b"j" + json.dumps(value, ensure_ascii=escaped).encode())
     assert close(msgpack.unpackb(packed), value)
     written = echo(compiled, b"m" + packed)[1]
@@ -324,5 +321,5 @@ def test_json_is_python_s(compiled: Compiled, value: Any, escaped: bool) -> None
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([b"m", b"j"]))
-def test_no_bytes_break_the_decoders(compiled: Compiled, data: bytes, kind: bytes) -> None:
+def test_decoders_of_any_bytes_do_not_break(compiled: Compiled, data: bytes, kind: bytes) -> None:
     assert len(echo(compiled, kind + data)) in (1, 2)

@@ -1,4 +1,4 @@
-"""A hostile program, and how it is met: in a rig, beside a neighbour that must not notice."""
+"""A hostile program, and a rig that runs it next to a neighbour, which must not notice."""
 
 import asyncio
 import struct
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from symphony_runtime.worker.run import Run
 
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import LiveRun, Rig, RunResult
+from tests.support.worker.rig import LiveRun, RunResult, WorkerRig
 
 NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
 END_SECONDS_MAX = 20
@@ -21,7 +21,7 @@ class Guest:
     """A program, WAT or Wasm: `tries` says what it does.
 
     It must come to an end of this `status`, with a reason that has the words `says`; one that is
-    ENDLESS goes on until it is killed. `sent` is the i32s that it sends, where they are known;
+    ENDLESS runs until it is killed. `sent` is the i32s that it sends, where they are known;
     `others` are programs that it spawns, by name.
     """
 
@@ -35,8 +35,8 @@ class Guest:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-async def meet(rig: Rig, guest: Guest) -> RunResult:
-    """Run a guest beside a neighbour that decodes, and hold it to what it must come to."""
+async def meet(rig: WorkerRig, guest: Guest) -> RunResult:
+    """Run a guest next to a neighbour that decodes, and check how it ends."""
     for name, source in guest.others.items():
         rig.add(source, name)
     hostile = await rig.start(guest.source, guest.data, limits=dict(guest.limits))
@@ -55,7 +55,7 @@ async def meet(rig: Rig, guest: Guest) -> RunResult:
     return ended
 
 
-async def run_of(rig: Rig, live: LiveRun) -> Run:
+async def run_of(rig: WorkerRig, live: LiveRun) -> Run:
     """Return what the worker knows of a run that was started just now."""
     while live.instance not in rig.worker.instances:
         assert not live.ended.done()

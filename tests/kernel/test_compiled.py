@@ -20,7 +20,6 @@ from symphony_kernel.scheduler.scheduler import Scheduler
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory with nothing in it."""
     directory = tmp_path / "cache"
     directory.mkdir(mode=0o700)
     monkeypatch.setenv("SYMPHONY_CACHE_DIR", str(directory))

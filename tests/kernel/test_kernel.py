@@ -24,7 +24,7 @@ from tests.support.kernel.rig import (
     A,
     B,
     C,
-    Rig,
+    KernelRig,
     decode,
     ids,
     options,
@@ -33,24 +33,23 @@ from tests.support.kernel.rig import (
     tokens,
     with_kernel,
 )
+from tests.support.run_by import run_by
 
 
 # -- What is computed --------------------------------------------------------------------------
-def test_a_prompt_and_its_continuation() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        (first,) = ids(await worker.pred(1, A, PROMPT))
-        out = await decode(worker, 1, A, first, 3)
-        assert await worker.call(1, Op.KV_LEN, A) == 59 + 3
-        assert await worker.call(1, Op.KV_TOKENS, A, 58, 4) == tokens(59, first, *out[:2])
-        usage = await rig.gateway.end(1)
-        assert usage.value["prompt_tokens"] == 59
-        assert usage.value["completion_tokens"] == 4
-        assert usage.value["cached_tokens"] == 0
-        assert usage.value["kv_token_ms"] > 0
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_prompt_and_its_continuation(rig: KernelRig) -> None:
+    worker = await start(rig)
+    (first,) = ids(await worker.pred(1, A, PROMPT))
+    out = await decode(worker, 1, A, first, 3)
+    assert await worker.call(1, Op.KV_LEN, A) == 59 + 3
+    assert await worker.call(1, Op.KV_TOKENS, A, 58, 4) == tokens(59, first, *out[:2])
+    usage = await rig.gateway.end(1)
+    assert usage.value["prompt_tokens"] == 59
+    assert usage.value["completion_tokens"] == 4
+    assert usage.value["cached_tokens"] == 0
+    assert usage.value["kv_token_ms"] > 0
+    await rig.gateway.check_integrity()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_prompt_and_its_continuation() -> None:
 def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
     prompt = tokens(*(i * 7 % 4096 for i in range(1300)))
 
-    async def test(rig: Rig) -> tuple[int | bytes, int | bytes, int]:
+    async def test(rig: KernelRig) -> tuple[int | bytes, int | bytes, int]:
         worker = await start(rig)
         whole = await worker.pred(1, A, prompt, options(**opts))
         return whole, await worker.pred(1, A, tokens(1)), rig.kernel.statistics()["steps"]
@@ -82,11 +81,11 @@ def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
 
 
 def test_the_same_tokens_alone_and_among_many() -> None:
-    async def alone(rig: Rig) -> list[int]:
+    async def alone(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         return await decode(worker, 1, A, ids(await worker.pred(1, A, PROMPT))[0], 12)
 
-    async def among(rig: Rig) -> list[int]:
+    async def among(rig: KernelRig) -> list[int]:
         async def other(instance: int) -> None:
             worker = await start(rig, instance, tenant=f"t{instance % 3}")
             given = tokens(*range(instance, 3 * instance))
@@ -101,215 +100,199 @@ def test_the_same_tokens_alone_and_among_many() -> None:
     assert with_kernel(alone) == with_kernel(among, pages=2048)
 
 
-def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        for handle in (B, C):
-            worker.tell(1, Op.KV_CREATE, handle)
-        seeded = options(get={"sample": {"seed": 5}})
-        calls = [(1, Op.PRED, handle, PROMPT, None, seeded) for handle in (A, B, C)]
-        results = await asyncio.gather(*worker.calls(*calls))
-        assert len(set(results)) == 1
-        free = options(get={"sample": {}}, keep=False)
-        drawn = [await worker.pred(1, A, tokens(1), free) for _ in range(8)]
-        assert len(set(drawn)) > 1
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig)
+    for handle in (B, C):
+        worker.tell(1, Op.KV_CREATE, handle)
+    seeded = options(get={"sample": {"seed": 5}})
+    calls = [(1, Op.PRED, handle, PROMPT, None, seeded) for handle in (A, B, C)]
+    results = await asyncio.gather(*worker.calls(*calls))
+    assert len(set(results)) == 1
+    free = options(get={"sample": {}}, keep=False)
+    drawn = [await worker.pred(1, A, tokens(1), free) for _ in range(8)]
+    assert len(set(drawn)) > 1
 
 
 # -- Files -------------------------------------------------------------------------------------
-def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        before = await rig.gateway.statistics()
-        forks = [(1 << 16) + 1 + i for i in range(16)]
-        for fork in forks:
-            worker.tell(1, Op.KV_FORK, fork, A)
-        calls = [(1, Op.PRED, fork, tokens(100 + i), None, b"") for i, fork in enumerate(forks)]
-        branches = [ids(r)[0] for r in await asyncio.gather(*worker.calls(*calls))]
-        after = await rig.gateway.statistics()
-        assert after["prefill_tokens"] == before["prefill_tokens"], "the prefix was computed once"
-        assert after["decode_steps"] - before["decode_steps"] == 1, "all branches in one step"
-        # Only the partial last page is copied: one page a fork, 59 % 16 = 11 slots each.
-        assert before["pages_free"] - after["pages_free"] == 16
-        assert after["copies"] == 16 * 11
-        assert len(set(branches)) > 8
-        # The same as without forking: the copies hold what the source did.
-        worker.tell(1, Op.KV_CREATE, C + 100)
-        again = await worker.pred(1, C + 100, PROMPT + tokens(103))
-        assert ids(again) == [branches[3]]
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_forks_share_their_prefix_and_go_their_own_ways(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    before = await rig.gateway.statistics()
+    forks = [(1 << 16) + 1 + i for i in range(16)]
+    for fork in forks:
+        worker.tell(1, Op.KV_FORK, fork, A)
+    calls = [(1, Op.PRED, fork, tokens(100 + i), None, b"") for i, fork in enumerate(forks)]
+    branches = [ids(r)[0] for r in await asyncio.gather(*worker.calls(*calls))]
+    after = await rig.gateway.statistics()
+    assert after["prefill_tokens"] == before["prefill_tokens"], "the prefix was computed once"
+    assert after["decode_steps"] - before["decode_steps"] == 1, "all branches in one step"
+    # Only the partial last page is copied: one page a fork, 59 % 16 = 11 slots each.
+    assert before["pages_free"] - after["pages_free"] == 16
+    assert after["copies"] == 16 * 11
+    assert len(set(branches)) > 8
+    # The same as without forking: the copies hold what the source did.
+    worker.tell(1, Op.KV_CREATE, C + 100)
+    again = await worker.pred(1, C + 100, PROMPT + tokens(103))
+    assert ids(again) == [branches[3]]
+    await rig.gateway.check_integrity()
 
 
-def test_extract_and_append_carry_contents_and_not_only_tokens() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        everything = tokens(0, 59)
-        worker.tell(1, Op.KV_EXTRACT, B, A, everything)
-        worker.tell(1, Op.KV_CREATE, C)
-        worker.tell(1, Op.KV_APPEND, C, A, 0, 20)
-        worker.tell(1, Op.KV_APPEND, C, A, 20, 59)
-        calls = [(1, Op.PRED, handle, tokens(7), None, b"") for handle in (A, B, C)]
-        assert len(set(await asyncio.gather(*worker.calls(*calls)))) == 1
-        # Without the first entries the rest keeps what it saw, but a new token sees less.
-        worker.tell(1, Op.KV_EXTRACT, B + 10, A, tokens(16, 59))
-        assert await worker.call(1, Op.KV_LEN, B + 10) == 43
-        less = await worker.pred(1, B + 10, tokens(7), b"", tokens(60))
-        assert less != await worker.pred(1, B, tokens(7))
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_extract_and_append_carry_contents_and_not_only_tokens(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    everything = tokens(0, 59)
+    worker.tell(1, Op.KV_EXTRACT, B, A, everything)
+    worker.tell(1, Op.KV_CREATE, C)
+    worker.tell(1, Op.KV_APPEND, C, A, 0, 20)
+    worker.tell(1, Op.KV_APPEND, C, A, 20, 59)
+    calls = [(1, Op.PRED, handle, tokens(7), None, b"") for handle in (A, B, C)]
+    assert len(set(await asyncio.gather(*worker.calls(*calls)))) == 1
+    # Without the first entries the rest keeps what it saw, but a new token sees less.
+    worker.tell(1, Op.KV_EXTRACT, B + 10, A, tokens(16, 59))
+    assert await worker.call(1, Op.KV_LEN, B + 10) == 43
+    less = await worker.pred(1, B + 10, tokens(7), b"", tokens(60))
+    assert less != await worker.pred(1, B, tokens(7))
+    await rig.gateway.check_integrity()
 
 
-def test_copies_run_even_when_no_pred_follows() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
-        assert await worker.call(1, Op.KV_LEN, B) == 37
-        worker.tell(1, Op.KV_CLOSE, A)  # its pages are free before anything reads the copies
-        worker.tell(1, Op.KV_CREATE, C)
-        await worker.pred(1, C, PROMPT)
-        assert (await rig.gateway.statistics())["copies"] == 37
-        assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_copies_run_even_when_no_pred_follows(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
+    assert await worker.call(1, Op.KV_LEN, B) == 37
+    worker.tell(1, Op.KV_CLOSE, A)  # its pages are free before anything reads the copies
+    worker.tell(1, Op.KV_CREATE, C)
+    await worker.pred(1, C, PROMPT)
+    assert (await rig.gateway.statistics())["copies"] == 37
+    assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
 
 
-def test_calls_on_one_file_take_effect_in_order() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
-        worker.tell(1, Op.KV_FORK, C, A)  # empty: made before the preds
-        replies = worker.calls(
-            (1, Op.PRED, A, PROMPT, None, b""),
-            (1, Op.PRED, A, tokens(1, 2), None, b""),
-            (1, Op.KV_LEN, A),
-            (1, Op.KV_TRUNCATE, A, 10),
-            (1, Op.KV_LEN, A),
-            (1, Op.PRED, A, tokens(5), None, b""),
-            (1, Op.KV_TOKENS, A, 9, 2),
-            (1, Op.KV_LEN, B),
-            (1, Op.KV_LEN, C),
-        )
-        results = await asyncio.gather(*replies)
-        assert results[2:5] == [61, 0, 10]
-        assert results[6] == tokens(10, 5)
-        assert results[7:] == [0, 0]
-        seqs = [seq for _, seq in worker.order]
-        assert seqs == [8, 9, 1, 2, 3, 4, 5, 6, 7], "other files' calls did not wait"
-        worker.tell(1, Op.KV_CREATE, C + 1)
-        again = await worker.pred(1, C + 1, tokens(*range(1, 11), 5))
-        assert again == results[5], "rolled back entries leave nothing behind"
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_calls_on_one_file_take_effect_in_order(rig: KernelRig) -> None:
+    worker = await start(rig)
+    worker.tell(1, Op.KV_CREATE, B)
+    worker.tell(1, Op.KV_FORK, C, A)  # empty: made before the preds
+    replies = worker.calls(
+        (1, Op.PRED, A, PROMPT, None, b""),
+        (1, Op.PRED, A, tokens(1, 2), None, b""),
+        (1, Op.KV_LEN, A),
+        (1, Op.KV_TRUNCATE, A, 10),
+        (1, Op.KV_LEN, A),
+        (1, Op.PRED, A, tokens(5), None, b""),
+        (1, Op.KV_TOKENS, A, 9, 2),
+        (1, Op.KV_LEN, B),
+        (1, Op.KV_LEN, C),
+    )
+    results = await asyncio.gather(*replies)
+    assert results[2:5] == [61, 0, 10]
+    assert results[6] == tokens(10, 5)
+    assert results[7:] == [0, 0]
+    seqs = [seq for _, seq in worker.order]
+    assert seqs == [8, 9, 1, 2, 3, 4, 5, 6, 7], "other files' calls did not wait"
+    worker.tell(1, Op.KV_CREATE, C + 1)
+    again = await worker.pred(1, C + 1, tokens(*range(1, 11), 5))
+    assert again == results[5], "rolled back entries leave nothing behind"
 
 
-def test_a_tree_sees_its_ancestors_only() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        tree = options(at="all", parents=[-1, 0, 0, 1], keep=False)
-        scored = pairs(await worker.pred(1, A, tokens(7, 8, 9, 10), tree))
-        for path, place in (([7], 0), ([7, 8], 1), ([7, 9], 2), ([7, 8, 10], 3)):
-            plain = await worker.pred(1, A, tokens(*path), options(keep=False))
-            assert pairs(plain) == [scored[place]]
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_tree_sees_its_ancestors_only(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    tree = options(at="all", parents=[-1, 0, 0, 1], keep=False)
+    scored = pairs(await worker.pred(1, A, tokens(7, 8, 9, 10), tree))
+    for path, place in (([7], 0), ([7, 8], 1), ([7, 9], 2), ([7, 8, 10], 3)):
+        plain = await worker.pred(1, A, tokens(*path), options(keep=False))
+        assert pairs(plain) == [scored[place]]
 
 
 # -- Batches and replies -----------------------------------------------------------------------
-def test_replies_of_a_step_come_in_one_frame_a_worker() -> None:
-    async def test(rig: Rig) -> None:
-        second = rig.attach_worker("w2")
-        for instance in range(1, 9):
-            await rig.gateway.register(instance, worker="w" if instance % 2 else "w2")
-        for worker, odd in ((rig.worker, 1), (second, 0)):
-            mine = [i for i in range(1, 9) if i % 2 == odd]
-            for instance in mine:
-                worker.tell(instance, Op.KV_CREATE, A)
-            worker.calls(*((i, Op.PRED, A, PROMPT, None, b"") for i in mine))
-        await asyncio.sleep(1)
-        assert (rig.worker.frames, second.frames) == (1, 1)
-        assert not rig.worker.replies
-        assert not second.replies
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_replies_of_a_step_come_in_one_frame_a_worker(rig: KernelRig) -> None:
+    second = rig.attach_worker("w2")
+    for instance in range(1, 9):
+        await rig.gateway.register(instance, worker="w" if instance % 2 else "w2")
+    for worker, odd in ((rig.worker, 1), (second, 0)):
+        mine = [i for i in range(1, 9) if i % 2 == odd]
+        for instance in mine:
+            worker.tell(instance, Op.KV_CREATE, A)
+        worker.calls(*((i, Op.PRED, A, PROMPT, None, b"") for i in mine))
+    await asyncio.sleep(1)
+    assert (rig.worker.frames, second.frames) == (1, 1)
+    assert not rig.worker.replies
+    assert not second.replies
 
 
-def test_lips_that_answer_quickly_stay_in_one_batch() -> None:
-    async def test(rig: Rig) -> float:
-        async def lip(instance: int) -> None:
-            worker = await start(rig, instance)
-            await asyncio.sleep(instance * 0.0037)  # they begin at different moments
-            await decode(worker, instance, A, 5, 40)
+@run_by(with_kernel, pages=1024)
+async def test_lips_that_answer_quickly_stay_in_one_batch(rig: KernelRig) -> None:
+    async def lip(instance: int) -> None:
+        worker = await start(rig, instance)
+        await asyncio.sleep(instance * 0.0037)  # they begin at different moments
+        await decode(worker, instance, A, 5, 40)
 
-        await asyncio.gather(*(lip(instance) for instance in range(1, 17)))
-        mean: float = (await rig.gateway.statistics())["mean_decode_rows"]
-        return mean
-
-    assert with_kernel(test, pages=1024) > 12
+    await asyncio.gather(*(lip(instance) for instance in range(1, 17)))
+    mean: float = (await rig.gateway.statistics())["mean_decode_rows"]
+    assert mean > 12
 
 
-def test_one_slow_lip_does_not_hold_up_the_others() -> None:
-    async def test(rig: Rig) -> None:
-        async def lip(instance: int, pause: float, times: int) -> float:
-            worker = await start(rig, instance)
-            began = asyncio.get_running_loop().time()
-            token = 5
-            for _ in range(times):
-                (token,) = ids(await worker.pred(instance, A, tokens(token)))
-                await asyncio.sleep(pause)
-            return asyncio.get_running_loop().time() - began
+@run_by(with_kernel)
+async def test_one_slow_lip_does_not_hold_up_the_others(rig: KernelRig) -> None:
+    async def lip(instance: int, pause: float, times: int) -> float:
+        worker = await start(rig, instance)
+        began = asyncio.get_running_loop().time()
+        token = 5
+        for _ in range(times):
+            (token,) = ids(await worker.pred(instance, A, tokens(token)))
+            await asyncio.sleep(pause)
+        return asyncio.get_running_loop().time() - began
 
-        slow = asyncio.create_task(lip(1, 0.5, 20))
-        spent = await asyncio.gather(*(lip(instance, 0.0, 100) for instance in range(2, 6)))
-        assert max(spent) < 100 * 0.0102 * 1.15
-        await slow
-
-    with_kernel(test)
+    slow = asyncio.create_task(lip(1, 0.5, 20))
+    spent = await asyncio.gather(*(lip(instance, 0.0, 100) for instance in range(2, 6)))
+    assert max(spent) < 100 * 0.0102 * 1.15
+    await slow
 
 
 # -- Cancels, ends, failures -------------------------------------------------------------------
 @pytest.mark.parametrize("target", [1, 2, 3])
-def test_a_cancelled_pred_is_answered_and_leaves_nothing(target: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        calls = [(1, Op.PRED, A, tokens(*range(1, 700)), None, b"")] * 3
-        replies = worker.calls(*calls)
-        await asyncio.sleep(0.012)  # the first is being computed, in chunks
-        worker.tell(1, Op.CANCEL, target)
-        results = await asyncio.gather(*replies)
-        assert results[target - 1] == -Errno.ECANCELED
-        assert sum(isinstance(result, bytes) for result in results) == 2
-        assert await worker.call(1, Op.KV_LEN, A) == 2 * 699
-        await rig.gateway.check_integrity()
+@run_by(with_kernel)
+async def test_a_cancelled_pred_is_answered_and_leaves_nothing(
+    rig: KernelRig, *, target: int
+) -> None:
+    worker = await start(rig)
+    calls = [(1, Op.PRED, A, tokens(*range(1, 700)), None, b"")] * 3
+    replies = worker.calls(*calls)
+    await asyncio.sleep(0.012)  # the first is being computed, in chunks
+    worker.tell(1, Op.CANCEL, target)
+    results = await asyncio.gather(*replies)
+    assert results[target - 1] == -Errno.ECANCELED
+    assert sum(isinstance(result, bytes) for result in results) == 2
+    assert await worker.call(1, Op.KV_LEN, A) == 2 * 699
+    await rig.gateway.check_integrity()
 
-    with_kernel(test)
 
-
-def test_an_instance_that_ends_with_work_in_flight_gives_everything_back() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await start(rig, 2, tenant="u")
-        free = (await rig.gateway.statistics())["pages_free"]
-        lost = worker.calls(*[(1, Op.PRED, A, tokens(*range(1, 900)), None, b"")] * 4)
-        kept = worker.pred(2, A, PROMPT)
-        await asyncio.sleep(0.015)
-        assert (await rig.gateway.end(1)).errno == 0
-        assert isinstance(await kept, bytes)
-        await asyncio.sleep(0.2)
-        assert not any(reply.done() for reply in lost), "nobody replies to an instance that is gone"
-        assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
-        await rig.gateway.end(2)
-        assert (await rig.gateway.statistics())["pages_free"] == free
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_an_instance_that_ends_with_work_in_flight_gives_everything_back(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig)
+    await start(rig, 2, tenant="u")
+    free = (await rig.gateway.statistics())["pages_free"]
+    lost = worker.calls(*[(1, Op.PRED, A, tokens(*range(1, 900)), None, b"")] * 4)
+    kept = worker.pred(2, A, PROMPT)
+    await asyncio.sleep(0.015)
+    assert (await rig.gateway.end(1)).errno == 0
+    assert isinstance(await kept, bytes)
+    await asyncio.sleep(0.2)
+    assert not any(reply.done() for reply in lost), "nobody replies to an instance that is gone"
+    assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
+    await rig.gateway.end(2)
+    assert (await rig.gateway.statistics())["pages_free"] == free
+    await rig.gateway.check_integrity()
 
 
 class Failing(SimulatedExecutor):
@@ -334,7 +317,7 @@ def test_a_step_that_fails_answers_eio_and_the_kernel_goes_on(
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {2}, RuntimeError("out of memory"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         assert await worker.pred(1, A, tokens(1)) == -Errno.EIO
@@ -353,7 +336,7 @@ def test_what_a_failed_step_should_have_copied_answers_eio_and_nothing_else_does
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {2}, RuntimeError("the device lost it"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         if alone:
@@ -376,7 +359,7 @@ def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {1}, KernelBug("an invariant does not hold"))
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.pred(1, A, PROMPT)
         await worker.closed.wait()
@@ -386,55 +369,49 @@ def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
 
 
 # -- Pages -------------------------------------------------------------------------------------
-def test_a_pred_waits_for_pages_until_another_lip_gives_some_back() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await start(rig, 2)
-        await worker.pred(1, A, tokens(*range(1, 13 * PAGE_TOKENS)))
-        waiting = worker.pred(2, A, tokens(*range(1, 5 * PAGE_TOKENS)))
-        await asyncio.sleep(0.02)
-        assert (await rig.gateway.statistics())["waiting_for_pages"] == 1
-        assert not waiting.done()
-        await rig.gateway.end(1)
-        assert isinstance(await waiting, bytes)
-
-    with_kernel(test, pages=16)
+@run_by(with_kernel, pages=16)
+async def test_a_pred_waits_for_pages_until_another_lip_gives_some_back(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await start(rig, 2)
+    await worker.pred(1, A, tokens(*range(1, 13 * PAGE_TOKENS)))
+    waiting = worker.pred(2, A, tokens(*range(1, 5 * PAGE_TOKENS)))
+    await asyncio.sleep(0.02)
+    assert (await rig.gateway.statistics())["waiting_for_pages"] == 1
+    assert not waiting.done()
+    await rig.gateway.end(1)
+    assert isinstance(await waiting, bytes)
 
 
-def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await start(rig, 2)
-        for instance, length in ((1, 100), (2, 60)):
-            await worker.pred(instance, A, tokens(*range(1, length)))
-        more = tokens(*range(1, 8 * PAGE_TOKENS))
-        smaller, larger = (worker.pred(instance, A, more) for instance in (2, 1))
-        assert await larger == -Errno.ENOMEM
-        assert not smaller.done(), "only one gives way at a time"
-        await rig.gateway.end(1)
-        assert isinstance(await smaller, bytes)
-        await rig.gateway.check_integrity()
-
-    with_kernel(test, pages=18)
-
-
-def test_a_tenants_quota_is_an_errno_at_once() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        assert await worker.pred(1, A, tokens(*range(1, 200))) == -Errno.EDQUOT
-        assert isinstance(await worker.pred(1, A, tokens(*range(1, 60))), bytes)
-
-    with_kernel(test, kernel_options=KernelOptions(tenants=TenantLimits(pages=5)))
+@run_by(with_kernel, pages=18)
+async def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig)
+    await start(rig, 2)
+    for instance, length in ((1, 100), (2, 60)):
+        await worker.pred(instance, A, tokens(*range(1, length)))
+    more = tokens(*range(1, 8 * PAGE_TOKENS))
+    smaller, larger = (worker.pred(instance, A, more) for instance in (2, 1))
+    assert await larger == -Errno.ENOMEM
+    assert not smaller.done(), "only one gives way at a time"
+    await rig.gateway.end(1)
+    assert isinstance(await smaller, bytes)
+    await rig.gateway.check_integrity()
 
 
-def test_a_run_past_its_tokens_is_reported_to_the_gateway() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, tokens=100)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.pred(1, A, PROMPT) == -Errno.EDQUOT
-        await asyncio.sleep(0)
-        (exceeded,) = rig.gateway.exceeded
-        assert exceeded.instance == 1
-        assert "100 tokens" in exceeded.reason
+@run_by(with_kernel, kernel_options=KernelOptions(tenants=TenantLimits(pages=5)))
+async def test_a_tenants_quota_is_an_errno_at_once(rig: KernelRig) -> None:
+    worker = await start(rig)
+    assert await worker.pred(1, A, tokens(*range(1, 200))) == -Errno.EDQUOT
+    assert isinstance(await worker.pred(1, A, tokens(*range(1, 60))), bytes)
 
-    with_kernel(test)
+
+@run_by(with_kernel)
+async def test_a_run_past_its_tokens_is_reported_to_the_gateway(rig: KernelRig) -> None:
+    worker = await start(rig, tokens=100)
+    await worker.pred(1, A, PROMPT)
+    assert await worker.pred(1, A, PROMPT) == -Errno.EDQUOT
+    await asyncio.sleep(0)
+    (exceeded,) = rig.gateway.exceeded
+    assert exceeded.instance == 1
+    assert "100 tokens" in exceeded.reason

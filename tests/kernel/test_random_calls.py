@@ -10,8 +10,9 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import Rig, tokens, with_kernel
+from tests.support.kernel.rig import KernelRig, tokens, with_kernel
 from tests.support.kernel.scripts import FIRST, Lip, Script
+from tests.support.run_by import run_by
 
 OPERATIONS = st.tuples(
     st.sampled_from(
@@ -42,7 +43,7 @@ SCRIPTS = st.builds(
 
 
 def outcomes(scripts: list[Script], pages: int, steps: StepLimits) -> list[list[Any]]:
-    async def test(rig: Rig) -> list[list[Any]]:
+    async def test(rig: KernelRig) -> list[list[Any]]:
         lips = [Lip(rig, i, script) for i, script in enumerate(scripts, start=1)]
         running = [asyncio.create_task(lip.run()) for lip in lips]
         while not all(task.done() for task in running):
@@ -78,28 +79,26 @@ def test_together_each_gets_what_it_gets_alone(
         max_size=12,
     )
 )
-def test_in_a_pool_that_is_too_small_everybody_ends_and_every_page_comes_back(
-    preds: list[tuple[int, int, str]],
+@run_by(with_kernel, pages=24)
+async def test_in_a_pool_that_is_too_small_everybody_ends_and_every_page_comes_back(
+    rig: KernelRig, *, preds: list[tuple[int, int, str]]
 ) -> None:
-    async def test(rig: Rig) -> None:
-        async def lip(instance: int, length: int, at_ms: int, fate: str) -> None:
-            await rig.gateway.register(instance, tenant=f"t{instance % 2}")
-            rig.worker.tell(instance, Op.KV_CREATE, FIRST)
-            await asyncio.sleep(at_ms / 1000)
-            reply = rig.worker.pred(instance, FIRST, tokens(*range(1, length + 1)))
-            seq = max(s for i, s in rig.worker.replies if i == instance)
-            if fate == "cancel":
-                await asyncio.sleep(0.005)
-                rig.worker.tell(instance, Op.CANCEL, seq)
-            if fate != "end":
-                rig.worker.tell(instance, Op.KV_OFFER, FIRST)
-                result = await reply
-                assert isinstance(result, bytes) or result in (-Errno.ENOMEM, -Errno.ECANCELED)
-                assert not (fate == "" and result == -Errno.ECANCELED)
-            await asyncio.sleep(0.02)
-            await rig.gateway.end(instance)
+    async def lip(instance: int, length: int, at_ms: int, fate: str) -> None:
+        await rig.gateway.register(instance, tenant=f"t{instance % 2}")
+        rig.worker.tell(instance, Op.KV_CREATE, FIRST)
+        await asyncio.sleep(at_ms / 1000)
+        reply = rig.worker.pred(instance, FIRST, tokens(*range(1, length + 1)))
+        seq = max(s for i, s in rig.worker.replies if i == instance)
+        if fate == "cancel":
+            await asyncio.sleep(0.005)
+            rig.worker.tell(instance, Op.CANCEL, seq)
+        if fate != "end":
+            rig.worker.tell(instance, Op.KV_OFFER, FIRST)
+            result = await reply
+            assert isinstance(result, bytes) or result in (-Errno.ENOMEM, -Errno.ECANCELED)
+            assert not (fate == "" and result == -Errno.ECANCELED)
+        await asyncio.sleep(0.02)
+        await rig.gateway.end(instance)
 
-        await asyncio.gather(*(lip(i, *pred) for i, pred in enumerate(preds, start=1)))
-        await rig.gateway.check_integrity()
-
-    with_kernel(test, pages=24)
+    await asyncio.gather(*(lip(i, *pred) for i, pred in enumerate(preds, start=1)))
+    await rig.gateway.check_integrity()

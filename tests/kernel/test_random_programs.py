@@ -28,7 +28,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.prediction import PredictionOptions
 
-from tests.support.kernel.crashes import DyingRig, Peer, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, Peer, with_crashing_kernel
 from tests.support.kernel.kvfs_reference import Reference, RefusedError
 from tests.support.kernel.rig import ASSETS, Gateway, Result, Worker, options, pairs, tokens
 
@@ -83,7 +83,9 @@ class Asked:
 class Player:
     """Plays a program to the kernel and to the reference."""
 
-    def __init__(self, rig: DyingRig, gateway: Gateway, worker: Worker, chance: random.Random):
+    def __init__(
+        self, rig: CrashingKernelRig, gateway: Gateway, worker: Worker, chance: random.Random
+    ):
         self.rig, self.gateway, self.chance = rig, gateway, chance
         self.workers = {"w": worker}
         self.reference = Reference(ASSETS.model.vocab_size)
@@ -501,7 +503,7 @@ def play(program: list[Operation], seed: int) -> int:
     """Play a program; return how many of its preds were computed before they came."""
     guessed = 0
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         nonlocal guessed
         player = Player(rig, gateway, worker, random.Random(seed))
         await player.begin()
@@ -513,7 +515,7 @@ def play(program: list[Operation], seed: int) -> int:
         tenants=TenantLimits(pages=FRAMES), places=PLACES, prefix_cache_share=0.0, predictions=BOLD
     )
     with tempfile.TemporaryDirectory() as folder:
-        with_dying_kernel(Path(folder), test, pages=FRAMES, log_bytes=40_000, options=given)
+        with_crashing_kernel(Path(folder), test, pages=FRAMES, log_bytes=40_000, options=given)
     return guessed
 
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError, message_bytes
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 def test_message_bytes() -> None:
@@ -36,7 +36,7 @@ async def odd_server(handler: Any) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-def test_events_come_whole_however_they_are_cut() -> None:
+async def test_events_come_whole_however_they_are_cut() -> None:
     stream = b'id: 1\nevent: message\ndata: {"message":"\xc3\xa9"}\n\n: still there\n\n'
     stream += b'id: 2\nevent: status\ndata: {"status":"exited"}\n\n'
 
@@ -48,15 +48,12 @@ def test_events_come_whole_however_they_are_cut() -> None:
             await asyncio.sleep(0)
         return response
 
-    async def scenario() -> None:
-        async for url in odd_server(trickle):
-            async with Client(url) as client:
-                events = [event async for event in client.events("run")]
-            assert events == [
-                Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
-            ]  # fmt: skip
-
-    asyncio.run(scenario())
+    async for url in odd_server(trickle):
+        async with Client(url) as client:
+            events = [event async for event in client.events("run")]
+        assert events == [
+            Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
+        ]  # fmt: skip
 
 
 def test_nothing_stays_open_of_a_body_that_was_refused_early() -> None:
@@ -96,21 +93,18 @@ def test_nothing_stays_open_of_a_body_that_was_refused_early() -> None:
     gc.collect()
 
 
-def test_answers_that_are_no_problem_documents() -> None:
+async def test_answers_that_are_no_problem_documents() -> None:
     async def broken(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", headers={"Retry-After": "7"})
 
-    async def scenario() -> None:
-        async for url in odd_server(broken):
-            async with Client(url) as client:
-                with pytest.raises(ServerError) as refused:
-                    await client.result("run")
-                assert (refused.value.status, refused.value.retry_after) == (502, 7.0)
-
-    asyncio.run(scenario())
+    async for url in odd_server(broken):
+        async with Client(url) as client:
+            with pytest.raises(ServerError) as refused:
+                await client.result("run")
+            assert (refused.value.status, refused.value.retry_after) == (502, 7.0)
 
 
-def test_a_server_that_goes_away_in_the_middle() -> None:
+async def test_a_server_that_goes_away_in_the_middle() -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -119,25 +113,19 @@ def test_a_server_that_goes_away_in_the_middle() -> None:
         request.transport.abort()
         return response
 
-    async def scenario() -> None:
-        async for url in odd_server(cut):
-            async with Client(url) as client:
-                with pytest.raises(ConnectionFailed):
-                    [event async for event in client.events("run")]
-
-    asyncio.run(scenario())
+    async for url in odd_server(cut):
+        async with Client(url) as client:
+            with pytest.raises(ConnectionFailed):
+                [event async for event in client.events("run")]
 
 
-def test_paths_and_names_are_quoted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
-                with pytest.raises(ServerError) as refused:
-                    await client.kv_stat(name)
-                assert refused.value.status in (400, 404)
-                with pytest.raises(ServerError) as refused:
-                    await client.program(name)
-                assert refused.value.status == 404
-            assert [file async for file in client.kv("a&b=c")] == []
-
-    asyncio.run(scenario())
+async def test_paths_and_names_are_quoted(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
+            with pytest.raises(ServerError) as refused:
+                await client.kv_stat(name)
+            assert refused.value.status in (400, 404)
+            with pytest.raises(ServerError) as refused:
+                await client.program(name)
+            assert refused.value.status == 404
+        assert [file async for file in client.kv("a&b=c")] == []

@@ -18,50 +18,51 @@ from symphony_runtime.client import Client, ServerError
 from symphony_runtime.worker.__main__ import keep_linked
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, House
+from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, SystemRig
+from tests.support.run_by import run_by
 from tests.support.worker import crash_guests
 from tests.support.worker.guests import main
 
 
 class Roof:
-    """A house whose kernel can be out of reach."""
+    """A system whose kernel can be out of reach."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, system: SystemRig) -> None:
+        self.system = system
         self._linked = asyncio.Event()
 
     def cut(self) -> None:
         """End the connections of worker and gateway to the kernel."""
         for session in (
-            self.house.worker._kernel,
-            self.house.gateway.services.runs.kernel._session,
+            self.system.worker._kernel,
+            self.system.gateway.services.runs.kernel._session,
         ):
             if session is not None and session._link is not None:
                 session._link.abort()
 
     async def close(self) -> None:
         """Nobody reaches the kernel any more."""
-        await self.house._server.close()
+        await self.system._server.close()
         self.cut()
         await asyncio.sleep(0.01)
 
     async def open(self) -> None:
         """The same kernel behind a new door."""
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
-        self.house._server = Server(self.house.kernel, secrets)
-        await self.house._server.listen(self.house.config.kernel_socket)
+        self.system._server = Server(self.system.kernel, secrets)
+        await self.system._server.listen(self.system.config.kernel_socket)
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """The worker connects again by itself, as it does in its own process."""
-        self.cut()  # the house's own connection, which nobody keeps
+        self.cut()  # the system's own connection, which nobody keeps
         await asyncio.sleep(0)
-        socket = self.house.config.kernel_socket
+        socket = self.system.config.kernel_socket
         keeping = asyncio.create_task(
-            keep_linked(socket, self.house.worker.attach_kernel, self._linked)
+            keep_linked(socket, self.system.worker.attach_kernel, self._linked)
         )
         await self._linked.wait()
-        await self.house.wait_until_ready()
+        await self.system.wait_until_ready()
         try:
             yield
         finally:
@@ -75,10 +76,10 @@ def under_a_roof(
     async def whole() -> None:
         async with (
             asyncio.timeout(40),
-            House(tmp_path, **config) as house,
-            house.client() as client,
+            SystemRig(tmp_path, **config) as system,
+            system.client() as client,
         ):
-            roof = Roof(house)
+            roof = Roof(system)
             async with roof.kept():
                 await scenario(roof, client)
 
@@ -99,66 +100,64 @@ KEPT = ("status", "exit_code", "reason", "messages")
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_cuts_at_random_instants_change_no_output(tmp_path: Path, seed: int) -> None:
-    async def scenario(roof: Roof, client: Client) -> None:
-        for name, program in crash_guests.PROGRAMS.items():
-            await client.upload(program, name)
-        wanted = await outputs(client, 12, 20)
-        chance = random.Random(seed)
-        runs = asyncio.create_task(outputs(client, 12, 20))
-        cuts = 0
-        while not runs.done():
-            await asyncio.sleep(chance.uniform(0, 0.02))
-            if chance.random() < 0.3:
-                await roof.close()
-                await asyncio.sleep(chance.uniform(0, 0.05))
-                await roof.open()
-            else:
-                roof.cut()
-            cuts += 1
-        found = await runs
-        for before, after in zip(wanted, found, strict=True):
-            assert [after[key] for key in KEPT] == [before[key] for key in KEPT]
-            for key in ("prompt_tokens", "completion_tokens"):
-                assert after["usage"][key] == before["usage"][key]
-        assert cuts >= 5
-        assert {run["status"] for run in found} == {"exited"}
-
-    under_a_roof(tmp_path, scenario)
-
-
-def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
-    tmp_path: Path,
+@run_by(under_a_roof, "tmp_path")
+async def test_cuts_at_random_instants_change_no_output(
+    roof: Roof, client: Client, *, seed: int
 ) -> None:
-    async def scenario(roof: Roof, client: Client) -> None:
-        for name, program in {**crash_guests.PROGRAMS, "spin": guests.SPIN_WASM}.items():
-            await client.upload(program, name)
-        body = {"input": crash_guests.inputs(1, 120)}
-        live = [await client.start("greedy", **body) for _ in range(3)]
-        overstaying = await client.start("greedy", **body, limits={"wall_ms": 300})
-        spinning = await client.start("spin", limits={"cpu_ms": 100})
-        await asyncio.sleep(0.02)
-        await roof.close()
-        ready, roles = await client.ready()
-        assert not ready
-        assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
-        cancelling = asyncio.create_task(client.cancel(live[0]))
-        while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
-            await asyncio.sleep(0.002)
-        waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
-        # Each end waits for what the kernel says of its use; the programs are gone already.
-        while len(roof.house.worker.instances) > 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert not waiting.done()
-        await roof.open()
-        assert (await cancelling)["status"] == "killed"
-        assert (await waiting)["status"] == "exited"
-        assert await end(client, overstaying) == "wall time limit: it ran longer than 300 ms"
-        assert (await end(client, spinning)).startswith("cpu time limit")
-        assert [await end(client, run) for run in live[1:]] == ["", ""]
-        assert (await client.ready())[0]
+    for name, program in crash_guests.PROGRAMS.items():
+        await client.upload(program, name)
+    wanted = await outputs(client, 12, 20)
+    chance = random.Random(seed)
+    runs = asyncio.create_task(outputs(client, 12, 20))
+    cuts = 0
+    while not runs.done():
+        await asyncio.sleep(chance.uniform(0, 0.02))
+        if chance.random() < 0.3:
+            await roof.close()
+            await asyncio.sleep(chance.uniform(0, 0.05))
+            await roof.open()
+        else:
+            roof.cut()
+        cuts += 1
+    found = await runs
+    for before, after in zip(wanted, found, strict=True):
+        assert [after[key] for key in KEPT] == [before[key] for key in KEPT]
+        for key in ("prompt_tokens", "completion_tokens"):
+            assert after["usage"][key] == before["usage"][key]
+    assert cuts >= 5
+    assert {run["status"] for run in found} == {"exited"}
 
-    under_a_roof(tmp_path, scenario, step_ms=10)
+
+@run_by(under_a_roof, "tmp_path", step_ms=10)
+async def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
+    roof: Roof, client: Client
+) -> None:
+    for name, program in {**crash_guests.PROGRAMS, "spin": guests.SPIN_WASM}.items():
+        await client.upload(program, name)
+    body = {"input": crash_guests.inputs(1, 120)}
+    live = [await client.start("greedy", **body) for _ in range(3)]
+    overstaying = await client.start("greedy", **body, limits={"wall_ms": 300})
+    spinning = await client.start("spin", limits={"cpu_ms": 100})
+    await asyncio.sleep(0.02)
+    await roof.close()
+    ready, roles = await client.ready()
+    assert not ready
+    assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
+    cancelling = asyncio.create_task(client.cancel(live[0]))
+    while len(roof.system.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
+        await asyncio.sleep(0.002)
+    waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
+    # Each end waits for what the kernel says of its use; the programs are gone already.
+    while len(roof.system.worker.instances) > 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await roof.open()
+    assert (await cancelling)["status"] == "killed"
+    assert (await waiting)["status"] == "exited"
+    assert await end(client, overstaying) == "wall time limit: it ran longer than 300 ms"
+    assert (await end(client, spinning)).startswith("cpu time limit")
+    assert [await end(client, run) for run in live[1:]] == ["", ""]
+    assert (await client.ready())[0]
 
 
 async def end(client: Client, run: str) -> str:
@@ -166,40 +165,39 @@ async def end(client: Client, run: str) -> str:
     return str(last.data["reason"])
 
 
-def test_requests_do_not_wait_for_ever_and_leave_nothing_in_the_kernel(tmp_path: Path) -> None:
-    async def scenario(roof: Roof, client: Client) -> None:
-        await client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
-        await roof.close()
-        with pytest.raises(ServerError) as refused:
-            await client.run("greedy", input=crash_guests.inputs(2, 5))
-        assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
-        await roof.open()
-        await roof.house.wait_until_ready()
-        assert (await client.run("greedy", input=crash_guests.inputs(2, 5)))["status"] == "exited"
-        await asyncio.sleep(0.05)
-        assert roof.house.kernel.statistics()["instances"] == 0
-        assert roof.house.gateway.services.runs.statistics()["runs"] == 0
+@run_by(under_a_roof, "tmp_path", kernel_wait_seconds=0.2)
+async def test_requests_do_not_wait_for_ever_and_leave_nothing_in_the_kernel(
+    roof: Roof, client: Client
+) -> None:
+    await client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
+    await roof.close()
+    with pytest.raises(ServerError) as refused:
+        await client.run("greedy", input=crash_guests.inputs(2, 5))
+    assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
+    await roof.open()
+    await roof.system.wait_until_ready()
+    assert (await client.run("greedy", input=crash_guests.inputs(2, 5)))["status"] == "exited"
+    await asyncio.sleep(0.05)
+    assert roof.system.kernel.statistics()["instances"] == 0
+    assert roof.system.gateway.services.runs.statistics()["runs"] == 0
 
-    under_a_roof(tmp_path, scenario, kernel_wait_seconds=0.2)
 
-
-def test_a_program_that_floods_a_kernel_that_is_away_has_to_wait(tmp_path: Path) -> None:
+@run_by(under_a_roof, "tmp_path")
+async def test_a_program_that_floods_a_kernel_that_is_away_has_to_wait(
+    roof: Roof, client: Client
+) -> None:
     flood = main("(loop $l (drop (call $kv_close (call $kv_create))) (br $l)) (i32.const 0)")
-
-    async def scenario(roof: Roof, client: Client) -> None:
-        await client.upload(guests.wasm(flood), "flood")
-        runs = [await client.start("flood") for _ in range(4)]
-        await asyncio.sleep(0.05)
-        await roof.close()
-        session = roof.house.worker._kernel
-        assert session is not None
-        kept = -1
-        while kept < session.backlog:  # it comes to a stop
-            kept = session.backlog
-            await asyncio.sleep(0.3)
-        assert session.backlog == kept < 2 * SESSION_KEPT_BYTES
-        await roof.open()
-        for run in runs:
-            await client.cancel(run)
-
-    under_a_roof(tmp_path, scenario)
+    await client.upload(guests.wasm(flood), "flood")
+    runs = [await client.start("flood") for _ in range(4)]
+    await asyncio.sleep(0.05)
+    await roof.close()
+    session = roof.system.worker._kernel
+    assert session is not None
+    kept = -1
+    while kept < session.backlog:  # it comes to a stop
+        kept = session.backlog
+        await asyncio.sleep(0.3)
+    assert session.backlog == kept < 2 * SESSION_KEPT_BYTES
+    await roof.open()
+    for run in runs:
+        await client.cancel(run)

@@ -1,19 +1,10 @@
 """Compiling AssemblyScript for tests."""
 
 import subprocess
-from functools import cache
 from pathlib import Path
-
-from symphony_runtime.cli.projects import build
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "assemblyscript"
-
-
-@cache
-def built(folder: Path) -> Path:
-    """Build an example once in a session, however many tests run it."""
-    return build(folder)
 
 
 def compiled(source: str, target: Path, *options: str) -> bytes:

@@ -71,41 +71,35 @@ def tenant(target: RunningServer) -> str:
     return TENANT
 
 
-def test_a_suspended_tenant_s_connections_are_cut_and_no_others(
+async def test_suspended_tenants_connections_are_cut_and_no_others(
     target: RunningServer, tenant: str
 ) -> None:
-    async def scenario() -> None:
-        async with target.admin() as admin, wire(target.url) as neighbour:
-            assert await is_open(neighbour, target.key)
-            made = await admin.create_key(tenant)
-            async with held(target, made["key"]) as found:
-                await admin.change_tenant(tenant, suspended=True)
-                await all_are_cut(found)
-            assert await is_open(neighbour, target.key)
-            await admin.change_tenant(tenant, suspended=False)
-            await admin.revoke_key(tenant, made["id"])
-
-    asyncio.run(scenario())
+    async with target.admin() as admin, wire(target.url) as neighbour:
+        assert await is_open(neighbour, target.key)
+        made = await admin.create_key(tenant)
+        async with held(target, made["key"]) as found:
+            await admin.change_tenant(tenant, suspended=True)
+            await all_are_cut(found)
+        assert await is_open(neighbour, target.key)
+        await admin.change_tenant(tenant, suspended=False)
+        await admin.revoke_key(tenant, made["id"])
 
 
-def test_a_revoked_key_s_connections_are_cut_and_no_other_key_s(
+async def test_revoked_keys_connections_are_cut_and_no_others(
     target: RunningServer, tenant: str
 ) -> None:
-    async def scenario() -> None:
-        async with target.admin() as admin, wire(target.url) as other, wire(target.url) as changed:
-            gone, kept = [await admin.create_key(tenant) for _ in range(2)]
-            assert await is_open(other, kept["key"])
-            # A connection is its last key's.
-            assert await is_open(changed, gone["key"])
-            assert await is_open(changed, kept["key"])
-            async with held(target, gone["key"]) as found:
-                await admin.revoke_key(tenant, gone["id"])
-                await all_are_cut(found)
-            assert await is_open(other, kept["key"])
-            assert await is_open(changed, kept["key"])
-            async with Client(target.url, kept["key"]) as owner:
-                for run in await owner.live_runs():
-                    await owner.cancel(run["id"])
-            await admin.revoke_key(tenant, kept["id"])
-
-    asyncio.run(scenario())
+    async with target.admin() as admin, wire(target.url) as other, wire(target.url) as changed:
+        gone, kept = [await admin.create_key(tenant) for _ in range(2)]
+        assert await is_open(other, kept["key"])
+        # A connection is its last key's.
+        assert await is_open(changed, gone["key"])
+        assert await is_open(changed, kept["key"])
+        async with held(target, gone["key"]) as found:
+            await admin.revoke_key(tenant, gone["id"])
+            await all_are_cut(found)
+        assert await is_open(other, kept["key"])
+        assert await is_open(changed, kept["key"])
+        async with Client(target.url, kept["key"]) as owner:
+            for run in await owner.live_runs():
+                await owner.cancel(run["id"])
+        await admin.revoke_key(tenant, kept["id"])

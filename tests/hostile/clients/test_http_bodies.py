@@ -67,7 +67,7 @@ NO_ANSWER: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NO_RUN)
-def test_a_body_that_asks_for_no_run_starts_none(target: RunningServer, name: str) -> None:
+def test_invalid_run_body_starts_no_run(target: RunningServer, name: str) -> None:
     reply = asyncio.run(ask(target.url, post(RUNS, target.key, NO_RUN[name])))
     assert reply.status == 400, reply
     assert reply.headers["content-type"].startswith("application/problem+json")
@@ -76,53 +76,42 @@ def test_a_body_that_asks_for_no_run_starts_none(target: RunningServer, name: st
 
 
 @pytest.mark.parametrize("name", NO_ANSWER)
-def test_a_body_that_asks_for_no_answer_gets_none(target: RunningServer, name: str) -> None:
-    async def scenario() -> None:
-        async with target.client() as client:
-            _, roles = await client.ready()
-            assert roles
-        models = await ask(target.url, head("GET /v1/models HTTP/1.1", target.key))
-        model = models.json()["data"][0]["id"].encode()
-        body = NO_ANSWER[name].replace(b'"M"', b'"%s"' % model)
-        reply = await ask(target.url, post("/v1/completions", target.key, body))
-        assert reply.status in (400, 404), reply
-        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
-
-    asyncio.run(scenario())
+async def test_invalid_openai_body_gets_an_error(target: RunningServer, name: str) -> None:
+    async with target.client() as client:
+        _, roles = await client.ready()
+        assert roles
+    models = await ask(target.url, head("GET /v1/models HTTP/1.1", target.key))
+    model = models.json()["data"][0]["id"].encode()
+    body = NO_ANSWER[name].replace(b'"M"', b'"%s"' % model)
+    reply = await ask(target.url, post("/v1/completions", target.key, body))
+    assert reply.status in (400, 404), reply
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_few_bytes_of_many_values_are_too_large(target: RunningServer) -> None:
+async def test_body_with_too_many_values_is_refused(target: RunningServer) -> None:
     """Eight megabytes of JSON that would be half a gigabyte of lists."""
-
-    async def scenario() -> None:
-        lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
-        reply = await ask(target.url, post(RUNS, target.key, lists))
+    lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
+    reply = await ask(target.url, post(RUNS, target.key, lists))
+    assert reply.status == 413, reply
+    assert "too many values" in reply.json()["detail"]
+    fields = b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"
+    objects = b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1)
+    for body in (fields, objects):
+        reply = await ask(target.url, post(RUNS, target.key, body))
         assert reply.status == 413, reply
         assert "too many values" in reply.json()["detail"]
-        fields = b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"
-        objects = b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1)
-        for body in (fields, objects):
-            reply = await ask(target.url, post(RUNS, target.key, body))
-            assert reply.status == 413, reply
-            assert "too many values" in reply.json()["detail"]
-        body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
-        reply = await ask(target.url, post("/v1/completions", target.key, body))
-        assert reply.status == 413, reply
-
-    asyncio.run(scenario())
+    body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
+    reply = await ask(target.url, post("/v1/completions", target.key, body))
+    assert reply.status == 413, reply
 
 
-def test_the_last_of_two_equal_keys_counts_for_everybody(target: RunningServer) -> None:
+async def test_body_with_a_repeated_key_uses_the_last_value(target: RunningServer) -> None:
     """A field that stands there twice: one reader decides, and the program gets what it read."""
-
-    async def scenario() -> None:
-        body = b'{"input": {"a": 1, "a": 2}, "input": {"b": 3, "b": 4}}'
-        reply = await ask(target.url, post(RUNS, target.key, body))
-        assert reply.status == 202, reply
-        async with target.client() as client:
-            await client.cancel(reply.json()["id"])
-
-    asyncio.run(scenario())
+    body = b'{"input": {"a": 1, "a": 2}, "input": {"b": 3, "b": 4}}'
+    reply = await ask(target.url, post(RUNS, target.key, body))
+    assert reply.status == 202, reply
+    async with target.client() as client:
+        await client.cancel(reply.json()["id"])
 
 
 # Targets: none of them is anything of the tenant's, or leads anywhere else.
@@ -168,7 +157,7 @@ TARGETS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_target_leads_nowhere(target: RunningServer, name: str) -> None:
+def test_odd_request_target_is_not_found(target: RunningServer, name: str) -> None:
     reply = asyncio.run(ask(target.url, head(f"GET {TARGETS[name]} HTTP/1.1", target.key)))
     shown = reply.status == 200 and reply.json().get("data") == []  # an empty listing
     assert shown or reply.status in (400, 404), reply
@@ -176,7 +165,7 @@ def test_a_target_leads_nowhere(target: RunningServer, name: str) -> None:
     assert b"root:" not in reply.body
     if reply.status >= 400:
         assert reply.headers["content-type"] in ("application/problem+json", "application/json")
-        json.loads(reply.body.decode("ascii"))  # whatever it repeats is escaped
+        json.loads(reply.body.decode("ascii"))  # what it repeats is escaped
 
 
 QUERIES = {
@@ -187,7 +176,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_odd_queries_are_answered(target: RunningServer, query: str) -> None:
+def test_odd_query_is_answered(target: RunningServer, query: str) -> None:
     """Many parameters, the same one twice, none at all: what is not known is passed over."""
     reply = asyncio.run(ask(target.url, head(f"GET /v1/runs?{query} HTTP/1.1", target.key)))
     assert reply.status in (200, 400), reply
@@ -198,7 +187,7 @@ NAMES = ["../up", "a/b", "..", ".", ".hidden", "a\0b", "a b", "é", "sha256:00",
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_program_s_name_is_no_path(target: RunningServer, name: str) -> None:
+def test_program_name_is_never_a_path(target: RunningServer, name: str) -> None:
     """Names that a file system, a shell or a log would take for something else."""
     from urllib.parse import quote
 
@@ -218,7 +207,7 @@ def kv_names() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", kv_names())
-def test_a_kv_file_s_name_is_no_path(target: RunningServer, name: str) -> None:
+def test_kv_file_name_is_never_a_path(target: RunningServer, name: str) -> None:
     """What would be written elsewhere is refused before it is read; so is what is no KV file."""
     path, body = kv_names()[name], b"\x08\0\0\0\0\0\0\0{}      "
     request = head(f"PUT /v1/kv/{path} HTTP/1.1", target.key, f"Content-Length: {len(body)}")

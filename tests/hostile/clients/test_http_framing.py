@@ -74,7 +74,7 @@ CHUNKS: dict[str, bytes] = {
 
 
 async def refused(url: str, request: bytes) -> None:
-    """Send it; whatever is answered is one refusal, and the end of the connection."""
+    """Send it; the answer must be one refusal and the end of the connection."""
     async with wire(url) as connection:
         await connection.send(request + HIDDEN)
         reply = await connection.reply()
@@ -82,35 +82,31 @@ async def refused(url: str, request: bytes) -> None:
         assert reply.headers["content-type"].startswith("application/problem+json"), reply
         assert reply.json()["status"] == 400
         rest = await connection.rest()
-        assert b"HTTP/1." not in rest, rest  # nobody has heard what was hidden
+        assert b"HTTP/1." not in rest, rest  # the hidden request was not read
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_request_is_refused_once(target: RunningServer, name: str) -> None:
+def test_ambiguous_request_is_refused_once(target: RunningServer, name: str) -> None:
     """A request that can be read in two ways, or in none."""
     request = BROKEN[name].replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request))
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_a_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
-    """A body in chunks that are none; what comes behind may be anything, so nobody looks at it."""
+def test_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
+    """A body of broken chunks; the server must not interpret the bytes behind them."""
     request = framed("Transfer-Encoding: chunked").replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request + CHUNKS[name]))
 
 
-def test_who_hangs_up_in_a_body_leaves_nothing(target: RunningServer) -> None:
+async def test_client_that_hangs_up_within_a_body_leaves_nothing(target: RunningServer) -> None:
     """A body that ends before it should, a hundred times: no run of half an input begins."""
-
-    async def scenario() -> None:
-        for _ in range(100):
-            async with wire(target.url) as connection:
-                request = head(f"POST {RUNS} HTTP/1.1", target.key, "Content-Length: 100")
-                await connection.send(request + b'{"input": "')
-        async with target.client() as client:
-            assert await client.live_runs() == []
-
-    asyncio.run(scenario())
+    for _ in range(100):
+        async with wire(target.url) as connection:
+            request = head(f"POST {RUNS} HTTP/1.1", target.key, "Content-Length: 100")
+            await connection.send(request + b'{"input": "')
+    async with target.client() as client:
+        assert await client.live_runs() == []
 
 
 ODD: dict[str, tuple[bytes, set[int]]] = {
@@ -120,7 +116,7 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
     "CONNECT to another server": (head("CONNECT 127.0.0.1:22 HTTP/1.1", "KEY"), {400, 404, 405}),
     "a proxy's request for a cloud's secrets": (
         head("GET http://169.254.169.254/v1/runs HTTP/1.1", "KEY"), {200},
-    ),  # it is ours: the path counts, and nothing is asked for anybody
+    ),  # the path counts; the server is no proxy
     "a proxy's request for a file": (head("GET file:///etc/passwd HTTP/1.1", "KEY"), {400, 404}),
     "OPTIONS of everything": (head("OPTIONS * HTTP/1.1"), {404, 405}),
     "HEAD with a body": (
@@ -151,7 +147,7 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_unusual_is_answered(target: RunningServer, name: str) -> None:
+def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str) -> None:
     """A request that is one, but that no ordinary client makes."""
     request, statuses = ODD[name]
     reply = asyncio.run(ask(target.url, request.replace(b"KEY", target.key.encode())))
@@ -161,16 +157,14 @@ def test_what_is_unusual_is_answered(target: RunningServer, name: str) -> None:
     assert b"root:" not in reply.body
 
 
-def test_a_thousand_requests_in_one_breath_are_answered_in_order(target: RunningServer) -> None:
-    """Pipelining: far more requests than anybody waits for the answers of."""
-
-    async def scenario() -> None:
-        async with wire(target.url) as connection:
-            one, other = head("GET /healthz HTTP/1.1"), head("GET /v1/nothing HTTP/1.1")
-            sending = asyncio.create_task(connection.send((one + other) * 500))
-            for _ in range(500):
-                assert (await connection.reply()).status == 200
-                assert (await connection.reply()).status == 404
-            await sending
-
-    asyncio.run(scenario())
+async def test_thousand_pipelined_requests_are_answered_in_order(
+    target: RunningServer,
+) -> None:
+    """Pipelining: many requests before the first answer is read."""
+    async with wire(target.url) as connection:
+        one, other = head("GET /healthz HTTP/1.1"), head("GET /v1/nothing HTTP/1.1")
+        sending = asyncio.create_task(connection.send((one + other) * 500))
+        for _ in range(500):
+            assert (await connection.reply()).status == 200
+            assert (await connection.reply()).status == 404
+        await sending

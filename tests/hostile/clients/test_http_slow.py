@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, or many: they lose their own connection, and nobody else's."""
+"""Clients that are slow, silent, or many lose their own connections and no others."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -10,7 +10,7 @@ from symphony_runtime.gateway.connections import connections
 
 from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM
 from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, wire
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 PARTS = {
     "nothing": b"",
@@ -21,7 +21,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_head_that_does_not_come_is_not_waited_for(
+async def test_incomplete_head_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Slow loris: a connection that brings its request a byte at a time, or never."""
@@ -32,146 +32,129 @@ def test_a_head_that_does_not_come_is_not_waited_for(
             await slow.send(b"X")  # of a header's name that never ends
             await asyncio.sleep(0.02)
 
-    async def scenario() -> None:
-        async with House(tmp_path) as house, wire(house.url) as slow:
-            await slow.send(PARTS[name])
-            if name.startswith("an answer"):
-                assert (await slow.reply()).status == 200
-            dripping = asyncio.create_task(drip(slow)) if name.startswith("a head") else None
-            assert await slow.rest() == b""
-            if dripping is not None:
-                dripping.cancel()
-
-    asyncio.run(scenario())
+    async with SystemRig(tmp_path) as system, wire(system.url) as slow:
+        await slow.send(PARTS[name])
+        if name.startswith("an answer"):
+            assert (await slow.reply()).status == 200
+        dripping = asyncio.create_task(drip(slow)) if name.startswith("a head") else None
+        assert await slow.rest() == b""
+        if dripping is not None:
+            dripping.cancel()
 
 
-def test_silent_connections_make_room(tmp_path: Path) -> None:
+async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:
     """More connections than there may be: those that have said nothing longest go, none at work."""
-
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as owner, AsyncExitStack() as stack:
-            await owner.upload(PARROT_WASM, name="parrot")
-            run = await owner.start("parrot")
-            services = house.gateway.services
-            services.connections.most = 8
-            reader = await stack.enter_async_context(wire(house.url))
-            await reader.send(head(f"GET /v1/runs/{run}/events HTTP/1.1", house.key))
-            await reader.reader.readuntil(b"running")
-            silent = [await stack.enter_async_context(wire(house.url)) for _ in range(40)]
-            for one in silent:
-                await one.send(b"GET /h")
-            for one in silent[:20]:
-                assert await one.rest() == b""
-            async with wire(house.url) as connection:  # whoever has something to ask is heard
-                await connection.send(head("GET /healthz HTTP/1.1"))
-                assert (await connection.reply()).status == 200
-            assert services.connections.statistics()["connections_closed"] >= 30
-            async with house.client() as client:
-                await client.send(run, b"heard", close=True)
-            async with asyncio.timeout(SECONDS_MAX):
-                await reader.reader.readuntil(b"heard")  # it was at work, and was left alone
-            for one in silent:
-                one.writer.transport.abort()
-            async with asyncio.timeout(SECONDS_MAX):
-                while services.connections.statistics()["connections"] > 8:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-
-    asyncio.run(scenario())
+    async with SystemRig(tmp_path) as system, system.client() as owner, AsyncExitStack() as stack:
+        await owner.upload(PARROT_WASM, name="parrot")
+        run = await owner.start("parrot")
+        services = system.gateway.services
+        services.connections.most = 8
+        reader = await stack.enter_async_context(wire(system.url))
+        await reader.send(head(f"GET /v1/runs/{run}/events HTTP/1.1", system.key))
+        await reader.reader.readuntil(b"running")
+        silent = [await stack.enter_async_context(wire(system.url)) for _ in range(40)]
+        for one in silent:
+            await one.send(b"GET /h")
+        for one in silent[:20]:
+            assert await one.rest() == b""
+        async with wire(system.url) as connection:  # a client that sends a request is answered
+            await connection.send(head("GET /healthz HTTP/1.1"))
+            assert (await connection.reply()).status == 200
+        assert services.connections.statistics()["connections_closed"] >= 30
+        async with system.client() as client:
+            await client.send(run, b"heard", close=True)
+        async with asyncio.timeout(SECONDS_MAX):
+            await reader.reader.readuntil(b"heard")  # it was at work, and was left alone
+        for one in silent:
+            one.writer.transport.abort()
+        async with asyncio.timeout(SECONDS_MAX):
+            while services.connections.statistics()["connections"] > 8:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
 
-def test_a_tenant_leaves_connections_for_others(tmp_path: Path) -> None:
+async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Path) -> None:
     """Readers of one tenant's events without number: another's request finds a place."""
-
-    async def scenario() -> None:
-        async with House(tmp_path) as house, AsyncExitStack() as stack:
-            async with Client(house.url, house.admin_key) as admin:
-                await admin.create_tenant("other")
-                other = str((await admin.create_key("other", role="tenant"))["key"])
-            async with house.client() as client:
-                await client.upload(PARROT_WASM, name="parrot")
-                run = await client.start("parrot")
-            house.gateway.services.connections.most = 20
-            follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", house.key)
-            heard = []
-            for _ in range(30):
-                reader = await stack.enter_async_context(wire(house.url))
-                await reader.send(follow)
-                async with asyncio.timeout(SECONDS_MAX):
-                    heard.append((await reader.reader.readuntil(b"\r\n")).split()[1])
-            assert heard.count(b"200") == 16  # four times as many as are left
-            assert set(heard) == {b"200", b"429"}
-            reply = await ask(house.url, head("GET /v1/runs HTTP/1.1", other))
-            assert reply.status == 200
-            async with Client(house.url, house.admin_key) as admin:
-                await admin.statistics()
-
-    asyncio.run(scenario())
-
-
-def test_nobody_but_its_own_program_waits_for_a_reader_that_never_reads(tmp_path: Path) -> None:
-    """Readers of events and of WebSockets that take nothing of what comes without end."""
-
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client, AsyncExitStack() as stack:
-            flood = (await client.upload(ENDLESS_SEND_WASM))["id"]
+    async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
+        async with Client(system.url, system.admin_key) as admin:
+            await admin.create_tenant("other")
+            other = str((await admin.create_key("other", role="tenant"))["key"])
+        async with system.client() as client:
             await client.upload(PARROT_WASM, name="parrot")
-            runs = [await client.start(flood) for _ in range(4)]
-            upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-                       "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
-            for run in runs:
-                for path, headers in (("events", ()), ("ws", upgrade)):
-                    deaf = await stack.enter_async_context(wire(house.url))
-                    deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
-                    request = head(f"GET /v1/runs/{run}/{path} HTTP/1.1", house.key, *headers)
-                    await deaf.send(request)
-            talker = await client.start("parrot")
-            for n in range(20):
-                await client.send(talker, b"%d" % n)
-            await client.send(talker, b"", close=True)
-            said = [e.message() async for e in client.events(talker) if e.kind == "message"]
-            assert said == [b"%d" % n for n in range(20)]
-            for run in runs:
-                assert (await client.cancel(run))["status"] == "killed"
-            assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
-
-    asyncio.run(scenario())
-
-
-def test_a_socket_whose_client_went_away_is_not_tried_again(tmp_path: Path) -> None:
-    """A client fills its program's inbox over a WebSocket and leaves in the middle of a message."""
-
-    async def scenario() -> None:
-        from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
-
-        from tests.e2e.programs import SPIN_WASM
-
-        async with House(tmp_path) as house, house.client() as client:
-            await client.upload(SPIN_WASM, name="spin")
-            run = await client.start("spin")
-            before = len(asyncio.all_tasks())
-            import aiohttp
-
-            headers = {"Authorization": f"Bearer {house.key}"}
-            async with aiohttp.ClientSession(headers=headers) as session:
-                socket = await session.ws_connect(f"{house.url}/v1/runs/{run}/ws")
-                for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX + 1):
-                    await socket.send_bytes(bytes(MESSAGE_BYTES_MAX))
-                live = house.gateway.services.runs
-                async with asyncio.timeout(SECONDS_MAX):
-                    while True:
-                        found = await live.find("default", run)
-                        if getattr(found, "inbox_bytes", 0) >= RUN_INBOX_BYTES_MAX:
-                            break
-                        await asyncio.sleep(0.005)
-                assert socket._response is not None
-                connection = socket._response.connection
-                assert connection is not None
-                assert connection.transport is not None
-                connection.transport.abort()
+            run = await client.start("parrot")
+        system.gateway.services.connections.most = 20
+        follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", system.key)
+        heard = []
+        for _ in range(30):
+            reader = await stack.enter_async_context(wire(system.url))
+            await reader.send(follow)
             async with asyncio.timeout(SECONDS_MAX):
-                while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert (await client.result(run))["status"] == "running"
-            await client.cancel(run)
+                heard.append((await reader.reader.readuntil(b"\r\n")).split()[1])
+        assert heard.count(b"200") == 16  # four times as many as are left
+        assert set(heard) == {b"200", b"429"}
+        reply = await ask(system.url, head("GET /v1/runs HTTP/1.1", other))
+        assert reply.status == 200
+        async with Client(system.url, system.admin_key) as admin:
+            await admin.statistics()
 
-    asyncio.run(scenario())
+
+async def test_reader_that_never_reads_delays_only_its_own_program(
+    tmp_path: Path,
+) -> None:
+    """Readers of events and of WebSockets that take nothing of what comes without end."""
+    async with SystemRig(tmp_path) as system, system.client() as client, AsyncExitStack() as stack:
+        flood = (await client.upload(ENDLESS_SEND_WASM))["id"]
+        await client.upload(PARROT_WASM, name="parrot")
+        runs = [await client.start(flood) for _ in range(4)]
+        upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+                   "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
+        for run in runs:
+            for path, headers in (("events", ()), ("ws", upgrade)):
+                deaf = await stack.enter_async_context(wire(system.url))
+                deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                request = head(f"GET /v1/runs/{run}/{path} HTTP/1.1", system.key, *headers)
+                await deaf.send(request)
+        talker = await client.start("parrot")
+        for n in range(20):
+            await client.send(talker, b"%d" % n)
+        await client.send(talker, b"", close=True)
+        said = [e.message() async for e in client.events(talker) if e.kind == "message"]
+        assert said == [b"%d" % n for n in range(20)]
+        for run in runs:
+            assert (await client.cancel(run))["status"] == "killed"
+        assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
+
+
+async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) -> None:
+    """A client fills its program's inbox over a WebSocket and leaves in the middle of a message."""
+    from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
+
+    from tests.e2e.programs import SPIN_WASM
+
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        await client.upload(SPIN_WASM, name="spin")
+        run = await client.start("spin")
+        before = len(asyncio.all_tasks())
+        import aiohttp
+
+        headers = {"Authorization": f"Bearer {system.key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
+            for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX + 1):
+                await socket.send_bytes(bytes(MESSAGE_BYTES_MAX))
+            live = system.gateway.services.runs
+            async with asyncio.timeout(SECONDS_MAX):
+                while True:
+                    found = await live.find("default", run)
+                    if getattr(found, "inbox_bytes", 0) >= RUN_INBOX_BYTES_MAX:
+                        break
+                    await asyncio.sleep(0.005)
+            assert socket._response is not None
+            connection = socket._response.connection
+            assert connection is not None
+            assert connection.transport is not None
+            connection.transport.abort()
+        async with asyncio.timeout(SECONDS_MAX):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await client.result(run))["status"] == "running"
+        await client.cancel(run)

@@ -1,4 +1,4 @@
-"""WebSockets by hand: frames that no client may send, and more of them than anybody may."""
+"""WebSockets by hand: frames that no client may send, and floods of frames."""
 
 import asyncio
 import os
@@ -50,11 +50,10 @@ async def socket_of(server: RunningServer, *headers: str) -> AsyncIterator[tuple
         finally:
             result = await client.result(run)
             await client.cancel(run)
-            assert result["status"] == "running", result  # whatever the socket did
+            assert result["status"] == "running", result  # also after a bad socket
 
 
 async def closing_code(connection: Wire) -> int:
-    """Read frames until the server closes; its code, or 0 if it just hung up."""
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             try:
@@ -106,32 +105,26 @@ ABUSES: dict[str, tuple[list[bytes], set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ABUSES)
-def test_a_wrong_frame_closes_its_socket_and_ends_nothing(target: RunningServer, name: str) -> None:
+async def test_websocket_wrong_frame_closes_it_and_ends_no_run(
+    target: RunningServer, name: str
+) -> None:
     frames, codes = ABUSES[name]
-
-    async def scenario() -> None:
-        async with socket_of(target) as (connection, _):
-            for each in frames:
-                await connection.send(each)
-            assert await closing_code(connection) in codes
-
-    asyncio.run(scenario())
+    async with socket_of(target) as (connection, _):
+        for each in frames:
+            await connection.send(each)
+        assert await closing_code(connection) in codes
 
 
-def test_a_packed_bomb_is_not_unpacked(target: RunningServer) -> None:
+async def test_websocket_compressed_bomb_is_not_unpacked(target: RunningServer) -> None:
     """A message of 200 MB that travels as 200 KB."""
-
-    async def scenario() -> None:
-        offer = "Sec-WebSocket-Extensions: permessage-deflate"
-        async with socket_of(target, offer) as (connection, _):
-            await connection.send(frame(BINARY, bomb(), bits=0x40))
-            assert await closing_code(connection) in (1002, 1009)
-
-    asyncio.run(scenario())
+    offer = "Sec-WebSocket-Extensions: permessage-deflate"
+    async with socket_of(target, offer) as (connection, _):
+        await connection.send(frame(BINARY, bomb(), bits=0x40))
+        assert await closing_code(connection) in (1002, 1009)
 
 
 async def pings(connection: Wire) -> None:
-    """Asks without end whether anybody is there, and never reads the answer."""
+    """Send pings without end and never read an answer."""
     connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
     await connection.send(frame(PING, b"x" * 125) * 20_000)
 
@@ -142,7 +135,6 @@ async def empty_fragments(connection: Wire) -> None:
 
 
 async def pongs(connection: Wire) -> None:
-    """Answers that nobody asked for."""
     await connection.send(frame(PONG, b"x") * 50_000)
 
 
@@ -152,22 +144,19 @@ async def half_a_frame(connection: Wire) -> None:
 
 
 @pytest.mark.parametrize("flood", [pings, empty_fragments, pongs, half_a_frame])
-def test_floods_of_frames_hold_up_nobody(
+async def test_websocket_flood_of_frames_delays_no_other_client(
     target: RunningServer, flood: Callable[[Wire], Awaitable[None]]
 ) -> None:
-    async def scenario() -> None:
-        async with socket_of(target) as (connection, _), target.client() as client:
-            flooding = asyncio.ensure_future(flood(connection))
-            run = await client.start("parrot")
-            for n in range(5):
-                await client.send(run, b"%d" % n)
-            await client.send(run, b"", close=True)
-            said = [e.message() async for e in client.events(run) if e.kind == "message"]
-            assert said == [b"%d" % n for n in range(5)]
-            flooding.cancel()
-            await asyncio.wait([flooding], timeout=SECONDS_MAX)
-
-    asyncio.run(scenario())
+    async with socket_of(target) as (connection, _), target.client() as client:
+        flooding = asyncio.ensure_future(flood(connection))
+        run = await client.start("parrot")
+        for n in range(5):
+            await client.send(run, b"%d" % n)
+        await client.send(run, b"", close=True)
+        said = [e.message() async for e in client.events(run) if e.kind == "message"]
+        assert said == [b"%d" % n for n in range(5)]
+        flooding.cancel()
+        await asyncio.wait([flooding], timeout=SECONDS_MAX)
 
 
 SHAKES = {
@@ -184,27 +173,22 @@ SHAKES = {
 
 
 @pytest.mark.parametrize("name", SHAKES)
-def test_a_wrong_handshake_is_answered(target: RunningServer, name: str) -> None:
-    async def scenario() -> None:
-        async with target.client() as client, wire(target.url) as connection:
-            run = await client.start("parrot")
-            request = head(f"GET /v1/runs/{run}/ws HTTP/1.1", target.key, *SHAKES[name])
-            await connection.send(request)
-            reply = await connection.reply()
-            assert reply.status in (400, 426), reply
-            assert reply.headers["content-type"] == "application/problem+json"
-            await client.cancel(run)
-
-    asyncio.run(scenario())
+async def test_websocket_wrong_handshake_is_answered(target: RunningServer, name: str) -> None:
+    async with target.client() as client, wire(target.url) as connection:
+        run = await client.start("parrot")
+        request = head(f"GET /v1/runs/{run}/ws HTTP/1.1", target.key, *SHAKES[name])
+        await connection.send(request)
+        reply = await connection.reply()
+        assert reply.status in (400, 426), reply
+        assert reply.headers["content-type"] == "application/problem+json"
+        await client.cancel(run)
 
 
-def test_an_unmasked_frame_is_a_message_or_an_error_and_no_more(target: RunningServer) -> None:
+async def test_websocket_unmasked_frame_is_a_message_or_an_error(
+    target: RunningServer,
+) -> None:
     """Masks protect proxies from clients' scripts, not the server: without one nothing differs."""
-
-    async def scenario() -> None:
-        async with socket_of(target) as (connection, _):
-            await connection.send(frame(BINARY, b"\xffopen", masked=False))
-            await connection.send(frame(CLOSE, struct.pack(">H", 1000), masked=False))
-            assert await closing_code(connection) in (1000, 1002)
-
-    asyncio.run(scenario())
+    async with socket_of(target) as (connection, _):
+        await connection.send(frame(BINARY, b"\xffopen", masked=False))
+        await connection.send(frame(CLOSE, struct.pack(">H", 1000), masked=False))
+        assert await closing_code(connection) in (1000, 1002)

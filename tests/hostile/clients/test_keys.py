@@ -1,6 +1,6 @@
-"""Guessing keys: a constant answer after constant work, as often as anybody likes.
+"""Guessing keys: a constant answer after constant work, however often.
 
-That all who have no good key hear the same on the wire is in `test_routes.py`.
+`test_routes.py` tests that all callers without a good key get the same answer.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.tenancy.authentication import Authentication, Key, Role, new_key
 
 from tests.hostile.clients.wire import head, wire
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.server.server import RunningServer
 
 
@@ -36,7 +36,7 @@ def ring() -> tuple[Authentication, dict[str, str]]:
     return Authentication([kept, expired, *others]), guesses
 
 
-def test_every_guess_is_refused_in_the_same_words() -> None:
+def test_key_guess_is_always_refused_in_the_same_words() -> None:
     keys, guesses = ring()
     told = set()
     for guess in guesses.values():
@@ -48,13 +48,13 @@ def test_every_guess_is_refused_in_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Basic dTpw", "sym_1_2"])
-def test_who_shows_no_key_is_told_that_it_is_missing(authorization: str | None) -> None:
+def test_key_that_is_missing_is_reported_as_missing(authorization: str | None) -> None:
     keys, _ = ring()
     with pytest.raises(Problem, match="this route needs the header `Authorization: Bearer <key>`"):
         keys.admit(authorization)
 
 
-def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:
+def test_key_guess_that_is_nearly_right_takes_no_longer() -> None:
     """Compared within one run, by medians of many: nothing tells how much of a guess was right."""
     keys, guesses = ring()
     del guesses["nothing"]  # it is shorter to hash
@@ -69,36 +69,28 @@ def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:
     assert max(medians.values()) < 3 * min(medians.values()), medians
 
 
-def test_a_flood_of_guesses_hurts_nobody(target: RunningServer) -> None:
+async def test_key_guesses_in_a_flood_delay_no_other_client(target: RunningServer) -> None:
     """Thousands of guesses on one connection, and the owner between them; no line in the log."""
-
-    async def scenario() -> None:
-        async with wire(target.url) as stranger, wire(target.url) as owner:
-            guess = head("GET /v1/runs HTTP/1.1", "sym_000000000000_" + "A" * 43)
-            sending = asyncio.create_task(stranger.send(guess * 2_000))
-            for _ in range(20):
-                await owner.send(head("GET /v1/runs HTTP/1.1", target.key))
-                assert (await owner.reply()).status == 200
-            for _ in range(2_000):
-                assert (await stranger.reply()).status == 401
-            await sending
-
-    asyncio.run(scenario())
+    async with wire(target.url) as stranger, wire(target.url) as owner:
+        guess = head("GET /v1/runs HTTP/1.1", "sym_000000000000_" + "A" * 43)
+        sending = asyncio.create_task(stranger.send(guess * 2_000))
+        for _ in range(20):
+            await owner.send(head("GET /v1/runs HTTP/1.1", target.key))
+            assert (await owner.reply()).status == 200
+        for _ in range(2_000):
+            assert (await stranger.reply()).status == 401
+        await sending
 
 
-def test_guesses_fill_no_database(tmp_path: Path) -> None:
+async def test_key_guesses_fill_no_database(tmp_path: Path) -> None:
     """What was denied is in the audit log, and the log does not grow with it."""
-
-    async def main() -> None:
-        async with House(tmp_path) as house, wire(house.url) as stranger:
-            guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
-            sending = asyncio.create_task(stranger.send(b"".join(guesses)))
-            for _ in guesses:
-                assert (await stranger.reply()).status == 401
-            await sending
-            async with Client(house.url, house.admin_key) as admin:
-                notes = [note async for note in admin.audit({"kind": "denied"})]
-            assert sum(note["times"] for note in notes) == len(guesses)
-            assert len(notes) < len(guesses) / 10
-
-    asyncio.run(main())
+    async with SystemRig(tmp_path) as system, wire(system.url) as stranger:
+        guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
+        sending = asyncio.create_task(stranger.send(b"".join(guesses)))
+        for _ in guesses:
+            assert (await stranger.reply()).status == 401
+        await sending
+        async with Client(system.url, system.admin_key) as admin:
+            notes = [note async for note in admin.audit({"kind": "denied"})]
+        assert sum(note["times"] for note in notes) == len(guesses)
+        assert len(notes) < len(guesses) / 10

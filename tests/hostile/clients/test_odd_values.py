@@ -20,7 +20,7 @@ from symphony_runtime.gateway.api.schemas import SCHEMAS
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.hostile.clients.wire import Reply, ask, head
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 EACH = 1 if os.environ.get("SYMPHONY_SCHEMATHESIS") else 11
 DOCUMENT = build_document(ROUTES)
@@ -74,7 +74,6 @@ def line(route: Route, path: str) -> str:
 
 
 def in_paths(route: Route, there: dict[str, str]) -> Iterator[bytes]:
-    """Requests with odd names of what they are about."""
     for name in [part for part in there if f"{{{part}}}" in route.path]:
         for text in TEXTS:
             yield head(line(route, filled(route.path, **{**there, name: text})))
@@ -90,7 +89,6 @@ def in_queries(route: Route, path: str) -> Iterator[bytes]:
 
 
 def in_headers(route: Route, path: str) -> Iterator[bytes]:
-    """Requests with odd headers, once and twice."""
     names = [each.name for each in route.parameters if each.place == "header"]
     for name in [*names, "Accept", "Content-Type", "Content-Encoding", "Authorization", "Cookie"]:
         for text in LINES:
@@ -130,16 +128,16 @@ def check(route: Route, request: bytes, reply: Reply) -> None:
     assert not content or content in responses[str(reply.status)].get("content", {}), where
 
 
-async def fill(house: House) -> dict[str, str]:
+async def fill(system: SystemRig) -> dict[str, str]:
     """Make something of everything; return names, by their places in paths."""
-    async with house.client() as client, Client(house.url, house.admin_key) as admin:
+    async with system.client() as client, Client(system.url, system.admin_key) as admin:
         await client.upload(HELLO_WASM, name="hello")
         await client.upload(SAVE_WASM, name="save")
         await client.run("save")
         ended = await client.run("hello", trace=True)
         await admin.create_tenant("somebody")
         key = await admin.create_key("somebody", role="tenant")
-    models = (await ask(house.url, head("GET /v1/models HTTP/1.1", house.key))).json()["data"]
+    models = (await ask(system.url, head("GET /v1/models HTTP/1.1", system.key))).json()["data"]
     return {"program": "hello", "run": ended["id"], "path": "notes/first", "tenant": "somebody",
             "key": key["id"], "model": models[0]["id"], "name": "s", "gateway": "g"}  # fmt: skip
 
@@ -154,14 +152,14 @@ def requests_of(route: Route, there: dict[str, str]) -> Iterator[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 if EACH > 1 else 3_000)
-def test_whatever_is_asked_is_answered_as_the_document_says(
+def test_odd_request_is_answered_as_openapi_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, store_url: str
 ) -> None:
     async def scenario() -> None:
-        async with House(tmp_path, store=store_url) as house:
-            there, number = await fill(house), len(store_url)  # other ones with another database
+        async with SystemRig(tmp_path, store=store_url) as system:
+            there, number = await fill(system), len(store_url)  # other ones with another database
             for route in ROUTES:
-                key = house.admin_key if route.access is Access.ADMIN else house.key
+                key = system.admin_key if route.access is Access.ADMIN else system.key
                 allowed = f"\r\nAuthorization: Bearer {key}\r\n".encode()
                 for request in requests_of(route, there):
                     number += 1
@@ -169,7 +167,7 @@ def test_whatever_is_asked_is_answered_as_the_document_says(
                         continue
                     if b"\r\nAuthorization:" not in request:
                         request = request.replace(b"\r\n", allowed, 1)
-                    check(route, request, await ask(house.url, request))
+                    check(route, request, await ask(system.url, request))
             assert number > 30_000
 
     with caplog.at_level(logging.ERROR):

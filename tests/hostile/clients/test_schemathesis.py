@@ -82,7 +82,7 @@ async def _compare(server: RunningServer) -> None:
 
 
 async def _fill(known: Known) -> None:
-    """Have something of everything, whatever has been deleted since."""
+    """Make one of each resource again after requests may have deleted it."""
     async with known.server.client() as client, known.server.admin() as admin:
         await client.upload(HELLO_WASM, name="hello")
         await client.upload(SAVE_WASM, name="save")
@@ -103,7 +103,7 @@ def _key(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_no_request_of_the_document_is_our_fault(known: Known, route: Any) -> None:
+def test_generated_request_is_never_answered_with_5xx(known: Known, route: Any) -> None:
     """With names that are nowhere and with those of what is there; as described, and otherwise."""
     asyncio.run(_fill(known))
     operation = known.operations[route.name]
@@ -130,7 +130,7 @@ _STREAMED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_streams_are_as_the_document_says(known: Known) -> None:
+def test_generated_stream_is_as_openapi_says(known: Known) -> None:
     answers = [(route.name, answer) for route in ROUTES for answer in route.answers.values()]
     assert {name for name, a in answers if a.streamed or a.content == EVENTS} == set(_STREAMED)
     asyncio.run(_fill(known))
@@ -159,23 +159,19 @@ _ODD = (
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_odd_headers_of_any_route_are_answered_as_the_document_says(
+async def test_odd_headers_of_any_route_are_answered_as_openapi_says(
     known: Known, route: Any
 ) -> None:
     """What is refused before our code looks whose path it is, too."""
     responses = build_document(ROUTES)["paths"][route.path][route.method.lower()]["responses"]
     line = f"{route.method} {filled(route.path)} HTTP/1.1"
-
-    async def scenario() -> None:
-        for odd in _ODD:
-            reply = await ask(known.server.url, head(line, known.server.key, odd))
-            where = (odd, reply)
-            assert str(reply.status) in responses, where
-            content = reply.headers.get("content-type", "").partition(";")[0]
-            assert not content or content in responses[str(reply.status)]["content"], where
-            assert reply.status < 500 or route.name == "readyz", where
-
-    asyncio.run(scenario())
+    for odd in _ODD:
+        reply = await ask(known.server.url, head(line, known.server.key, odd))
+        where = (odd, reply)
+        assert str(reply.status) in responses, where
+        content = reply.headers.get("content-type", "").partition(";")[0]
+        assert not content or content in responses[str(reply.status)]["content"], where
+        assert reply.status < 500 or route.name == "readyz", where
 
 
 def _hold(known: Known, strategy: Any, headers: dict[str, str]) -> None:

@@ -20,7 +20,6 @@ class Reply:
     body: bytes
 
     def json(self) -> Any:
-        """The body's JSON."""
         return json.loads(self.body)
 
 
@@ -65,7 +64,6 @@ class Wire:
 
 @asynccontextmanager
 async def wire(url: str) -> AsyncIterator[Wire]:
-    """A connection to the server at a URL."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=1 << 22)
     try:
@@ -83,13 +81,11 @@ def head(line: str, key: str | None = None, *headers: str, host: str = "Host: x"
 
 
 def post(path: str, key: str | None, body: bytes, *headers: str) -> bytes:
-    """A whole POST."""
     size = f"Content-Length: {len(body)}"
     return head(f"POST {path} HTTP/1.1", key, size, *headers) + body
 
 
 async def ask(url: str, request: bytes) -> Reply:
-    """Make one request on a connection of its own."""
     async with wire(url) as connection:
         await connection.send(request)
         return await connection.reply(body=not request.startswith(b"HEAD"))

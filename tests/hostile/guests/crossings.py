@@ -11,7 +11,7 @@ RANDOM = "(drop (call $random (i32.const 0) (i32.const 8)))"
 
 
 def begins(body: str, *parts: str, pages: int = 2) -> str:
-    """A program whose start function does it: nobody has its memory's handle yet."""
+    """Return a program whose start function does it, before its memory's handle exists."""
     return module(f"(func $begin {body}) (start $begin)", NOTHING, *parts, pages=pages)
 
 

@@ -13,7 +13,7 @@ def looping(body: str, *parts: str, pages: int = 2) -> str:
 
 
 def storm(*calls: str) -> str:
-    """A program that makes these calls for ever, whatever they answer."""
+    """Return a program that makes these calls for ever and ignores their answers."""
     body = "".join(f"(drop {call})" for call in calls)
     function = f'(func (export "lip_main") (result i32) (loop $l {body} (br $l)) (i32.const 0))'
     return module(function, imports=[*LIP_IMPORTS, *WASI_IMPORTS, ABORT_IMPORT])

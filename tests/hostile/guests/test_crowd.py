@@ -1,4 +1,4 @@
-"""Hostile guests at once, in the real server: nobody else notices, and nothing is left."""
+"""Hostile guests at once, in the real server: others do not notice, nothing is left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,48 +44,41 @@ async def messages(client: Client, run: str) -> AsyncIterator[bytes]:
 
 
 async def end_of(client: Client, run: str) -> tuple[str, str]:
-    """How a run has ended, and why."""
     async with asyncio.timeout(4 * END_SECONDS_MAX):
         ended = [event async for event in client.events(run)][-1].data
     return ended["status"], ended["reason"]
 
 
-def test_a_crowd_of_them_at_once(server: RunningServer) -> None:
+async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer) -> None:
     """Loops, bombs, deaths and time limits in one worker: a neighbour is answered all the while,
     each of them ends as it must, and the same processes go on with all that they had.
     """
-
-    async def scenario() -> None:
-        async with server.client() as client:
-            await client.upload(PARROT_WASM, name="neighbour")
-            programs = [
-                await client.upload(bytes(wat2wasm(guest.source))) for guest in CROWD.values()
-            ]
-            pids, before = await server.pids(), await server.wait_until_idle(END_SECONDS_MAX)
-            neighbour = await client.start("neighbour")
-            said = messages(client, neighbour)
-            runs = {
-                name: await client.start(program["id"], limits=dict(guest.limits))
-                for (name, guest), program in zip(CROWD.items(), programs, strict=True)
-            }
-            for n in range(ECHOES):
-                await client.send(neighbour, b"%d" % n)
-                assert await asyncio.wait_for(anext(said), END_SECONDS_MAX) == b"%d" % n
-            for name, guest in CROWD.items():
-                if guest.status == ENDLESS:
-                    await client.cancel(runs[name])
-            await client.send(neighbour, b"", close=True)
-            for name, guest in CROWD.items():
-                status, reason = await end_of(client, runs[name])
-                assert status == ("killed" if guest.status == ENDLESS else guest.status), reason
-                assert guest.says in reason, name
-            assert (await end_of(client, neighbour))[0] == "exited"
-            after = await server.wait_until_idle(END_SECONDS_MAX)
-            assert await server.pids() == pids
-            assert after["pages_free"] == before["pages_free"]
-            assert (after["handles"], after["files"]) == (before["handles"], before["files"])
-
-    asyncio.run(scenario())
+    async with server.client() as client:
+        await client.upload(PARROT_WASM, name="neighbour")
+        programs = [await client.upload(bytes(wat2wasm(guest.source))) for guest in CROWD.values()]
+        pids, before = await server.pids(), await server.wait_until_idle(END_SECONDS_MAX)
+        neighbour = await client.start("neighbour")
+        said = messages(client, neighbour)
+        runs = {
+            name: await client.start(program["id"], limits=dict(guest.limits))
+            for (name, guest), program in zip(CROWD.items(), programs, strict=True)
+        }
+        for n in range(ECHOES):
+            await client.send(neighbour, b"%d" % n)
+            assert await asyncio.wait_for(anext(said), END_SECONDS_MAX) == b"%d" % n
+        for name, guest in CROWD.items():
+            if guest.status == ENDLESS:
+                await client.cancel(runs[name])
+        await client.send(neighbour, b"", close=True)
+        for name, guest in CROWD.items():
+            status, reason = await end_of(client, runs[name])
+            assert status == ("killed" if guest.status == ENDLESS else guest.status), reason
+            assert guest.says in reason, name
+        assert (await end_of(client, neighbour))[0] == "exited"
+        after = await server.wait_until_idle(END_SECONDS_MAX)
+        assert await server.pids() == pids
+        assert after["pages_free"] == before["pages_free"]
+        assert (after["handles"], after["files"]) == (before["handles"], before["files"])
 
 
 UPLOADS = {
@@ -108,28 +101,21 @@ UPLOADS = {
 
 
 @pytest.mark.parametrize("what", UPLOADS)
-def test_an_upload_that_is_no_program_is_refused(server: RunningServer, what: str) -> None:
+async def test_upload_that_is_not_a_program_is_refused(server: RunningServer, what: str) -> None:
     body, status, words = UPLOADS[what]
-
-    async def scenario() -> None:
-        async with server.client() as client:
-            with pytest.raises(ServerError) as refused:
-                await client.upload(body)
-            assert refused.value.status == status, refused.value
-            assert words in refused.value.problem["detail"]
-
-    asyncio.run(scenario())
+    async with server.client() as client:
+        with pytest.raises(ServerError) as refused:
+            await client.upload(body)
+        assert refused.value.status == status, refused.value
+        assert words in refused.value.problem["detail"]
 
 
-def test_every_refused_import_is_listed(server: RunningServer) -> None:
-    async def scenario() -> None:
-        async with server.client() as client:
-            with pytest.raises(ServerError) as refused:
-                await client.upload(REFUSED_WASM, name="refused")
-            assert refused.value.status == 400
-            problems = refused.value.problem["problems"]
-            assert any("path_open" in problem for problem in problems)
-            assert any("env.system" in problem for problem in problems)
-            assert not any("lip.send" in problem for problem in problems)
-
-    asyncio.run(scenario())
+async def test_upload_with_refused_imports_lists_all_of_them(server: RunningServer) -> None:
+    async with server.client() as client:
+        with pytest.raises(ServerError) as refused:
+            await client.upload(REFUSED_WASM, name="refused")
+        assert refused.value.status == 400
+        problems = refused.value.problem["problems"]
+        assert any("path_open" in problem for problem in problems)
+        assert any("env.system" in problem for problem in problems)
+        assert not any("lip.send" in problem for problem in problems)

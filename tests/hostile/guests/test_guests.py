@@ -1,12 +1,14 @@
-"""Every guest of the tables, alone with a neighbour: it ends as it must, and leaves nothing."""
+"""Every guest of the tables alone, with a neighbour that must not notice."""
 
 import pytest
 
 from tests.hostile.cases import Guest, meet
 from tests.hostile.guests.bombs import BOMBS
+from tests.hostile.guests.crossings import CROSSINGS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
-from tests.support.worker.rig import Rig, rigged
+from tests.support.run_by import run_by
+from tests.support.worker.rig import WorkerRig, with_worker
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
 GUESTS: dict[str, Guest] = {
@@ -15,8 +17,14 @@ GUESTS: dict[str, Guest] = {
 
 
 @pytest.mark.parametrize("name", GUESTS)
-def test_it_ends_as_it_must_and_leaves_nothing(name: str) -> None:
-    async def test(rig: Rig) -> None:
-        await meet(rig, GUESTS[name])
+@run_by(with_worker, seconds=60)
+async def test_hostile_guest_ends_as_expected_and_leaves_nothing(
+    rig: WorkerRig, *, name: str
+) -> None:
+    await meet(rig, GUESTS[name])
 
-    rigged(test, seconds=60)
+
+@pytest.mark.parametrize("name", CROSSINGS)
+@run_by(with_worker, seconds=60)
+async def test_hostile_host_call_ends_as_expected(rig: WorkerRig, *, name: str) -> None:
+    await meet(rig, CROSSINGS[name])

@@ -1,4 +1,4 @@
-"""Handles and tickets that are forged, stale or somebody else's: all of them look never issued."""
+"""Handles and tickets that are forged, stale or foreign all look as if never issued."""
 
 import asyncio
 
@@ -8,10 +8,11 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import Call, table
 
 from tests.hostile.cases import numbers
+from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.abi_calls import LENGTHS, POINTERS, good
 from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 from tests.support.worker.snippets import SLEEP, child
 
 FILE_CALLS = [call for call in table().calls if any(p.name == "kv" for p in call.params)]
@@ -51,7 +52,7 @@ def stale_files() -> tuple[list[Step], list[int | str]]:
     ]  # fmt: skip
 
 
-def test_whatever_names_something_is_tried_here() -> None:
+def test_handle_cases_cover_every_call_that_takes_one() -> None:
     """A call that takes a new kind of handle needs its cases."""
     names = {param.name for call in table().calls for param in call.params}
     assert names - POINTERS - LENGTHS - PLAIN == KINDS
@@ -60,112 +61,99 @@ def test_whatever_names_something_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("call", FILE_CALLS, ids=lambda call: str(call.name))
-def test_no_call_takes_a_file_that_is_not_there(call: Call) -> None:
+@run_by(with_worker)
+async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
     """Closed, of another generation, never issued, negative, a ticket's number: EBADF, each."""
-
-    async def test(rig: Rig) -> None:
-        first, wrong = stale_files()
-        steps = [forged(call, "kv", value) for value in wrong]
-        if any(param.name == "src" for param in call.params):
-            steps += [forged(call, "src", value) for value in wrong]
-        found = await rig.play(*first, *steps, ("kv_len", result(0)), parts=PARTS)
-        assert found[len(first) : -1] == [-Errno.EBADF] * len(steps)
-        assert found[-1] == 0
-
-    rigged(test)
+    first, wrong = stale_files()
+    steps = [forged(call, "kv", value) for value in wrong]
+    if any(param.name == "src" for param in call.params):
+        steps += [forged(call, "src", value) for value in wrong]
+    found = await rig.play(*first, *steps, ("kv_len", result(0)), parts=PARTS)
+    assert found[len(first) : -1] == [-Errno.EBADF] * len(steps)
+    assert found[-1] == 0
 
 
 @pytest.mark.parametrize("call", TICKET_CALLS, ids=lambda call: str(call.name))
-def test_no_call_takes_a_ticket_that_is_not_there(call: Call) -> None:
-    """Taken, cancelled, not issued yet, negative, a file's handle: EBADF, and nobody waits."""
-
-    async def test(rig: Rig) -> None:
-        first: list[Step] = [
-            ("kv_create",),
-            ("sleep", 1 << 40),  # the one that lives
-            ("sleep", 0),
-            ("claim_within", result(2), 0, 8, -1),  # taken
-            ("sleep", 1 << 40),
-            ("cancel", result(4)),  # cancelled
-        ]
-        next_one = f"(i32.add {result(4)} (i32.const 1))"
-        wrong: list[int | str] = [
-            result(2), result(4), next_one, 0, -1, 0x7FFFFFFF, -0x80000000, result(0),
-            f"(i32.or {result(1)} (i32.const 0x80000000))",
-        ]  # fmt: skip
-        steps = [forged(call, "ticket", value) for value in wrong]
-        for value in wrong:  # and in a list, beside one that lives
-            steps += [("store", 300, result(1)), ("store", 304, value), ("wait", 300, 2, -1)]
-        found = await rig.play(*first, *steps, parts=PARTS)
-        got = found[len(first) :]
-        assert got[: len(wrong)] == [-Errno.EBADF] * len(wrong)
-        assert got[len(wrong) + 2 :: 3] == [-Errno.EBADF] * len(wrong)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
+    """Taken, cancelled, not issued yet, negative, a file's handle: EBADF at once."""
+    first: list[Step] = [
+        ("kv_create",),
+        ("sleep", 1 << 40),  # the one that lives
+        ("sleep", 0),
+        ("claim_within", result(2), 0, 8, -1),  # taken
+        ("sleep", 1 << 40),
+        ("cancel", result(4)),  # cancelled
+    ]
+    next_one = f"(i32.add {result(4)} (i32.const 1))"
+    wrong: list[int | str] = [
+        result(2), result(4), next_one, 0, -1, 0x7FFFFFFF, -0x80000000, result(0),
+        f"(i32.or {result(1)} (i32.const 0x80000000))",
+    ]  # fmt: skip
+    steps = [forged(call, "ticket", value) for value in wrong]
+    for value in wrong:  # and in a list with a live one
+        steps += [("store", 300, result(1)), ("store", 304, value), ("wait", 300, 2, -1)]
+    found = await rig.play(*first, *steps, parts=PARTS)
+    got = found[len(first) :]
+    assert got[: len(wrong)] == [-Errno.EBADF] * len(wrong)
+    assert got[len(wrong) + 2 :: 3] == [-Errno.EBADF] * len(wrong)
 
 
-def test_relatives_and_constraints_that_are_not_there() -> None:
-    """Pids and constraints of nobody; a constraint of another kind of thing in a pred's options."""
-
-    async def test(rig: Rig) -> None:
-        packed = msgpack.packb({"constraint": 1})
-        steps: list[Step] = [
-            *[("join", pid) for pid in (0, 1, -1, 0x7FFFFFFF, result(0))],
-            *[("kv_grant", result(0), pid, 1, 100, 1) for pid in (0, 1, -1, 0x7FFFFFFF)],
-            *[("constraint_close", number) for number in (0, 1, -1, 0x7FFFFFFF, result(0))],
-            ("kv_granted", 100, 1),
-            ("pred", result(0), 300, 1, 0, 200, len(packed)),
-            ("claim_within", result(16), 400, 8, -1),
-        ]
-        found = await rig.play(("kv_create",), *steps, parts=(*PARTS, data(200, packed)))
-        assert found[1:10] == [-Errno.ENOENT] * 9
-        assert found[10:15] == [-Errno.EBADF] * 5
-        assert found[15] == -Errno.ENOENT
-        assert found[17] == -Errno.EBADF
-
-    rigged(test)
+@run_by(with_worker)
+async def test_unknown_pid_or_constraint_is_refused(rig: WorkerRig) -> None:
+    """Unknown pids and constraints; another kind of handle as a pred's constraint."""
+    packed = msgpack.packb({"constraint": 1})
+    steps: list[Step] = [
+        *[("join", pid) for pid in (0, 1, -1, 0x7FFFFFFF, result(0))],
+        *[("kv_grant", result(0), pid, 1, 100, 1) for pid in (0, 1, -1, 0x7FFFFFFF)],
+        *[("constraint_close", number) for number in (0, 1, -1, 0x7FFFFFFF, result(0))],
+        ("kv_granted", 100, 1),
+        ("pred", result(0), 300, 1, 0, 200, len(packed)),
+        ("claim_within", result(16), 400, 8, -1),
+    ]
+    found = await rig.play(("kv_create",), *steps, parts=(*PARTS, data(200, packed)))
+    assert found[1:10] == [-Errno.ENOENT] * 9
+    assert found[10:15] == [-Errno.EBADF] * 5
+    assert found[15] == -Errno.ENOENT
+    assert found[17] == -Errno.EBADF
 
 
-def test_another_programs_handles_are_nothing_here() -> None:
+@run_by(with_worker)
+async def test_handle_of_another_program_is_ebadf(rig: WorkerRig) -> None:
     """A second run is told the numbers that the first one's file, ticket and child have."""
-
-    async def test(rig: Rig) -> None:
-        spawn = msgpack.packb({"entry": "child", "input": b""})
-        owner = main(
-            f"""(call $say (call $kv_create))
+    spawn = msgpack.packb({"entry": "child", "input": b""})
+    owner = main(
+        f"""(call $say (call $kv_create))
             (call $say (call $sleep (i64.const 1099511627776)))
             (drop (call $claim (call $spawn (i32.const 300) (i32.const {len(spawn)}))
                                (i32.const 0) (i32.const 4)))
             (call $say (i32.load (i32.const 0))) {SLEEP} (i32.const 0)""",
-            data(300, spawn),
-            child(f"{SLEEP} (i32.const 0)"),
-        )
-        thief = main(
-            """(drop (call $input_read (i32.const 0) (i32.const 12)))
+        data(300, spawn),
+        child(f"{SLEEP} (i32.const 0)"),
+    )
+    thief = main(
+        """(drop (call $input_read (i32.const 0) (i32.const 12)))
             (call $say (call $kv_len (i32.load (i32.const 0))))
             (call $say (call $kv_fork (i32.load (i32.const 0))))
             (call $say (call $kv_close (i32.load (i32.const 0))))
             (call $say (call $cancel (i32.load (i32.const 4))))
             (call $say (call $join (i32.load (i32.const 8)))) (i32.const 0)"""
-        )
-        victim = await rig.start(owner)
-        told = await victim.wait_messages(3)
-        ended = await rig.run(thief, b"".join(told))
-        assert numbers(ended.messages) == (*[-Errno.EBADF] * 4, -Errno.ENOENT)
-        assert not victim.ended.done()
-        victim.kill()
-        await victim.ended
-
-    rigged(test)
+    )
+    victim = await rig.start(owner)
+    told = await victim.wait_messages(3)
+    ended = await rig.run(thief, b"".join(told))
+    assert numbers(ended.messages) == (*[-Errno.EBADF] * 4, -Errno.ENOENT)
+    assert not victim.ended.done()
+    victim.kill()
+    await victim.ended
 
 
-def test_a_child_has_nothing_of_its_parents() -> None:
+@run_by(with_worker)
+async def test_handle_of_the_parent_is_nothing_in_a_child(rig: WorkerRig) -> None:
     """A child is told its parent's handle; the same number is then its own file, an empty one."""
-
-    async def test(rig: Rig) -> None:
-        told = msgpack.packb({"entry": "child", "input": (1 << 16).to_bytes(4, "little")})
-        program = main(
-            f"""(local.set $kv (call $kv_create))
+    told = msgpack.packb({"entry": "child", "input": (1 << 16).to_bytes(4, "little")})
+    program = main(
+        f"""(local.set $kv (call $kv_create))
             (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 4)
               (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 8) (i32.const 8)))
             (call $say (local.get $kv))
@@ -175,32 +163,30 @@ def test_a_child_has_nothing_of_its_parents() -> None:
                                        (i32.const 100)))
             (drop (call $send (i32.const 300) (local.get $n)))
             (call $say (call $kv_len (local.get $kv))) (i32.const 0)""",
-            data(100, told),
-            child(
-                """(drop (call $input_read (i32.const 0) (i32.const 4)))
+        data(100, told),
+        child(
+            """(drop (call $input_read (i32.const 0) (i32.const 4)))
                 (call $say (call $kv_len (i32.load (i32.const 0))))
                 (call $say (call $kv_truncate (i32.load (i32.const 0)) (i32.const 0)))
                 (call $say (call $kv_create))
                 (call $say (call $kv_len (i32.load (i32.const 0)))) (i32.const 0)"""
-            ),
-            locals_="(local $kv i32) (local $n i32)",
-        )
-        ended = await rig.run(program)
-        said = [ended.messages[0], *[ended.messages[1]], ended.messages[2]]
-        handle = int.from_bytes(said[0], "little")
-        assert handle == 1 << 16
-        output = msgpack.unpackb(said[1])["output"]
-        parts = [output[at : at + 4] for at in range(0, 16, 4)]
-        assert numbers(parts) == (-Errno.EBADF, -Errno.EBADF, handle, 0)
-        assert numbers([said[2]]) == (4,)
-
-    rigged(test)
+        ),
+        locals_="(local $kv i32) (local $n i32)",
+    )
+    ended = await rig.run(program)
+    said = [ended.messages[0], *[ended.messages[1]], ended.messages[2]]
+    handle = int.from_bytes(said[0], "little")
+    assert handle == 1 << 16
+    output = msgpack.unpackb(said[1])["output"]
+    parts = [output[at : at + 4] for at in range(0, 16, 4)]
+    assert numbers(parts) == (-Errno.EBADF, -Errno.EBADF, handle, 0)
+    assert numbers([said[2]]) == (4,)
 
 
-def test_a_right_that_is_not_there_does_not_come_back() -> None:
-    """Forks, extracts and grants of a file with one right: nobody gets another one by them."""
+def test_right_that_was_dropped_does_not_come_back() -> None:
+    """Forks, extracts and grants of a file with one right give no further right."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         first: list[Step] = [
             ("kv_create",),
             ("pred", result(0), 300, 1, 0, 0, 0),
@@ -221,23 +207,20 @@ def test_a_right_that_is_not_there_does_not_come_back() -> None:
         assert found[len(first) :] == [-Errno.EACCES] * (len(steps) + len(nothing))
 
     assert {call.name for call in FILE_CALLS} > NEED_MORE_THAN_READING
-    rigged(test)
+    with_worker(test)
 
 
 NEED_MORE_THAN_READING = {"pred", "generate", "kv_append", "kv_truncate", "kv_save", "kv_grant"}
 
 
-def test_a_handle_that_went_with_its_program_is_not_the_next_ones() -> None:
+@run_by(with_worker)
+async def test_handle_of_an_ended_program_is_not_the_next_ones(rig: WorkerRig) -> None:
     """Programs that end with everything open, again and again: none finds what another left."""
-
-    async def test(rig: Rig) -> None:
-        leaver = main(
-            """(call $say (call $kv_len (i32.const 65536))) (call $say (call $kv_create))
+    leaver = main(
+        """(call $say (call $kv_len (i32.const 65536))) (call $say (call $kv_create))
             (drop (call $pred (i32.const 65536) (i32.const 0) (i32.const 20) (i32.const 0)
                               (i32.const 0) (i32.const 0))) (i32.const 0)"""
-        )
-        for _ in range(10):
-            ended = await asyncio.gather(*[rig.run(leaver) for _ in range(4)])
-            assert {numbers(one.messages) for one in ended} == {(-Errno.EBADF, 1 << 16)}
-
-    rigged(test)
+    )
+    for _ in range(10):
+        ended = await asyncio.gather(*[rig.run(leaver) for _ in range(4)])
+        assert {numbers(one.messages) for one in ended} == {(-Errno.EBADF, 1 << 16)}

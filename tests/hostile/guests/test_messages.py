@@ -7,8 +7,9 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.executor.byte_model import byte_assets
+from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 AT = 10_000
 CLAIM = b"\xdd\x00\x02\x00\x00"  # a list of 131,072
@@ -53,37 +54,30 @@ MALFORMED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_no_call_makes_anything_of_it(what: str) -> None:
+async def test_malformed_options_are_einval_in_every_call(what: str) -> None:
     content = MALFORMED[what]
-
-    async def test() -> None:
-        async with asyncio.timeout(60), Rig(assets=byte_assets()) as rig:
-            steps: list[Step] = [
-                ("kv_create",),
-                ("spawn", AT, len(content)),
-                ("tool", AT, len(content)),
-                ("http", AT, len(content)),
-                ("pred", result(0), 0, 1, 0, AT, len(content)),
-                ("generate", result(0), 0, 1, AT, len(content)),
-                ("chat", AT, len(content), 0, 0),
-                ("kv_len", result(0)),
-            ]
-            found = await rig.play(*steps, parts=(data(AT, content),))
-            assert found[1:] == [EINVAL] * 6 + [0]
-
-    asyncio.run(test())
+    async with asyncio.timeout(60), WorkerRig(assets=byte_assets()) as rig:
+        steps: list[Step] = [
+            ("kv_create",),
+            ("spawn", AT, len(content)),
+            ("tool", AT, len(content)),
+            ("http", AT, len(content)),
+            ("pred", result(0), 0, 1, 0, AT, len(content)),
+            ("generate", result(0), 0, 1, AT, len(content)),
+            ("chat", AT, len(content), 0, 0),
+            ("kv_len", result(0)),
+        ]
+        found = await rig.play(*steps, parts=(data(AT, content),))
+        assert found[1:] == [EINVAL] * 6 + [0]
 
 
-def test_words_about_what_is_wrong_are_few() -> None:
+@run_by(with_worker)
+async def test_error_message_about_malformed_options_is_short(rig: WorkerRig) -> None:
     """A header's name of control characters, each of which is written as four."""
-
-    async def test(rig: Rig) -> None:
-        request = msgpack.packb({"url": "http://a/", "headers": {"\x01" * 40_000: "x"}})
-        found = await rig.play(
-            ("http", AT, len(request)), ("last_error", 0, 0), parts=(data(AT, request),)
-        )
-        assert found[0] == EINVAL
-        assert isinstance(found[1], int)
-        assert 0 < found[1] <= 4096
-
-    rigged(test)
+    request = msgpack.packb({"url": "http://a/", "headers": {"\x01" * 40_000: "x"}})
+    found = await rig.play(
+        ("http", AT, len(request)), ("last_error", 0, 0), parts=(data(AT, request),)
+    )
+    assert found[0] == EINVAL
+    assert isinstance(found[1], int)
+    assert 0 < found[1] <= 4096

@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.compiler.validation import check_and_compile, check_shape
 from wasmtime import wat2wasm
 
+from tests.support.run_by import run_by
 from tests.support.worker.binary import (
     AT_ZERO,
     EMPTY_BODY,
@@ -27,7 +28,7 @@ from tests.support.worker.binary import (
     vector,
 )
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 MEMORY = '(memory (export "memory") 1)'
 START = '(func (export "_start"))'
@@ -35,13 +36,13 @@ PLAIN = Binary().wasm()
 
 
 def problems(source: str | bytes) -> list[str]:
-    """What is wrong with a module; whatever it is, this returns."""
+    """Return what is wrong with a module; this must return for any bytes."""
     return check_and_compile(
         bytes(wat2wasm(source)) if isinstance(source, str) else source
     ).problems
 
 
-def test_the_plain_one_is_as_it_should_be() -> None:
+def test_plain_module_is_accepted() -> None:
     """The others differ from it in what they try only."""
     assert problems(PLAIN) == []
 
@@ -74,7 +75,7 @@ OFF = {
 
 
 @pytest.mark.parametrize("what", OFF)
-def test_what_is_off_is_refused_by_name(what: str) -> None:
+def test_module_with_a_disabled_proposal_is_refused_by_name(what: str) -> None:
     body, proposal = OFF[what]
     found = problems(f"(module {MEMORY} {body} {START})")
     assert len(found) == 1
@@ -126,13 +127,13 @@ LIARS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", LIARS)
-def test_what_is_no_module_is_refused_in_words(what: str) -> None:
+def test_invalid_module_is_refused_with_a_reason(what: str) -> None:
     found = problems(LIARS[what])
     assert found
     assert all(0 < len(problem) <= 1000 and problem.isprintable() for problem in found), found
 
 
-def test_a_module_cut_off_anywhere_is_refused() -> None:
+def test_module_cut_off_anywhere_is_refused() -> None:
     """A good program that ends after each of its bytes."""
     whole = bytes(wat2wasm(DECODE))
     assert problems(whole) == []
@@ -173,28 +174,27 @@ SHADOWS = {
 
 
 @pytest.mark.parametrize("what", SHADOWS)
-def test_what_the_server_looks_for_is_what_it_must_be(what: str) -> None:
+def test_module_with_a_wrong_export_is_refused(what: str) -> None:
     found = problems(f"(module {SHADOWS[what]})")
     assert any(word in problem for problem in found for word in ("export", "import")), found
 
 
 @pytest.mark.parametrize("call", ["recv", "kv_create"])
-def test_a_call_for_an_entry_is_made_and_that_is_all(call: str) -> None:
-    """The host is called without a guest: nobody looks for the guest's stack or memory."""
+@run_by(with_worker)
+async def test_module_whose_entry_is_an_import_makes_that_call_only(
+    rig: WorkerRig, *, call: str
+) -> None:
+    """The host is called without a guest and must not look for a guest's stack or memory."""
+    source = (
+        f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
+        f' (export "lip_main" (func $c)) (export "child" (func $c)))'
+    )
+    for entry in ("lip_main", "child"):
+        ended = await rig.run(source, entry=entry)
+        assert (ended.status, ended.exit_code > 0) == ("exited", True)
 
-    async def test(rig: Rig) -> None:
-        source = (
-            f'(module (import "lip" "{call}" (func $c (result i32))) {MEMORY}'
-            f' (export "lip_main" (func $c)) (export "child" (func $c)))'
-        )
-        for entry in ("lip_main", "child"):
-            ended = await rig.run(source, entry=entry)
-            assert (ended.status, ended.exit_code > 0) == ("exited", True)
 
-    rigged(test)
-
-
-def test_names_that_no_terminal_should_show_are_names() -> None:
+def test_module_entry_names_with_control_characters_are_kept() -> None:
     """Entries with control characters, written backwards, empty: they are told as they are."""
     odd = ["", "\x1b[2J", "a\0b", "\u202egnp.exe", "x" * 1000, "../_start", "lip_main "]
     made = check_and_compile(Binary(exports=[name(each) + b"\0\0" for each in odd]).wasm())
@@ -221,13 +221,13 @@ MANY = {
 
 
 @pytest.mark.parametrize("what", MANY)
-def test_too_much_of_something_is_refused_before_it_is_compiled(what: str) -> None:
+def test_module_past_a_limit_is_refused_before_compilation(what: str) -> None:
     """Each of these took an instance megabytes, or a worker seconds in which others waited."""
     (problem,) = check_shape(MANY[what].wasm())
     assert "the limit is" in problem
 
 
-def test_as_much_as_may_be_is_taken() -> None:
+def test_module_at_a_limit_is_accepted() -> None:
     most = Binary(
         types=[VOID] * PROGRAM_TYPES_MAX,
         globals=[GLOBAL] * PROGRAM_GLOBALS_MAX,
@@ -265,19 +265,15 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("what", BOMBS)
-def test_what_is_hard_to_compile_runs_like_any_other(what: str) -> None:
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(BOMBS[what].wasm())
-        assert (ended.status, ended.reason) == ("exited", "")
-        assert (await rig.run(DECODE, bytes([2]))).status == "exited"
-
-    rigged(test, seconds=120)
+@run_by(with_worker, seconds=120)
+async def test_module_that_is_hard_to_compile_runs(rig: WorkerRig, *, what: str) -> None:
+    ended = await rig.run(BOMBS[what].wasm())
+    assert (ended.status, ended.reason) == ("exited", "")
+    assert (await rig.run(DECODE, bytes([2]))).status == "exited"
 
 
-def test_a_segment_outside_memory_traps() -> None:
-    async def test(rig: Rig) -> None:
-        for offset in (b"\x41" + b"\xff\xff\xff\xff\x07" + b"\x0b", b"\x41\x7f\x0b"):
-            ended = await rig.run(Binary(data=[b"\0" + offset + name("xy")]).wasm())
-            assert (ended.status, "out-of-bounds" in ended.reason) == ("trapped", True)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_module_with_a_segment_outside_memory_traps(rig: WorkerRig) -> None:
+    for offset in (b"\x41" + b"\xff\xff\xff\xff\x07" + b"\x0b", b"\x41\x7f\x0b"):
+        ended = await rig.run(Binary(data=[b"\0" + offset + name("xy")]).wasm())
+        assert (ended.status, "out-of-bounds" in ended.reason) == ("trapped", True)

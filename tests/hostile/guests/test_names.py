@@ -5,8 +5,9 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 
+from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import TENANT, Rig, rigged
+from tests.support.worker.rig import TENANT, WorkerRig, with_worker
 
 AT = 10_000  # where a name lies
 EINVAL, ENAMETOOLONG, EACCES, ENOENT = (
@@ -53,72 +54,63 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_path_that_is_a_trick_names_nothing(what: str) -> None:
+@run_by(with_worker)
+async def test_kv_path_that_is_invalid_names_nothing(rig: WorkerRig, *, what: str) -> None:
     path, opened, saved, removed = REFUSED[what]
-
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",),
-            ("kv_open", AT, len(path), 31),
-            ("kv_save", result(0), AT, len(path), 1),
-            ("kv_remove", AT, len(path)),
-            ("kv_list", 0, 0, 5000, 1000),
-            parts=(data(AT, path),),
-        )
-        assert found[1:] == [opened, saved, removed, 1]  # an empty list
-
-    rigged(test)
+    found = await rig.play(
+        ("kv_create",),
+        ("kv_open", AT, len(path), 31),
+        ("kv_save", result(0), AT, len(path), 1),
+        ("kv_remove", AT, len(path)),
+        ("kv_list", 0, 0, 5000, 1000),
+        parts=(data(AT, path),),
+    )
+    assert found[1:] == [opened, saved, removed, 1]  # an empty list
 
 
-def test_a_path_that_looks_like_a_trick_is_a_name() -> None:
+@run_by(with_worker)
+async def test_kv_path_that_looks_like_a_trick_is_a_plain_name(rig: WorkerRig) -> None:
     """Saved, listed byte for byte, opened, removed; no two of them are one."""
-
-    async def test(rig: Rig) -> None:
-        steps: list[Step] = [("kv_create",)]
-        parts, at = [], AT
-        for path in TAKEN:
-            parts.append(data(at, path))
-            steps.append(("kv_save", result(0), at, len(path), 0))
-            at += len(path)
-        await rig.play(*steps, parts=tuple(parts))
-        listed = await rig.gateway.ask("kv_list", tenant=TENANT)
-        assert sorted(each["path"].encode() for each in listed) == sorted(TAKEN)
-        assert await rig.gateway.ask("kv_list", tenant="other") == []
-        again: list[Step] = []
-        at = AT
-        for path in TAKEN:
-            again += [("kv_open", at, len(path), 1), ("kv_remove", at, len(path))]
-            at += len(path)
-        found = await rig.play(*again, ("kv_list", 0, 0, 5000, 1000), parts=tuple(parts))
-        assert all(isinstance(handle, int) and handle > 0 for handle in found[:-1:2])
-        assert found[1:-1:2] == [0] * len(TAKEN)
-        assert found[-1] == 1
-
-    rigged(test)
+    steps: list[Step] = [("kv_create",)]
+    parts, at = [], AT
+    for path in TAKEN:
+        parts.append(data(at, path))
+        steps.append(("kv_save", result(0), at, len(path), 0))
+        at += len(path)
+    await rig.play(*steps, parts=tuple(parts))
+    listed = await rig.gateway.ask("kv_list", tenant=TENANT)
+    assert sorted(each["path"].encode() for each in listed) == sorted(TAKEN)
+    assert await rig.gateway.ask("kv_list", tenant="other") == []
+    again: list[Step] = []
+    at = AT
+    for path in TAKEN:
+        again += [("kv_open", at, len(path), 1), ("kv_remove", at, len(path))]
+        at += len(path)
+    found = await rig.play(*again, ("kv_list", 0, 0, 5000, 1000), parts=tuple(parts))
+    assert all(isinstance(handle, int) and handle > 0 for handle in found[:-1:2])
+    assert found[1:-1:2] == [0] * len(TAKEN)
+    assert found[-1] == 1
 
 
-def test_prefixes_find_what_begins_with_them_and_nothing_else() -> None:
+@run_by(with_worker)
+async def test_kv_list_prefix_finds_only_what_begins_with_it(rig: WorkerRig) -> None:
     """A listing's prefix and its `after` with the same tricks: nothing of another tenant's."""
-
-    async def test(rig: Rig) -> None:
-        tricks = [b"..", b"/..", b"public", b"public/", b"public/other", b"public/other/", b"\0",
-                  b"mine\0", b"min", b"/mine", b"mine/", b"\xf4\x8f\xbf\xbf"]  # fmt: skip
-        steps: list[Step] = [("kv_create",), ("kv_save", result(0), AT, 4, 0)]
-        parts = [data(AT, b"mine")]
-        for index, trick in enumerate(tricks):
-            at = AT + 100 * (index + 1)
-            parts.append(data(at, trick))
-            steps += [
-                ("kv_list", at, len(trick), 5000, 1000),
-                ("show", 5000, 1),
-                ("kv_list_after", at, len(trick), at, len(trick), 10, 5000, 1000),
-                ("show", 5000, 1),
-            ]
-        found = await rig.play(*steps, parts=tuple(parts))
-        listed = dict(zip(tricks, found[3::4], strict=True))
-        one, none = msgpack.packb([0])[:1], msgpack.packb([])
-        assert {trick for trick, first in listed.items() if first == one} == {b"min", b"/mine"}
-        assert set(listed.values()) == {one, none}
-        assert set(found[5::4]) == {one, none}
-
-    rigged(test)
+    tricks = [b"..", b"/..", b"public", b"public/", b"public/other", b"public/other/", b"\0",
+              b"mine\0", b"min", b"/mine", b"mine/", b"\xf4\x8f\xbf\xbf"]  # fmt: skip
+    steps: list[Step] = [("kv_create",), ("kv_save", result(0), AT, 4, 0)]
+    parts = [data(AT, b"mine")]
+    for index, trick in enumerate(tricks):
+        at = AT + 100 * (index + 1)
+        parts.append(data(at, trick))
+        steps += [
+            ("kv_list", at, len(trick), 5000, 1000),
+            ("show", 5000, 1),
+            ("kv_list_after", at, len(trick), at, len(trick), 10, 5000, 1000),
+            ("show", 5000, 1),
+        ]
+    found = await rig.play(*steps, parts=tuple(parts))
+    listed = dict(zip(tricks, found[3::4], strict=True))
+    one, none = msgpack.packb([0])[:1], msgpack.packb([])
+    assert {trick for trick, first in listed.items() if first == one} == {b"min", b"/mine"}
+    assert set(listed.values()) == {one, none}
+    assert set(found[5::4]) == {one, none}

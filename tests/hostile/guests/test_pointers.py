@@ -22,7 +22,7 @@ from tests.support.worker.guests import (
     module,
     result,
 )
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 U32 = 1 << 32
@@ -106,7 +106,7 @@ def scripts(steps: list[Step]) -> Iterator[list[Step]]:
         yield steps[start : start + STEPS_MAX]
 
 
-def test_every_parameter_is_a_pointer_a_length_or_a_value() -> None:
+def test_pointer_cases_cover_every_parameter() -> None:
     names = {param.name for call in table().calls for param in call.params}
     assert names == POINTERS | LENGTHS | set(VALUES)
     assert len(PLACES) > 40
@@ -121,7 +121,7 @@ def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
     more = "(block (result i32) (drop (memory.grow (i32.const {}))) (i32.const 0))"
     growth: list[Step] = [("kv_close", more.format(n)) for n in ((1, 60_000) if grown else ())]
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         bad = [place.step(*given) for place in PLACES for given in outside(place, end)]
         for steps in scripts(bad):
             found = await rig.play(
@@ -132,13 +132,13 @@ def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
             assert wrong == []
             assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_the_edges_of_memory_are_inside() -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         fine = [place.step(*given) for place in PLACES for given in inside(place, END)]
         fine = [step for step in fine if step[0] != "send"]  # what it sends is in the results' way
         for steps in scripts(fine):
@@ -147,13 +147,13 @@ def test_the_edges_of_memory_are_inside() -> None:
             wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
             assert wrong == []
 
-    rigged(test)
+    with_worker(test)
 
 
 def test_places_that_overlap_are_read_before_they_are_written() -> None:
     """Arguments and results in the same bytes: as good as in others."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         found = await rig.play(
             *FIRST,
             ("kv_list", NAME_AT, 1, NAME_AT, 8),
@@ -178,7 +178,7 @@ def test_places_that_overlap_are_read_before_they_are_written() -> None:
         assert isinstance(found[12], int)
         assert found[12] > 0
 
-    rigged(test)
+    with_worker(test)
 
 
 # --- What toolchains import ----------------------------------------------------------------------
@@ -206,7 +206,7 @@ IOVS = b"".join(
 def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         bad: list[Step] = [(name, *given) for name, cases in WASI_BAD.items() for given in cases]
         files: list[Step] = [
             (name, *[number] * len(WASI_CALLS[name].params)) for name in NO_FILES
@@ -224,14 +224,14 @@ def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
         assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
         assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test)
+    with_worker(test)
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
 def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
     """A string's length stands before it: here it is anything."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         call = f"(call $abort (i32.const {pointer}) (i32.const {pointer}) (i32.const -1)"
         program = module(
             f'(func (export "lip_main") (result i32) {call} (i32.const -1)) (i32.const 0))',
@@ -244,13 +244,13 @@ def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
         assert len(ended.reason) < 3000
 
     assert len(ABORT.params) == 4
-    rigged(test)
+    with_worker(test)
 
 
 def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: WorkerRig) -> None:
         body = []
         for call in table().calls:
             if call.name in ("exit", "wait", "claim"):  # which ends it, or waits for ever
@@ -262,4 +262,4 @@ def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
         ended = await rig.run(module('(func (export "_start"))', start))
         assert (ended.status, ended.reason) == ("exited", "")
 
-    rigged(test)
+    with_worker(test)

@@ -83,7 +83,7 @@ def problems(what: str, body: str) -> list[str]:
     return check_and_compile(bytes(wat2wasm(whole))).problems
 
 
-def test_the_page_lists_them_all_and_so_do_the_switches() -> None:
+def test_proposals_are_all_listed_by_page_and_switches() -> None:
     assert listed("On") == set(ON)
     assert listed("Off, and refused at upload") == set(OFF)
     assert set(SWITCHES) | set(BESIDE) == {*PROPOSALS_ON, *PROPOSALS_OFF}
@@ -94,12 +94,12 @@ def test_the_page_lists_them_all_and_so_do_the_switches() -> None:
 
 
 @pytest.mark.parametrize("what", ON)
-def test_what_is_on_is_taken(what: str) -> None:
+def test_proposal_that_is_on_is_accepted(what: str) -> None:
     assert problems(what, ON[what]) == []
 
 
 @pytest.mark.parametrize("what", OFF)
-def test_what_is_off_is_refused_in_its_own_name(what: str) -> None:
+def test_proposal_that_is_off_is_refused_by_name(what: str) -> None:
     (problem,) = problems(what, OFF[what])
     name = {"GC": "garbage collection", "components": "component"}.get(what, what)
     assert name in problem, problem

@@ -1,6 +1,5 @@
 """A program that tries what another tenant has: none of it is there."""
 
-import asyncio
 import struct
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from symphony_kernel.protocol.limits import TENANT_CHANNELS_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 PREFIX = b"\x81\xa7program\xd9\x47"  # {"program": and a text of 71 bytes, which the input is
@@ -68,7 +67,6 @@ THIEF = main(
 
 
 async def say(client: Client, run: str, count: int) -> list[int]:
-    """What a run has said, once it is so much."""
     said: list[int] = []
     async for event in client.events(run):
         if event.kind == "message":
@@ -78,34 +76,30 @@ async def say(client: Client, run: str, count: int) -> list[int]:
     return said
 
 
-def test_a_thief_in_another_tenant_finds_nothing(tmp_path: Path) -> None:
+async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
     """Names, public names, listings, offered prefixes, channels, handles, programs by name and by
     id; and taking all the channels that a tenant may have takes none of another's.
     """
-
-    async def scenario() -> None:
-        async with (
-            House(tmp_path) as house,
-            house.client() as owner,
-            Client(house.url, house.admin_key) as admin,
-        ):
-            await admin.create_tenant("thieves")
-            key = (await admin.create_key("thieves"))["key"]
-            program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
-            victim = await owner.start("owner")
-            assert await say(owner, victim, 4) == [0, 32, 0, 1 << 16]
-            async with Client(house.url, key) as thief:
-                await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
-                run = await thief.start("thief", program["id"])
-                found = await say(thief, run, 12)
-                events = [event async for event in thief.events(run)]
-                assert events[-1].data["status"] == "exited", events[-1]
-            assert found == [
-                -Errno.EBADF, -Errno.ENOENT, -Errno.ENOENT, 1, 1, -Errno.ENOENT, -Errno.ENOENT,
-                -Errno.ETIMEDOUT, -Errno.ENOENT, -Errno.ENOENT, TENANT_CHANNELS_MAX - 1,
-                -Errno.EDQUOT,
-            ]  # fmt: skip
-            await owner.send(victim, b"go on", close=True)
-            assert (await say(owner, victim, 6))[4:] == [4, 32]
-
-    asyncio.run(scenario())
+    async with (
+        SystemRig(tmp_path) as system,
+        system.client() as owner,
+        Client(system.url, system.admin_key) as admin,
+    ):
+        await admin.create_tenant("thieves")
+        key = (await admin.create_key("thieves"))["key"]
+        program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
+        victim = await owner.start("owner")
+        assert await say(owner, victim, 4) == [0, 32, 0, 1 << 16]
+        async with Client(system.url, key) as thief:
+            await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
+            run = await thief.start("thief", program["id"])
+            found = await say(thief, run, 12)
+            events = [event async for event in thief.events(run)]
+            assert events[-1].data["status"] == "exited", events[-1]
+        assert found == [
+            -Errno.EBADF, -Errno.ENOENT, -Errno.ENOENT, 1, 1, -Errno.ENOENT, -Errno.ENOENT,
+            -Errno.ETIMEDOUT, -Errno.ENOENT, -Errno.ENOENT, TENANT_CHANNELS_MAX - 1,
+            -Errno.EDQUOT,
+        ]  # fmt: skip
+        await owner.send(victim, b"go on", close=True)
+        assert (await say(owner, victim, 6))[4:] == [4, 32]

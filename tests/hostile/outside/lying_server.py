@@ -26,7 +26,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 def result(number: Any, body: str) -> str:
-    """An answer whose result is this JSON text, whatever that is."""
+    """Return an answer whose result is this JSON text, valid or not."""
     return f'{{"jsonrpc": "2.0", "id": {json.dumps(number)}, "result": {body}}}'
 
 
@@ -35,7 +35,7 @@ def structured(body: str) -> str:
 
 
 def flood(number: int) -> None:
-    """Requests and notifications that nobody asked for, then the answer."""
+    """Return unrequested requests and notifications, then the answer."""
     for n in range(60):
         for method in ("sampling/createMessage", "roots/list", "elicitation/create", "ping", "x"):
             say(message(id=f"mine-{n}-{method}", method=method, params={}))
@@ -97,7 +97,6 @@ TOOLS = ["honest", "wrong_ids", "twice", "deep", "half", "infinite", "digits", "
 
 
 def listing(number: Any, cursor: str | None) -> None:
-    """What the server says that it has."""
     how = os.environ.get("LIST", "")
     tools: list[Any] = [{"name": n, "description": n, "inputSchema": SCHEMA} for n in TOOLS]
     if how == "circle":  # every page is the first one

@@ -5,7 +5,6 @@ compress, redirect, or are away (`tests/runtime/gateway/egress/mcp/test_tools.py
 `tests/runtime/gateway/egress/mcp/test_remote_tools.py`).
 """
 
-import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.gateway.egress import ask
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 _SERVER = Path(__file__).with_name("lying_server.py")
 SAYS_NOTHING = {"wrong_ids", "never"}  # that would be an answer to this call
@@ -22,7 +21,6 @@ ANSWERS = {"honest", "twice", "nul", "flood", "links"}
 
 
 def table(**environment: str) -> dict[str, object]:
-    """A tool server for everybody."""
     command = [sys.executable, "-S", str(_SERVER)]
     return {"command": command, "tenants": ["*"], "environment": environment}
 
@@ -32,50 +30,45 @@ def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-def test_wrong_answers_are_errors_or_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tool_server_wrong_answers_are_errors_or_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Wrong ids, two answers, none, nests, numbers past all bounds, what is no JSON, and floods."""
     from tests.hostile.outside.lying_server import TOOLS
 
-    async def main() -> None:
-        async with House(tmp_path, tools={"t": table()}) as house, house.client() as client:
-            for name in TOOLS:
-                most_ms = 20_000 if name in ANSWERS else 150
-                told = await ask(client, "tool", {"name": f"t.{name}", "timeout_ms": most_ms})
-                where = (name, told.errno, told.value, told.words)
-                assert "NaN}" not in str(told.value), where
-                assert "Infinity}" not in str(told.value), where
-                if name in SAYS_NOTHING:
-                    assert told.errno == Errno.ETIMEDOUT, where
-                elif name in ANSWERS:
-                    assert told.value["ok"], where
-                else:
-                    # Some are answers in the library's eyes; none is a fault of the server.
-                    assert told.errno in (0, Errno.ETIMEDOUT, Errno.EFBIG), where
-            honest = await ask(client, "tool", {"name": "t.honest"})
-            assert honest.value == {"ok": True, "content": "honest"}
-            outside = house.gateway.services.runs.egress.statistics()
-            assert outside["calls"] == 0
-
-    asyncio.run(main())
+    async with SystemRig(tmp_path, tools={"t": table()}) as system, system.client() as client:
+        for name in TOOLS:
+            most_ms = 20_000 if name in ANSWERS else 150
+            told = await ask(client, "tool", {"name": f"t.{name}", "timeout_ms": most_ms})
+            where = (name, told.errno, told.value, told.words)
+            assert "NaN}" not in str(told.value), where
+            assert "Infinity}" not in str(told.value), where
+            if name in SAYS_NOTHING:
+                assert told.errno == Errno.ETIMEDOUT, where
+            elif name in ANSWERS:
+                assert told.value["ok"], where
+            else:
+                # Some are answers in the library's eyes; none is a fault of the server.
+                assert told.errno in (0, Errno.ETIMEDOUT, Errno.EFBIG), where
+        honest = await ask(client, "tool", {"name": "t.honest"})
+        assert honest.value == {"ok": True, "content": "honest"}
+        outside = system.gateway.services.runs.egress.statistics()
+        assert outside["calls"] == 0
     assert faults(caplog) == []
 
 
 @pytest.mark.parametrize("how", ["circle", "names", "schemas"])
-def test_wrong_lists_leave_the_good_tools(
+async def test_tool_server_wrong_lists_leave_the_good_tools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """Pages in a circle, names that are paths or cannot be said, schemas that nobody can keep."""
-
-    async def main() -> None:
-        tools = {"t": table(LIST=how), "other": table()}
-        async with House(tmp_path, tools=tools) as house, house.client() as client:
-            listed = (await ask(client, "tools")).value
-            names = [tool["name"] for tool in listed]
-            assert {"t.honest", "other.honest"} <= set(names)
-            assert len(names) == len(set(names))
-            assert all(name.isprintable() and len(name) <= 256 for name in names)
-            honest = await ask(client, "tool", {"name": "t.honest"})
-            assert honest.value == {"ok": True, "content": "honest"}
-
-    asyncio.run(main())
+    """Cyclic pages, names that are paths or unprintable, and schemas that are too large."""
+    tools = {"t": table(LIST=how), "other": table()}
+    async with SystemRig(tmp_path, tools=tools) as system, system.client() as client:
+        listed = (await ask(client, "tools")).value
+        names = [tool["name"] for tool in listed]
+        assert {"t.honest", "other.honest"} <= set(names)
+        assert len(names) == len(set(names))
+        assert all(name.isprintable() and len(name) <= 256 for name in names)
+        honest = await ask(client, "tool", {"name": "t.honest"})
+        assert honest.value == {"ok": True, "content": "honest"}
     assert faults(caplog) == []

@@ -12,7 +12,14 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.executor.models import VOCAB, Rig, load, make_checkpoint, make_row, random_tokens
+from tests.support.executor.models import (
+    VOCAB,
+    ExecutorRig,
+    load,
+    make_checkpoint,
+    make_row,
+    random_tokens,
+)
 
 SAMPLED = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.5, top_p=0.9, seed=3))
 ASKED = [PredOptions(), SAMPLED, PredOptions(get=Get.TOP, top=4), PredOptions(logprobs=3)]
@@ -58,7 +65,7 @@ def allow(tokens: list[int]) -> bytes:
 
 
 def rows(
-    rig: Rig, guided: Callable[[int], Matcher | None], options: list[PredOptions]
+    rig: ExecutorRig, guided: Callable[[int], Matcher | None], options: list[PredOptions]
 ) -> list[Row]:
     made = []
     for number, each in enumerate(options):
@@ -73,7 +80,7 @@ def sets(number: int) -> list[int]:
     return list(range(number, VOCAB, number + 2))
 
 
-def test_a_mask_is_what_allow_would_be(rig: Rig) -> None:
+def test_a_mask_is_what_allow_would_be(rig: ExecutorRig) -> None:
     options = [ASKED[number % len(ASKED)] for number in range(9)]
     every_third = [number for number in range(9) if number % 3 != 1]
     plain = [
@@ -90,7 +97,7 @@ def test_a_mask_is_what_allow_would_be(rig: Rig) -> None:
     assert rig.run(rows(rig, lambda _: None, options)) != wanted, "a mask is its step's alone"
 
 
-def test_a_mask_counts_beside_allow_and_an_error_is_its_rows_alone(rig: Rig) -> None:
+def test_a_mask_counts_beside_allow_and_an_error_is_its_rows_alone(rig: ExecutorRig) -> None:
     options = [PredOptions(allow=allow([4, 9])), PredOptions(), PredOptions(), PredOptions()]
     matchers: list[Matcher | None] = [
         Allows([9, 11]), Allows([3], SyscallError(Errno.EFBIG, "too much")), None, Allows([]),
@@ -110,7 +117,7 @@ class PanicError(BaseException):
     """What a library that is not Python's raises."""
 
 
-def test_a_fault_of_a_guide_is_its_rows_alone(rig: Rig) -> None:
+def test_a_fault_of_a_guide_is_its_rows_alone(rig: ExecutorRig) -> None:
     options = [PredOptions()] * 3
     matchers = [Allows([], ZeroDivisionError()), Allows([5]), Allows([], PanicError())]
     found = rig.run(rows(rig, matchers.__getitem__, options))
@@ -138,7 +145,7 @@ class Slow(Allows):
         return super().fill(start, tokens, mask, began, address)
 
 
-def test_no_step_waits_for_a_second_slow_mask(rig: Rig) -> None:
+def test_no_step_waits_for_a_second_slow_mask(rig: ExecutorRig) -> None:
     options = [PredOptions()] * 4
     found = rig.run(rows(rig, lambda n: Slow([n + 1]) if n != 1 else None, options))
     assert isinstance(found[0], bytes)

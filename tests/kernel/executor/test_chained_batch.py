@@ -14,7 +14,7 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.executor.models import Rig, load, make_checkpoint, make_row
+from tests.support.executor.models import ExecutorRig, load, make_checkpoint, make_row
 
 SAMPLE = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.2), logprobs=2)
 ARGMAX = PredOptions()
@@ -60,7 +60,7 @@ def test_it_does_not_begin_when_every_row_stops() -> None:
 
 # -- On devices --------------------------------------------------------------------------------
 @pytest.fixture
-def rig(tmp_path: Path, network: str) -> Iterator[Rig]:
+def rig(tmp_path: Path, network: str) -> Iterator[ExecutorRig]:
     rig = load(make_checkpoint(tmp_path, "llama"))
     assert network in type(rig.executor.network).__name__.lower()
     yield rig
@@ -97,13 +97,15 @@ async def following(executor: TorchExecutor, tables: list[np.ndarray]) -> list[R
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_chain_computes_the_same_bits_as_step_by_step(rig: Rig, count: int) -> None:
+def test_a_chain_computes_the_same_bits_as_step_by_step(rig: ExecutorRig, count: int) -> None:
     expected = asyncio.run(one_by_one(rig.executor, [rig.table(STEPS) for _ in range(count)]))
     found = asyncio.run(following(rig.executor, [rig.table(STEPS) for _ in range(count)]))
     assert found == expected
 
 
-def test_steps_ring_for_the_ends_of_those_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_ring_for_the_ends_of_those_before(
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits hears of each step, in order, though the next one computes already."""
     monkeypatch.setattr(rig.executor._thread, "_hold_seconds", 0.0)
     heard: list[int] = []
@@ -129,36 +131,28 @@ def test_steps_ring_for_the_ends_of_those_before(rig: Rig, monkeypatch: pytest.M
         heard.clear()
 
 
-def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
+async def test_behind_what_was_not_computed_nothing_is(rig: ExecutorRig) -> None:
     table = rig.table(40)
-
-    async def main() -> list[Results]:
-        start: Callable[[Batch], object] = rig.executor.start
-        assert callable(start)
-        batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), chain=Chain([0], [NEVER])) for i in (1, 2, 3)]
-        follow = batches[2].chain
-        assert follow is not None
-        follow.revoke()
-        outcomes = [rig.executor.start(batch) for batch in batches]
-        return [await outcome for outcome in outcomes]
-
-    first, second, third, fourth = asyncio.run(main())
+    start: Callable[[Batch], object] = rig.executor.start
+    assert callable(start)
+    batches = [Batch(rows_at(0, [table], [1]))]
+    batches += [Batch(rows_at(i, [table]), chain=Chain([0], [NEVER])) for i in (1, 2, 3)]
+    follow = batches[2].chain
+    assert follow is not None
+    follow.revoke()
+    outcomes = [rig.executor.start(batch) for batch in batches]
+    first, second, third, fourth = [await outcome for outcome in outcomes]
     assert len(first) == len(second) == 1
     assert third == fourth == []
 
 
-def test_behind_a_step_that_failed_nothing_is_computed(rig: Rig) -> None:
+async def test_behind_a_step_that_failed_nothing_is_computed(rig: ExecutorRig) -> None:
     outside = np.array([rig.executor.frame_count + 5], np.int32)
-
-    async def main() -> Results:
-        failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
-        outcome = rig.executor.start(Batch(rows_at(1, [outside]), chain=Chain([0], [NEVER])))
-        with pytest.raises((IndexError, RuntimeError)):
-            await failing
-        return await outcome
-
-    assert asyncio.run(main()) == []
+    failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
+    outcome = rig.executor.start(Batch(rows_at(1, [outside]), chain=Chain([0], [NEVER])))
+    with pytest.raises((IndexError, RuntimeError)):
+        await failing
+    assert await outcome == []
 
 
 def test_the_simulated_device_goes_on_without_a_pause() -> None:

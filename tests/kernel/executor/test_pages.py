@@ -15,7 +15,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 from tests.support.executor.models import (
     Checkpoint,
-    Rig,
+    ExecutorRig,
     load,
     make_checkpoint,
     make_row,
@@ -39,7 +39,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(params=["fp32", "bf16"])
-def rig(checkpoint: Checkpoint, network: str, request: pytest.FixtureRequest) -> Iterator[Rig]:
+def rig(
+    checkpoint: Checkpoint, network: str, request: pytest.FixtureRequest
+) -> Iterator[ExecutorRig]:
     rig = load(checkpoint, request.param)
     assert network in type(rig.executor.network).__name__.lower()
     rig.executor.open_host(HOST_SLOTS)
@@ -47,16 +49,16 @@ def rig(checkpoint: Checkpoint, network: str, request: pytest.FixtureRequest) ->
     rig.close()
 
 
-def run(rig: Rig, *given: Any, **moved: Any) -> list[Any]:
+def run(rig: ExecutorRig, *given: Any, **moved: Any) -> list[Any]:
     return asyncio.run(rig.executor.run(Batch(*given, **moved)))
 
 
-def read(rig: Rig, frames: Int32) -> KVArray:
+def read(rig: ExecutorRig, frames: Int32) -> KVArray:
     pages: KVArray = rig.on_device(rig.executor.pages.read_frames, frames)
     return pages
 
 
-def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: Rig) -> None:
+def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: ExecutorRig) -> None:
     tokens = random_tokens(41)
     table = rig.table(41)
     rig.logits([make_row(tokens[:40], table)])
@@ -74,7 +76,7 @@ def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: Rig) -> None:
     assert step.moved_seconds > 0
 
 
-def test_saves_come_before_copies_and_copies_before_loads(rig: Rig) -> None:
+def test_saves_come_before_copies_and_copies_before_loads(rig: ExecutorRig) -> None:
     first, second, third = (int(page) for page in rig.table(48))
     rig.logits([make_row(random_tokens(48), pages(first, second, third))])
     before = read(rig, pages(first, second, third))
@@ -87,7 +89,7 @@ def test_saves_come_before_copies_and_copies_before_loads(rig: Rig) -> None:
     np.testing.assert_array_equal(after, before[:, :, [1, 0, 2]])
 
 
-def test_what_was_read_can_be_written_elsewhere(rig: Rig) -> None:
+def test_what_was_read_can_be_written_elsewhere(rig: ExecutorRig) -> None:
     tokens = random_tokens(33)
     table, other = rig.table(33), rig.table(33)
     rig.logits([make_row(tokens[:32], table)])
@@ -104,7 +106,7 @@ def test_what_was_read_can_be_written_elsewhere(rig: Rig) -> None:
     np.testing.assert_array_equal(read(rig, other), values[:, :, [1, 2, 2]])
 
 
-def test_a_host_slot_s_bytes_are_a_page(rig: Rig) -> None:
+def test_a_host_slot_s_bytes_are_a_page(rig: ExecutorRig) -> None:
     table = rig.table(32)
     rig.logits([make_row(random_tokens(32), table)])
     run(rig, [], saves=moves(table, pages(2, 3)))

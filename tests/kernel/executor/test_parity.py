@@ -76,8 +76,6 @@ pytestmark = pytest.mark.usefixtures("network")
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Make a checkpoint in this test's directory."""
-
     def build(kind: str = "llama", **settings: Any) -> Checkpoint:
         return make_checkpoint(tmp_path / "model", kind, **settings)
 

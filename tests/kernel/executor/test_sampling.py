@@ -43,7 +43,6 @@ def _log_softmax(logits: Tensor) -> npt.NDArray[np.float64]:
 def _sampled(
     logits: Tensor, sampling: Sampling, seeds: npt.ArrayLike, positions: npt.ArrayLike
 ) -> npt.NDArray[np.int64]:
-    """Sample every row with the same settings."""
     tokens: npt.NDArray[np.int64] = sample(
         logits.clone(),
         [sampling] * len(logits),

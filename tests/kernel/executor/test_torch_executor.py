@@ -17,7 +17,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from tests.support.executor.models import (
     VOCAB,
     Checkpoint,
-    Rig,
+    ExecutorRig,
     load,
     make_checkpoint,
     make_row,
@@ -33,14 +33,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture
-def rig(checkpoint: Checkpoint, network: str) -> Iterator[Rig]:
+def rig(checkpoint: Checkpoint, network: str) -> Iterator[ExecutorRig]:
     rig = load(checkpoint)
     assert network in type(rig.executor.network).__name__.lower()
     yield rig
     rig.close()
 
 
-def _company(rig: Rig, count: int, seed: int) -> list[Row]:
+def _company(rig: ExecutorRig, count: int, seed: int) -> list[Row]:
     """Return rows of other files, whose entries are computed first."""
     random = np.random.default_rng(seed)
     rows = []
@@ -74,7 +74,7 @@ def test_a_row_computes_the_same_bits_in_any_batch(tmp_path: Path, kind: str, dt
     rig.close()
 
 
-def test_chunks_compute_what_the_whole_does(rig: Rig) -> None:
+def test_chunks_compute_what_the_whole_does(rig: ExecutorRig) -> None:
     tokens = random_tokens(64)
     [whole] = rig.logits([make_row(tokens, rig.table(64))])
     for size in (1, 5, 16, 31):
@@ -87,7 +87,7 @@ def test_chunks_compute_what_the_whole_does(rig: Rig) -> None:
         rig.free += [int(page) for page in table]
 
 
-def test_copies_come_first_and_group_after_group(rig: Rig) -> None:
+def test_copies_come_first_and_group_after_group(rig: ExecutorRig) -> None:
     tokens = random_tokens(20)
     source, fork, chain = rig.table(20), rig.table(21), rig.table(21)
 
@@ -106,7 +106,7 @@ def test_copies_come_first_and_group_after_group(rig: Rig) -> None:
     assert rig.run([], copies) == []
 
 
-def test_within_a_group_of_copies_reads_come_before_writes(rig: Rig) -> None:
+def test_within_a_group_of_copies_reads_come_before_writes(rig: ExecutorRig) -> None:
     left, right = random_tokens(16, 1), random_tokens(16, 2)
     a, b = rig.table(32), rig.table(32)
     rig.run([make_row(left, a), make_row(right, b)])
@@ -119,7 +119,7 @@ def test_within_a_group_of_copies_reads_come_before_writes(rig: Rig) -> None:
         np.testing.assert_allclose(logits[0], expected[16], rtol=1e-5, atol=1e-5)
 
 
-def test_overlapping_runs_take_effect_in_order(rig: Rig) -> None:
+def test_overlapping_runs_take_effect_in_order(rig: ExecutorRig) -> None:
     tokens = random_tokens(30)
     [expected] = rig.logits([make_row(tokens, rig.table(30))])
     table = rig.table(30)
@@ -137,7 +137,7 @@ def test_overlapping_runs_take_effect_in_order(rig: Rig) -> None:
     )
 
 
-def test_a_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: Rig) -> None:
+def test_a_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: ExecutorRig) -> None:
     tokens = random_tokens(10)
     table, other = rig.table(11), rig.table(10)
     nothing = PredOptions(allow=bytes(-(-VOCAB // 8)))
@@ -151,7 +151,7 @@ def test_a_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: Rig) -> 
 
 
 def test_places_are_answered_in_portions_without_a_seam(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = random_tokens(23)
     rows = [
@@ -168,7 +168,7 @@ def test_places_are_answered_in_portions_without_a_seam(
     assert rig.run(rows) == whole
 
 
-def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: Rig) -> None:
+def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: ExecutorRig) -> None:
     table = rig.table(4)
     outside = np.array([rig.executor.frame_count + 5], np.int32)
     with pytest.raises((IndexError, RuntimeError)):

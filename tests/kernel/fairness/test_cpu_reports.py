@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
-from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
+from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 OPTIONS = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
@@ -34,7 +34,7 @@ async def decode_beside(worker: Worker, instance: int) -> None:
 
 
 def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
-    async def both(rig: Rig) -> None:
+    async def both(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="hostile")
         await start(rig, 2, tenant="victim")
         await decode_beside(worker, 2)
@@ -43,54 +43,52 @@ def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
     with_kernel(both, kernel_options=options)
 
 
-def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes() -> None:
-    async def test(_rig: Rig, worker: Worker) -> None:
-        assert await spend(worker, [1, 3_000], [2, 200]) == []
-        (pace,) = await spend(worker, [1, 10_000], [2, 200])
-        assert pace.tenant == "hostile"
-        assert 20 < pace.ms <= PACE_MS_MAX
-        await asyncio.sleep(pace.ms / 1000)
-        await decode_beside(worker, 2)
-        assert await spend(worker, [1, 10]) == []
-        (pace,) = await spend(worker, [1, MUCH])
-        assert pace.ms == PACE_MS_MAX
-
-    with_two(test)
-
-
-def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on() -> None:
-    async def test(_rig: Rig, worker: Worker) -> None:
-        for _ in range(3):
-            assert await spend(worker, [1, 5 * MUCH])
-        await asyncio.sleep(PACE_MS_MAX / 1000)
-        (pace,) = await spend(worker, [1, 0])
-        assert pace.tenant == "hostile"
-        await asyncio.sleep(1.0)
-        await decode_beside(worker, 2)
-        assert await spend(worker, [1, 0]) == []
-
-    with_two(test)
+@run_by(with_two)
+async def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes(
+    _rig: KernelRig, worker: Worker
+) -> None:
+    assert await spend(worker, [1, 3_000], [2, 200]) == []
+    (pace,) = await spend(worker, [1, 10_000], [2, 200])
+    assert pace.tenant == "hostile"
+    assert 20 < pace.ms <= PACE_MS_MAX
+    await asyncio.sleep(pace.ms / 1000)
+    await decode_beside(worker, 2)
+    assert await spend(worker, [1, 10]) == []
+    (pace,) = await spend(worker, [1, MUCH])
+    assert pace.ms == PACE_MS_MAX
 
 
-def test_one_who_is_alone_never_rests() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        await decode_beside(worker, 1)
-        for _ in range(10):
-            assert await spend(worker, [1, MUCH]) == []
-        await start(rig, 2, tenant="another")
-        await asyncio.sleep(1.0)  # it has done nothing since
+@run_by(with_two)
+async def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on(
+    _rig: KernelRig, worker: Worker
+) -> None:
+    for _ in range(3):
+        assert await spend(worker, [1, 5 * MUCH])
+    await asyncio.sleep(PACE_MS_MAX / 1000)
+    (pace,) = await spend(worker, [1, 0])
+    assert pace.tenant == "hostile"
+    await asyncio.sleep(1.0)
+    await decode_beside(worker, 2)
+    assert await spend(worker, [1, 0]) == []
+
+
+@run_by(with_kernel, kernel_options=OPTIONS)
+async def test_one_who_is_alone_never_rests(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    await decode_beside(worker, 1)
+    for _ in range(10):
         assert await spend(worker, [1, MUCH]) == []
-
-    with_kernel(test, kernel_options=OPTIONS)
+    await start(rig, 2, tenant="another")
+    await asyncio.sleep(1.0)  # it has done nothing since
+    assert await spend(worker, [1, MUCH]) == []
 
 
 def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> None:
-    async def as_much(_rig: Rig, worker: Worker) -> None:
+    async def as_much(_rig: KernelRig, worker: Worker) -> None:
         for _ in range(10):
             assert await spend(worker, [1, MUCH], [2, MUCH]) == []
 
-    async def enough(_rig: Rig, worker: Worker) -> None:
+    async def enough(_rig: KernelRig, worker: Worker) -> None:
         assert await spend(worker, [1, MUCH]) == []
 
     with_two(as_much)
@@ -99,18 +97,18 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
     with_two(enough, KernelOptions())
 
 
-def test_what_the_gateway_spends_is_of_the_same_account() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
-        rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
-        await asyncio.sleep(0.001)
-        assert worker.paces == [], "its worker hears of it when it tells next"
-        (pace,) = await spend(worker, [1, 1])
-        assert pace.tenant == "hostile"
+@run_by(with_two)
+async def test_what_the_gateway_spends_is_of_the_same_account(
+    rig: KernelRig, worker: Worker
+) -> None:
+    rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
+    await asyncio.sleep(0.001)
+    assert worker.paces == [], "its worker hears of it when it tells next"
+    (pace,) = await spend(worker, [1, 1])
+    assert pace.tenant == "hostile"
 
-    with_two(test)
 
-
-async def spend_at_gateway(rig: Rig, *times: list[Any]) -> list[m.Pace]:
+async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
     """Tell what tenants have cost the gateway; return who is to rest there."""
     rig.gateway.paces.clear()
     rig.gateway.link.send(m.encode(m.Spent(list(times))))
@@ -118,96 +116,86 @@ async def spend_at_gateway(rig: Rig, *times: list[Any]) -> list[m.Pace]:
     return list(rig.gateway.paces)
 
 
-def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
-        assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
-        (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
-        assert pace.tenant == "hostile"
-        assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
-        assert not worker.paces, "its worker hears of it when it tells next"
-        (pace,) = await spend(worker, [1, 1])
-        assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
-        assert await spend(worker, [2, 1]) == [], "nobody else pays for it"
-
-    with_two(test)
-
-
-def test_a_tenant_that_has_no_instance_rests_beside_others_alone() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, tenant="victim")
-        assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
-        await decode_beside(worker, 1)
-        assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
-        (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
-        assert pace.tenant == "uploads"
-        await asyncio.sleep(1.0)  # nobody has done anything since
-        assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
-
-    with_kernel(test, kernel_options=OPTIONS)
+@run_by(with_two)
+async def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest(
+    rig: KernelRig, worker: Worker
+) -> None:
+    assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
+    (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
+    assert pace.tenant == "hostile"
+    assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
+    assert not worker.paces, "its worker hears of it when it tells next"
+    (pace,) = await spend(worker, [1, 1])
+    assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
+    assert await spend(worker, [2, 1]) == [], "nobody else pays for it"
 
 
-def test_a_worker_speaks_for_no_tenant() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
-        worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
-        async with asyncio.timeout(20):
-            await worker.closed.wait()
-        assert await spend_at_gateway(rig, ["victim", 1]) == []
-
-    with_two(test)
-
-
-def test_calls_of_one_that_rests_wait_too() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
-        assert await spend(worker, [1, MUCH])
-        asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
-        other = worker.call(2, Op.KV_LEN, A)
-        assert await other == 1
-        assert await asyncio.gather(*asked) == [0, 0, 0], "none is lost"
-        await asyncio.sleep(1.0)
-        assert not rig.kernel._syscalls.call_queue.queues
-
-    with_two(test)
+@run_by(with_kernel, kernel_options=OPTIONS)
+async def test_a_tenant_that_has_no_instance_rests_beside_others_alone(rig: KernelRig) -> None:
+    worker = await start(rig, 1, tenant="victim")
+    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+    await decode_beside(worker, 1)
+    assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
+    (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
+    assert pace.tenant == "uploads"
+    await asyncio.sleep(1.0)  # nobody has done anything since
+    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
 
 
-def test_a_worker_speaks_for_its_own_instances_alone() -> None:
-    async def test(rig: Rig, worker: Worker) -> None:
-        other = rig.attach_worker("v")
-        await other.welcome
-        assert await spend(other, [2, MUCH], [99, MUCH]) == []
-        assert await spend(worker, [2, 100]) == [], "nothing was charged"
+@run_by(with_two)
+async def test_a_worker_speaks_for_no_tenant(rig: KernelRig, worker: Worker) -> None:
+    worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
+    async with asyncio.timeout(20):
+        await worker.closed.wait()
+    assert await spend_at_gateway(rig, ["victim", 1]) == []
 
-    with_two(test)
+
+@run_by(with_two)
+async def test_calls_of_one_that_rests_wait_too(rig: KernelRig, worker: Worker) -> None:
+    assert await spend(worker, [1, MUCH])
+    asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+    other = worker.call(2, Op.KV_LEN, A)
+    assert await other == 1
+    assert await asyncio.gather(*asked) == [0, 0, 0], "none is lost"
+    await asyncio.sleep(1.0)
+    assert not rig.kernel._syscalls.call_queue.queues
+
+
+@run_by(with_two)
+async def test_a_worker_speaks_for_its_own_instances_alone(rig: KernelRig, worker: Worker) -> None:
+    other = rig.attach_worker("v")
+    await other.welcome
+    assert await spend(other, [2, MUCH], [99, MUCH]) == []
+    assert await spend(worker, [2, 100]) == [], "nothing was charged"
 
 
 @pytest.mark.parametrize(
     "item", [[], [1], [1, -1], [1, 1.5], [True, 1], ["1", -1], [b"1", 1], [1, 2, 3], {}, 7, None]
 )
-def test_what_is_no_item_ends_the_link(item: Any) -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        worker.link.send(m.encode(m.Spent([item])))
-        async with asyncio.timeout(20):
-            await worker.closed.wait()
-
-    with_kernel(test, kernel_options=OPTIONS)
+@run_by(with_kernel, kernel_options=OPTIONS)
+async def test_what_is_no_item_ends_the_link(rig: KernelRig, *, item: Any) -> None:
+    worker = rig.worker
+    worker.link.send(m.encode(m.Spent([item])))
+    async with asyncio.timeout(20):
+        await worker.closed.wait()
 
 
-def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        for instance, tenant in ((1, "hostile"), (2, "victim")):
-            await gateway.register(instance, tenant=tenant)
-            worker.tell(instance, Op.KV_CREATE, A)
-            await decode_beside(worker, instance)
-        lengths = []
-        for _ in range(5):
-            assert await spend(worker, [1, MUCH], [2, 100])
-            lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
-            await decode_beside(worker, 2)
-            assert not differences(rig.recovered_image(), rig.image())
-        rig.die(random.Random(3))
-        rig.boot()
-        assert await asyncio.gather(*lengths) == [1] * 15
-        assert await worker.call(2, Op.KV_LEN, A) == 6
-        await gateway.check_integrity()
-
-    with_dying_kernel(tmp_path, test, options=OPTIONS)
+@run_by(with_crashing_kernel, "tmp_path", options=OPTIONS)
+async def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    for instance, tenant in ((1, "hostile"), (2, "victim")):
+        await gateway.register(instance, tenant=tenant)
+        worker.tell(instance, Op.KV_CREATE, A)
+        await decode_beside(worker, instance)
+    lengths = []
+    for _ in range(5):
+        assert await spend(worker, [1, MUCH], [2, 100])
+        lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+        await decode_beside(worker, 2)
+        assert not differences(rig.recovered_image(), rig.image())
+    rig.die(random.Random(3))
+    rig.boot()
+    assert await asyncio.gather(*lengths) == [1] * 15
+    assert await worker.call(2, Op.KV_LEN, A) == 6
+    await gateway.check_integrity()

@@ -74,7 +74,6 @@ class World:
             self.scheduler.set_tenant_weight(str(index), wants.weight)
 
     def run(self) -> None:
-        """Let the costs be learned, then measure."""
         self.clock.run(self._run())
 
     async def _run(self) -> None:
@@ -146,7 +145,6 @@ class World:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[Costs, list[Wants], int]:
-    """Any device with any tenants."""
     token = draw(st.sampled_from([0.003, 0.02, 0.05]))  # in steps of no token
     costs = Costs(1.0, token, draw(st.sampled_from([0.0, 1e-6, 1e-4])))
     tenants = [

@@ -40,7 +40,6 @@ SIZES = st.lists(st.sampled_from([1, 1, 1, 2, 9, 30, 120]), min_size=1, max_size
 
 @st.composite
 def habits(draw: st.DrawFn, tenants: int) -> Habit:
-    """A LIP of any kind."""
     sizes = draw(SIZES)
     return Habit(
         tenant=draw(st.integers(0, tenants - 1)),
@@ -80,7 +79,6 @@ class Referee:
         self.lip_history = [dict.fromkeys(range(1, 1 + len(lips)), 0.0)]
 
     def difference(self, weight: float) -> float:
-        """Return D."""
         return (self.charge + self.step) / weight + self.ahead
 
     def __call__(self, crowd: Crowd, launch: Launch) -> None:

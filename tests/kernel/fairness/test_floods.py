@@ -13,7 +13,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.floods import FLOODS, Completions, Device, fair, measure, prompts
-from tests.support.kernel.rig import A, Rig, start, tokens, with_kernel
+from tests.support.kernel.rig import A, KernelRig, start, tokens, with_kernel
 
 BOUND = 1.25  # times worse than alone on a device of half the speed
 P99_BOUND = 1.5  # of the time between two tokens, where a device's and a thread's share meet
@@ -83,7 +83,7 @@ def test_short_steps_need_no_host_though_prompts_wait() -> None:
 
 
 def test_a_prompt_goes_on_beside_a_stream_that_weighs_any_times_as_much() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         heavy = await start(rig, 1, tenant="heavy")
         light = await start(rig, 2, tenant="light")
         stream = heavy.generate(1, A, tokens(*range(1, 41)), max=1_500)

@@ -8,7 +8,8 @@ from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.floods import take_time
-from tests.support.kernel.rig import A, Rig, Worker, ids, start, tokens, with_kernel
+from tests.support.kernel.rig import A, KernelRig, Worker, ids, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 STEP_MS = 10.0
 COSTS = CostModel(fixed_us=1000 * STEP_MS, prefill_token_us=100)  # 51 ms for a step full of prompts
@@ -24,7 +25,9 @@ async def decode(worker: Worker, instance: int, count: int) -> None:
         await asyncio.sleep(0.0005)
 
 
-async def gap_ms(rig: Rig, prompts: str, others: int, decoding: tuple[str, ...] = ()) -> float:
+async def gap_ms(
+    rig: KernelRig, prompts: str, others: int, decoding: tuple[str, ...] = ()
+) -> float:
     """Decode as the tenant "victim" beside prompts of a tenant; return the mean time a token."""
     worker = await start(rig, 1, tenant="victim")
     await decode(worker, 1, STREAM)
@@ -44,7 +47,7 @@ async def gap_ms(rig: Rig, prompts: str, others: int, decoding: tuple[str, ...] 
 
 
 def measured(prompts: str, others: int = 4, decoding: tuple[str, ...] = ()) -> float:
-    async def test(rig: Rig) -> float:
+    async def test(rig: KernelRig) -> float:
         took = await gap_ms(rig, prompts, others, decoding)
         for instance in [*range(1, 2 + others), *range(100, 100 + len(decoding))]:
             await rig.gateway.end(instance)
@@ -72,55 +75,52 @@ def test_each_tenant_that_decodes_has_its_share(many: int) -> None:
     assert measured("other", decoding=decoding) <= STEP_MS * (2 + many)
 
 
-def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_step() -> None:
-    async def test(rig: Rig) -> int:
-        worker = await start(rig, 1, tenant="victim")
-        await decode(worker, 1, STREAM)
-        await start(rig, 2, tenant="other")
-        await worker.pred(2, A, PROMPT)
-        await asyncio.sleep(2)
-        before = rig.kernel.statistics()["steps"]
-        await worker.pred(2, A, PROMPT)
-        steps: int = rig.kernel.statistics()["steps"] - before
-        for instance in (1, 2):
-            await rig.gateway.end(instance)
-        return steps
-
-    steps = with_kernel(test, pages=2_048, costs=COSTS)
+@run_by(with_kernel, pages=2_048, costs=COSTS)
+async def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_step(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig, 1, tenant="victim")
+    await decode(worker, 1, STREAM)
+    await start(rig, 2, tenant="other")
+    await worker.pred(2, A, PROMPT)
+    await asyncio.sleep(2)
+    before = rig.kernel.statistics()["steps"]
+    await worker.pred(2, A, PROMPT)
+    steps: int = rig.kernel.statistics()["steps"] - before
+    for instance in (1, 2):
+        await rig.gateway.end(instance)
     assert steps <= len(PROMPT) // 4 // 512 + 1
 
 
-def test_no_prompt_is_lost() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, tenant="victim")
-        await start(rig, 2, tenant="other")
-        prompt = worker.pred(2, A, PROMPT)
-        while not prompt.done():
-            await decode(worker, 1, 1)
-        assert isinstance(await prompt, bytes)
-        assert await worker.call(2, Op.KV_LEN, A) == len(PROMPT) // 4
-        assert isinstance(await worker.pred(2, A, tokens(5)), bytes)
-        for instance in (1, 2):
-            await rig.gateway.end(instance)
-
-    with_kernel(test, pages=2_048, costs=COSTS)
+@run_by(with_kernel, pages=2_048, costs=COSTS)
+async def test_no_prompt_is_lost(rig: KernelRig) -> None:
+    worker = await start(rig, 1, tenant="victim")
+    await start(rig, 2, tenant="other")
+    prompt = worker.pred(2, A, PROMPT)
+    while not prompt.done():
+        await decode(worker, 1, 1)
+    assert isinstance(await prompt, bytes)
+    assert await worker.call(2, Op.KV_LEN, A) == len(PROMPT) // 4
+    assert isinstance(await worker.pred(2, A, tokens(5)), bytes)
+    for instance in (1, 2):
+        await rig.gateway.end(instance)
 
 
-def test_calls_made_while_nobody_decoded_are_paid_by_no_prompt_that_comes_later() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, tenant="victim")
-        for instance, tenant in ((2, "other"), (3, "files")):
-            await start(rig, instance, tenant=tenant)
-            await worker.pred(instance, A, PROMPT)
-        before = await _prompt_seconds(worker)
-        await asyncio.sleep(2)
-        take_time(rig.kernel, 1_000)
-        for fork in range(A + 1, A + 801):  # nearly a second of them, beside nobody
-            worker.tell(3, Op.KV_FORK, fork, A)
-            assert await worker.call(3, Op.KV_CLOSE, fork) == 0
-        assert await _prompt_seconds(worker) <= 1.2 * before
-
-    with_kernel(test, pages=2_048, costs=COSTS)
+@run_by(with_kernel, pages=2_048, costs=COSTS)
+async def test_calls_made_while_nobody_decoded_are_paid_by_no_prompt_that_comes_later(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig, 1, tenant="victim")
+    for instance, tenant in ((2, "other"), (3, "files")):
+        await start(rig, instance, tenant=tenant)
+        await worker.pred(instance, A, PROMPT)
+    before = await _prompt_seconds(worker)
+    await asyncio.sleep(2)
+    take_time(rig.kernel, 1_000)
+    for fork in range(A + 1, A + 801):  # nearly a second of them, beside nobody
+        worker.tell(3, Op.KV_FORK, fork, A)
+        assert await worker.call(3, Op.KV_CLOSE, fork) == 0
+    assert await _prompt_seconds(worker) <= 1.2 * before
 
 
 async def _prompt_seconds(worker: Worker) -> float:

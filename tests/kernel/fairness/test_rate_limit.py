@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.crashes import DyingRig, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
 from tests.support.kernel.rig import A, Gateway, Worker, tokens
+from tests.support.run_by import run_by
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import TENANT, Rig
+from tests.support.worker.rig import TENANT, WorkerRig
 
 RATE = 60  # tokens a minute: one a second
 
@@ -198,7 +198,7 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
     clock = VirtualClock()
 
     async def continuation() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits={"tokens_per_minute": RATE})
             began = clock.now()
             for _ in range(2):
@@ -213,35 +213,32 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
     clock.run(continuation())
 
 
-def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        own = {"tokens_per_minute": RATE, "kv_names": 7}
-        await gateway.ask("limit_tenant", tenant="t", limits=own)
-        await gateway.register(1, tenant="t")
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(*range(1, RATE + 1)))
-        held = worker.pred(1, A, tokens(1))
-        await asyncio.sleep(0.1)
-        assert not held.done()
-        rig.die(random.Random(0))
-        rig.boot()
-        assert isinstance(await asyncio.wait_for(held, 90), bytes)
-        assert rig.kernel._kvfs.tenant("t").limits.names == 7
-        left = (await gateway.ask("tokens_left", tenant="t")).value
-        assert left is not None
-        assert left[0] < RATE
-
-    with_dying_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    own = {"tokens_per_minute": RATE, "kv_names": 7}
+    await gateway.ask("limit_tenant", tenant="t", limits=own)
+    await gateway.register(1, tenant="t")
+    worker.tell(1, Op.KV_CREATE, A)
+    await worker.pred(1, A, tokens(*range(1, RATE + 1)))
+    held = worker.pred(1, A, tokens(1))
+    await asyncio.sleep(0.1)
+    assert not held.done()
+    rig.die(random.Random(0))
+    rig.boot()
+    assert isinstance(await asyncio.wait_for(held, 90), bytes)
+    assert rig.kernel._kvfs.tenant("t").limits.names == 7
+    left = (await gateway.ask("tokens_left", tenant="t")).value
+    assert left is not None
+    assert left[0] < RATE
 
 
 @pytest.mark.parametrize(
     "limits", [[], {"live_runs": 1}, {"kv_names": -1}, {"kv_names": "x"}, {"kv_names": True}]
 )
-def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
-    async def continuation() -> None:
-        async with Rig() as rig:
-            with pytest.raises(SyscallError) as refused:
-                await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
-            assert refused.value.errno is Errno.EINVAL
-
-    asyncio.run(continuation())
+async def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
+    async with WorkerRig() as rig:
+        with pytest.raises(SyscallError) as refused:
+            await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
+        assert refused.value.errno is Errno.EINVAL

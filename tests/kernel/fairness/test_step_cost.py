@@ -13,7 +13,6 @@ from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
 
 def load(tokens: int, **features: float) -> StepLoad:
-    """Return a load of so many tokens, with features by name."""
     found = StepLoad()
     found.tokens = tokens
     names = {"entries": ENTRIES, "truncated": TRUNCATED, "dense": DENSE, "formed": FORMED}

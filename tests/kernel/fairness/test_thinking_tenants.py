@@ -73,7 +73,6 @@ class World:
             self.scheduler.set_tenant_weight(name, wants.weight)
 
     def run(self, seconds: float) -> dict[str, float]:
-        """Return each tenant's tokens a second."""
         self.clock.run(self._run(LEARN_SECONDS + seconds))
         return {name: self.tokens[name] / seconds for name in self.tenants}
 

@@ -51,7 +51,7 @@ class Held:
         self.held_bytes = 0
 
 
-class House:
+class TimedBudget:
     """A budget with a clock; `trims`: how often memory was given back."""
 
     def __init__(self, **tenants: list[Held]) -> None:
@@ -85,14 +85,16 @@ def test_budget_tenant_over_its_own_loses_what_it_used_longest_ago() -> None:
     each = TENANT_GRAMMAR_BYTES_MAX // 3
     held = [Held(each, used) for used in (99.0, 97.0, 98.0, 99.5)]
     other = Held(MIB, 90.0)
-    found = asyncio.run(House(mine=held, other=[other]).keep())
+    found = asyncio.run(TimedBudget(mine=held, other=[other]).keep())
     assert found == {"mine": [each // MIB, 0, each // MIB, each // MIB], "other": [1]}
 
 
 def test_budget_all_together_over_theirs_takes_from_the_largest() -> None:
     most, tenants = TENANT_GRAMMAR_BYTES_MAX, GRAMMAR_BYTES_MAX // TENANT_GRAMMAR_BYTES_MAX
     many = {f"t{n}": [Held(most // 2, 99.0), Held(most // 2, 98.0)] for n in range(tenants)}
-    found = asyncio.run(House(**many, small=[Held(most, 1.0)], least=[Held(MIB, 99.0)]).keep())
+    found = asyncio.run(
+        TimedBudget(**many, small=[Held(most, 1.0)], least=[Held(MIB, 99.0)]).keep()
+    )
     assert sum(sum(held) for held in found.values()) <= GRAMMAR_BYTES_MAX // MIB
     assert found["least"] == [1]
 
@@ -101,22 +103,22 @@ def test_budget_all_together_over_theirs_takes_from_the_one_with_most_for_its_we
     most = TENANT_GRAMMAR_BYTES_MAX
     tenants = {f"t{n}": [Held(most // 2, 99.0) for _ in range(2)] for n in range(5)}
     others = {"light": [Held(60 * MIB, 99.0)], "one": [Held(GRAMMAR_BYTES_MAX - 5 * most, 99.0)]}
-    house = House(**tenants, **others)
-    house.weights = {"light": 0.1, **dict.fromkeys(tenants, 2.0)}
-    found = asyncio.run(house.keep())
+    timed = TimedBudget(**tenants, **others)
+    timed.weights = {"light": 0.1, **dict.fromkeys(tenants, 2.0)}
+    found = asyncio.run(timed.keep())
     assert [tenant for tenant, held in found.items() if 0 in held] == ["light"]
 
 
 def test_budget_idle_grammars_go_and_memory_is_given_back() -> None:
     idle = [Held(GRAMMAR_IDLE_BYTES_MAX // 2, used) for used in (10.0, 20.0, 30.0)]
-    house = House(tenant=idle, other=[Held(100 * MIB, 99.0)])
-    found = asyncio.run(house.keep())
+    timed = TimedBudget(tenant=idle, other=[Held(100 * MIB, 99.0)])
+    found = asyncio.run(timed.keep())
     half = GRAMMAR_IDLE_BYTES_MAX // 2 // MIB
     assert found == {"tenant": [0, half, half], "other": [100]}
-    assert house.trims == 0, "nothing had been noted before"
-    house.tenants["other"].clear()
-    asyncio.run(house.keep())
-    assert house.trims == 1
+    assert timed.trims == 0, "nothing had been noted before"
+    timed.tenants["other"].clear()
+    asyncio.run(timed.keep())
+    assert timed.trims == 1
 
 
 def test_budget_grammar_that_cannot_be_released_ends_no_look() -> None:
@@ -124,7 +126,7 @@ def test_budget_grammar_that_cannot_be_released_ends_no_look() -> None:
         def release(self) -> None:
             """It is being built."""
 
-    asyncio.run(House(tenant=[Kept(2 * GRAMMAR_BYTES_MAX, 1.0)]).keep())
+    asyncio.run(TimedBudget(tenant=[Kept(2 * GRAMMAR_BYTES_MAX, 1.0)]).keep())
 
 
 @pytest.fixture(scope="module")
@@ -212,21 +214,17 @@ def test_grammars_ended_programs_hold_none() -> None:
         gc.enable()
 
 
-def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
+async def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
     grammars: GrammarCompiler,
 ) -> None:
     """Sixteen that are asked for together were one too many each, once 64 had been cached."""
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        for number in range(0, 2 * TENANT_GRAMMARS_MAX, 16):
-            ended = [loop.create_future() for _ in range(16)]
-            for index, future in enumerate(ended):
-                text = f"[a-z]{{{number + index + 1}}}"
-                grammars.compile("t", 1, text, _into(future))
-            assert await asyncio.gather(*ended) == [0] * 16
-
-    asyncio.run(test())
+    loop = asyncio.get_running_loop()
+    for number in range(0, 2 * TENANT_GRAMMARS_MAX, 16):
+        ended = [loop.create_future() for _ in range(16)]
+        for index, future in enumerate(ended):
+            text = f"[a-z]{{{number + index + 1}}}"
+            grammars.compile("t", 1, text, _into(future))
+        assert await asyncio.gather(*ended) == [0] * 16
 
 
 @pytest.fixture
@@ -265,24 +263,21 @@ def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
-def test_grammars_idle_ones_give_memory_back_to_the_system(
+async def test_grammars_idle_ones_give_memory_back_to_the_system(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        await compile_large(grammars, 99)  # and what the first one loads
-        gc.collect()  # what earlier tests have left
-        trim()
-        before = resident()
-        for number in range(12):
-            await compile_large(grammars, number)
-        peak = resident()
-        assert before + 50 * MIB < peak < before + TENANT_GRAMMAR_BYTES_MAX
-        monkeypatch.setattr(budget, "_IDLE_SECONDS", 0.0)
-        async with asyncio.timeout(20):
-            while resident() > before + 25 * MIB:  # noqa: ASYNC110 - memory is what is waited for
-                await asyncio.sleep(0.1)
-
-    asyncio.run(test())
+    await compile_large(grammars, 99)  # and what the first one loads
+    gc.collect()  # what earlier tests have left
+    trim()
+    before = resident()
+    for number in range(12):
+        await compile_large(grammars, number)
+    peak = resident()
+    assert before + 50 * MIB < peak < before + TENANT_GRAMMAR_BYTES_MAX
+    monkeypatch.setattr(budget, "_IDLE_SECONDS", 0.0)
+    async with asyncio.timeout(20):
+        while resident() > before + 25 * MIB:  # noqa: ASYNC110 - memory is what is waited for
+            await asyncio.sleep(0.1)
 
 
 def _into(future: "asyncio.Future[int]") -> Callable[[int, str], None]:

@@ -15,24 +15,33 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import PROMPT, A, B, Rig, decode, options, start, tokens, with_kernel
+from tests.support.kernel.rig import (
+    PROMPT,
+    A,
+    B,
+    KernelRig,
+    decode,
+    options,
+    start,
+    tokens,
+    with_kernel,
+)
+from tests.support.run_by import run_by
 
 
-def test_a_worker_cannot_call_for_anothers_instance() -> None:
-    async def test(rig: Rig) -> None:
-        intruder = rig.attach_worker("w2")
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        for forged in (1, 2, 0, -1, 2**63, "1", None, [1]):
-            intruder.link.send(
-                m.encode(m.Calls([[forged, Op.KV_TRUNCATE, 0, A, 0], [forged, Op.KV_CLOSE, 0, A]]))
-            )
-        await asyncio.sleep(0)
-        assert await worker.call(1, Op.KV_LEN, A) == 59
-        assert (await rig.gateway.statistics())["dropped"] == 16
-        assert not intruder.closed.is_set()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_worker_cannot_call_for_anothers_instance(rig: KernelRig) -> None:
+    intruder = rig.attach_worker("w2")
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    for forged in (1, 2, 0, -1, 2**63, "1", None, [1]):
+        intruder.link.send(
+            m.encode(m.Calls([[forged, Op.KV_TRUNCATE, 0, A, 0], [forged, Op.KV_CLOSE, 0, A]]))
+        )
+    await asyncio.sleep(0)
+    assert await worker.call(1, Op.KV_LEN, A) == 59
+    assert (await rig.gateway.statistics())["dropped"] == 16
+    assert not intruder.closed.is_set()
 
 
 @pytest.mark.parametrize(
@@ -48,25 +57,23 @@ def test_a_worker_cannot_call_for_anothers_instance() -> None:
         [None, None],
     ],
 )
-def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
-    frame: list[Any],
+@run_by(with_kernel)
+async def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
+    rig: KernelRig, *, frame: list[Any]
 ) -> None:
-    async def test(rig: Rig) -> None:
-        second = rig.attach_worker("w2")
-        await start(rig, 1)
-        assert (await rig.gateway.register(2, worker="w2")).errno == 0
-        second.tell(2, Op.KV_CREATE, A)
-        kept = second.pred(2, A, PROMPT)
-        rig.worker.pred(1, A, PROMPT)
-        rig.worker.link.send(frame)
-        rig.worker.tell(1, Op.KV_CREATE, B)
-        await rig.worker.closed.wait()
-        assert (await rig.gateway.end(1)).errno == 0  # and what it had used
-        assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
-        assert isinstance(await kept, bytes), "the other worker's go on"
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+    second = rig.attach_worker("w2")
+    await start(rig, 1)
+    assert (await rig.gateway.register(2, worker="w2")).errno == 0
+    second.tell(2, Op.KV_CREATE, A)
+    kept = second.pred(2, A, PROMPT)
+    rig.worker.pred(1, A, PROMPT)
+    rig.worker.link.send(frame)
+    rig.worker.tell(1, Op.KV_CREATE, B)
+    await rig.worker.closed.wait()
+    assert (await rig.gateway.end(1)).errno == 0  # and what it had used
+    assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
+    assert isinstance(await kept, bytes), "the other worker's go on"
+    await rig.gateway.check_integrity()
 
 
 @pytest.mark.parametrize(
@@ -78,95 +85,87 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
         [1, Op.KV_OPEN, 7, B, b"\xff", 31], [1, "x", 7], [1, Op.KV_LEN, -1, A], [{}, [], {}],
     ],
 )  # fmt: skip
-def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
-        worker.link.send([m.Calls.KIND, [call]])
-        (length,) = worker.calls((1, Op.KV_LEN, A))
-        assert await length == 59
-        counted = await rig.gateway.statistics()
-        if answer.done():
-            result = answer.result()
-            assert isinstance(result, int)
-            assert result < 0
-        else:
-            assert counted["dropped"] + counted["failed"] == 1, "no reply was wanted, or by nobody"
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_call_that_is_none_harms_nobody(rig: KernelRig, *, call: Any) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
+    worker.link.send([m.Calls.KIND, [call]])
+    (length,) = worker.calls((1, Op.KV_LEN, A))
+    assert await length == 59
+    counted = await rig.gateway.statistics()
+    if answer.done():
+        result = answer.result()
+        assert isinstance(result, int)
+        assert result < 0
+    else:
+        assert counted["dropped"] + counted["failed"] == 1, "no reply was wanted, or by nobody"
 
 
-def test_a_worker_that_connects_again_replaces_the_old_one() -> None:
-    async def test(rig: Rig) -> None:
-        old = await start(rig)
-        old.pred(1, A, PROMPT)
-        new = rig.attach_worker("w")
-        await old.closed.wait()
-        assert (await rig.gateway.register(1)).errno == 0, "its instances have ended"
-        new.tell(1, Op.KV_CREATE, A)
-        assert isinstance(await new.pred(1, A, PROMPT), bytes)
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_worker_that_connects_again_replaces_the_old_one(rig: KernelRig) -> None:
+    old = await start(rig)
+    old.pred(1, A, PROMPT)
+    new = rig.attach_worker("w")
+    await old.closed.wait()
+    assert (await rig.gateway.register(1)).errno == 0, "its instances have ended"
+    new.tell(1, Op.KV_CREATE, A)
+    assert isinstance(await new.pred(1, A, PROMPT), bytes)
 
 
-def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all() -> None:
-    async def test(rig: Rig) -> None:
-        second = rig.attach_worker("w2")
-        await start(rig, 1)
-        await rig.gateway.register(2, worker="w2")
-        rig.worker.link.close()
-        await asyncio.sleep(0.001)
-        assert (await rig.gateway.statistics())["instances"] == 1
-        assert (await rig.gateway.register(3, worker="w")).errno == -Errno.EPIPE
-        rig.gateway.link.close()
-        await asyncio.sleep(0.001)
-        assert rig.kernel.statistics()["instances"] == 0
-        gateway = rig.attach_gateway()
-        assert (await gateway.register(2, worker="w2")).errno == 0
-        second.tell(2, Op.KV_CREATE, A)
-        assert isinstance(await second.pred(2, A, PROMPT), bytes)
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all(rig: KernelRig) -> None:
+    second = rig.attach_worker("w2")
+    await start(rig, 1)
+    await rig.gateway.register(2, worker="w2")
+    rig.worker.link.close()
+    await asyncio.sleep(0.001)
+    assert (await rig.gateway.statistics())["instances"] == 1
+    assert (await rig.gateway.register(3, worker="w")).errno == -Errno.EPIPE
+    rig.gateway.link.close()
+    await asyncio.sleep(0.001)
+    assert rig.kernel.statistics()["instances"] == 0
+    gateway = rig.attach_gateway()
+    assert (await gateway.register(2, worker="w2")).errno == 0
+    second.tell(2, Op.KV_CREATE, A)
+    assert isinstance(await second.pred(2, A, PROMPT), bytes)
 
 
-def test_what_the_gateway_asks() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t", prefix="prompts/")).value
-        assert (listed["path"], listed["len"]) == ("prompts/one", 59)
-        assert (await rig.gateway.ask("kv_list", tenant="other", prefix="")).value == []
-        stat = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
-        assert listed.items() <= stat.value.items()
-        assert (await rig.gateway.ask("kv_remove", tenant="t", path="prompts/one")).errno == 0
-        again = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
-        assert again.errno == -Errno.ENOENT
-        for what, args in (("kv_stat", {"tenant": "t"}), ("kv_list", {"tenant": 5, "prefix": ""})):
-            assert (await rig.gateway.ask(what, **args)).errno == -Errno.EINVAL
-        assert (await rig.gateway.ask("no such thing")).errno == -Errno.ENOSYS
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_what_the_gateway_asks(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
+    (listed,) = (await rig.gateway.ask("kv_list", tenant="t", prefix="prompts/")).value
+    assert (listed["path"], listed["len"]) == ("prompts/one", 59)
+    assert (await rig.gateway.ask("kv_list", tenant="other", prefix="")).value == []
+    stat = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
+    assert listed.items() <= stat.value.items()
+    assert (await rig.gateway.ask("kv_remove", tenant="t", path="prompts/one")).errno == 0
+    again = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
+    assert again.errno == -Errno.ENOENT
+    for what, args in (("kv_stat", {"tenant": "t"}), ("kv_list", {"tenant": 5, "prefix": ""})):
+        assert (await rig.gateway.ask(what, **args)).errno == -Errno.EINVAL
+    assert (await rig.gateway.ask("no such thing")).errno == -Errno.ENOSYS
 
 
-def test_integrity_is_checked_between_steps_even_when_they_never_pause() -> None:
-    async def test(rig: Rig) -> None:
-        async def busy(instance: int) -> None:
-            worker = await start(rig, instance)
-            await decode(worker, instance, A, 3, 60)
+@run_by(with_kernel)
+async def test_integrity_is_checked_between_steps_even_when_they_never_pause(
+    rig: KernelRig,
+) -> None:
+    async def busy(instance: int) -> None:
+        worker = await start(rig, instance)
+        await decode(worker, instance, A, 3, 60)
 
-        lips = [asyncio.create_task(busy(instance)) for instance in range(1, 6)]
-        for _ in range(10):
-            await asyncio.sleep(0.03)
-            await rig.gateway.check_integrity()
-        await asyncio.gather(*lips)
-
-    with_kernel(test)
+    lips = [asyncio.create_task(busy(instance)) for instance in range(1, 6)]
+    for _ in range(10):
+        await asyncio.sleep(0.03)
+        await rig.gateway.check_integrity()
+    await asyncio.gather(*lips)
 
 
 def test_large_results_are_split_over_frames() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for instance in range(2, 8):
             await start(rig, instance)
@@ -219,10 +218,10 @@ class Listener:
 SECRET = b"s" * 16
 
 
-def at_the_door(test: Callable[[Rig, Listener, Listener], Awaitable[None]]) -> None:
+def at_the_door(test: Callable[[KernelRig, Listener, Listener], Awaitable[None]]) -> None:
     """A kernel whose gateway and worker "v" have sessions; an instance 1 lives in "v"."""
 
-    async def whole(rig: Rig) -> None:
+    async def whole(rig: KernelRig) -> None:
         rig.gateway.link.close()
         await asyncio.sleep(0.001)
         door = Server(rig.kernel, {"gateway": SECRET, "v": SECRET})
@@ -235,61 +234,61 @@ def at_the_door(test: Callable[[Rig, Listener, Listener], Awaitable[None]]) -> N
     with_kernel(whole)
 
 
-def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off() -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
-        worker.send(m.Calls([[1, Op.KV_CREATE, 0, A]]))
-        for seq, who in enumerate((worker, gateway, worker), start=5):
-            link, over = await who.connect()
-            worker.send(m.Calls([[1, Op.PRED, seq, A, PROMPT, None, b""]]))
-            link.abort()
-            await over.wait()
-            await asyncio.sleep(0.1)  # a reply is ready and nobody is there
-        worker.send(m.Calls([[1, Op.KV_LEN, 9, A]]))
+@run_by(at_the_door)
+async def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off(
+    rig: KernelRig, gateway: Listener, worker: Listener
+) -> None:
+    worker.send(m.Calls([[1, Op.KV_CREATE, 0, A]]))
+    for seq, who in enumerate((worker, gateway, worker), start=5):
+        link, over = await who.connect()
+        worker.send(m.Calls([[1, Op.PRED, seq, A, PROMPT, None, b""]]))
+        link.abort()
+        await over.wait()
+        await asyncio.sleep(0.1)  # a reply is ready and nobody is there
+    worker.send(m.Calls([[1, Op.KV_LEN, 9, A]]))
+    await worker.connect()
+    await gateway.connect()
+    await asyncio.sleep(0.3)
+    assert rig.kernel.statistics()["instances"] == 1
+    frames = [message for message in worker.heard if isinstance(message, m.Replies)]
+    replies = [reply for frame in frames for reply in frame.replies]
+    assert [seq for _, seq, _ in replies] == [5, 6, 7, 9]
+    assert replies[-1][2] == 3 * 59
+    assert gateway.heard == [m.Answer(1, 0, 0)]
+    assert [w.resumed for w in worker.welcomes] == [False] + [True] * 3
+    assert not worker.ended.is_set()
+    assert worker.welcomes[0].about
+    assert not worker.welcomes[1].about
+
+
+@run_by(at_the_door)
+async def test_a_session_that_begins_ends_the_one_before_and_its_instances(
+    rig: KernelRig, gateway: Listener, worker: Listener
+) -> None:
+    await asyncio.sleep(0.01)
+    assert rig.kernel.statistics()["instances"] == 1
+    successor = Listener(worker._door, "worker", "v")
+    await successor.connect()
+    assert rig.kernel.statistics()["instances"] == 0
+    with pytest.raises(LinkLostError):
         await worker.connect()
-        await gateway.connect()
-        await asyncio.sleep(0.3)
-        assert rig.kernel.statistics()["instances"] == 1
-        frames = [message for message in worker.heard if isinstance(message, m.Replies)]
-        replies = [reply for frame in frames for reply in frame.replies]
-        assert [seq for _, seq, _ in replies] == [5, 6, 7, 9]
-        assert replies[-1][2] == 3 * 59
-        assert gateway.heard == [m.Answer(1, 0, 0)]
-        assert [w.resumed for w in worker.welcomes] == [False] + [True] * 3
-        assert not worker.ended.is_set()
-        assert worker.welcomes[0].about
-        assert not worker.welcomes[1].about
-
-    at_the_door(test)
-
-
-def test_a_session_that_begins_ends_the_one_before_and_its_instances() -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
-        await asyncio.sleep(0.01)
-        assert rig.kernel.statistics()["instances"] == 1
-        successor = Listener(worker._door, "worker", "v")
-        await successor.connect()
-        assert rig.kernel.statistics()["instances"] == 0
-        with pytest.raises(LinkLostError):
-            await worker.connect()
-        assert worker.ended.is_set()
-        gateway.send(m.Register(2, 1, "t", "v", 0, 0, {}))
-        await asyncio.sleep(0.01)
-        assert gateway.heard[-1] == m.Answer(2, 0, 0)
-        await Listener(worker._door, "gateway", "gateway").connect()
-        assert rig.kernel.statistics()["instances"] == 0
-
-    at_the_door(test)
+    assert worker.ended.is_set()
+    gateway.send(m.Register(2, 1, "t", "v", 0, 0, {}))
+    await asyncio.sleep(0.01)
+    assert gateway.heard[-1] == m.Answer(2, 0, 0)
+    await Listener(worker._door, "gateway", "gateway").connect()
+    assert rig.kernel.statistics()["instances"] == 0
 
 
 @pytest.mark.parametrize("frame", [[m.Receipt.KIND, 99], [m.End.KIND, 1, 1], [m.Hello.KIND]])
-def test_a_session_whose_peer_breaks_the_protocol_is_over(frame: list[Any]) -> None:
-    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
-        link, over = await worker.connect()
-        link.send(frame)
-        await over.wait()
-        assert rig.kernel.statistics()["instances"] == 0
-        with pytest.raises(LinkLostError):
-            await worker.connect()
+@run_by(at_the_door)
+async def test_a_session_whose_peer_breaks_the_protocol_is_over(
+    rig: KernelRig, gateway: Listener, worker: Listener, *, frame: list[Any]
+) -> None:
+    link, over = await worker.connect()
+    link.send(frame)
+    await over.wait()
+    assert rig.kernel.statistics()["instances"] == 0
+    with pytest.raises(LinkLostError):
         await worker.connect()
-
-    at_the_door(test)
+    await worker.connect()

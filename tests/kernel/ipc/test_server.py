@@ -19,6 +19,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.role_processes import Started, notice
 
 from tests.support.kernel.rig import Gateway, Worker, pairs, tokens
+from tests.support.run_by import run_by
 
 KERNEL_FOLDER = Path(__file__).parents[3] / "kernel"
 SECRETS = {"gateway": "aa" * 16, "worker-0": "bb" * 16, "worker-1": "cc" * 16}
@@ -119,46 +120,42 @@ def run(
     asyncio.run(main())
 
 
-def test_only_the_processes_that_were_started_are_let_in(socket_folder: Path) -> None:
-    async def test(process: Process) -> None:
-        def started(role: str, pid: int) -> None:
-            assert process.process.stdin is not None
-            line = json.dumps(notice(role, Started(pid, 1)))
-            process.process.stdin.write(line.encode() + b"\n")
+@run_by(run, "socket_folder", processes=True)
+async def test_only_the_processes_that_were_started_are_let_in(process: Process) -> None:
+    def started(role: str, pid: int) -> None:
+        assert process.process.stdin is not None
+        line = json.dumps(notice(role, Started(pid, 1)))
+        process.process.stdin.write(line.encode() + b"\n")
 
-        started("worker-0", process.process.pid)  # another process than this one
-        for name, role in (("worker-0", "worker"), ("gateway", "gateway")):
-            stranger = Worker(await process.connect())
-            hello(stranger.link, role, name)
-            await asyncio.wait_for(stranger.closed.wait(), 20)
-            assert not stranger.welcome.done()
-        started("gateway", os.getpid())
-        started("worker-0", os.getpid())
-        gateway = await process.gateway()
-        await process.worker()
-        assert (await gateway.ask("workers")).value == ["worker-0"]
-
-    run(socket_folder, test, processes=True)
+    started("worker-0", process.process.pid)  # another process than this one
+    for name, role in (("worker-0", "worker"), ("gateway", "gateway")):
+        stranger = Worker(await process.connect())
+        hello(stranger.link, role, name)
+        await asyncio.wait_for(stranger.closed.wait(), 20)
+        assert not stranger.welcome.done()
+    started("gateway", os.getpid())
+    started("worker-0", os.getpid())
+    gateway = await process.gateway()
+    await process.worker()
+    assert (await gateway.ask("workers")).value == ["worker-0"]
 
 
-def test_a_run_through_the_door(socket_folder: Path) -> None:
-    async def test(process: Process) -> None:
-        gateway, worker = await process.gateway(), await process.worker()
-        about = (await worker.welcome).about
-        assert about["model"]["page_size"] == 16
-        assert set(about) == {"model", "tokenizer", "chat_template", "special", "disk_tier_bytes"}
-        assert about["disk_tier_bytes"] == 0
-        assert (await worker.welcome).pid == process.process.pid
-        assert (await gateway.register(7, worker="worker-0")).errno == 0
-        worker.tell(7, Op.KV_CREATE, HANDLE)
-        first = pairs(await worker.pred(7, HANDLE, tokens(*range(1, 100))))
-        assert len(first) == 1
-        assert (await gateway.end(7)).value["prompt_tokens"] == 99
-        await gateway.check_integrity()
-        statistics = await gateway.statistics()
-        assert statistics["pages_free"] == statistics["pages"] == 256
-
-    run(socket_folder, test)
+@run_by(run, "socket_folder")
+async def test_a_run_through_the_door(process: Process) -> None:
+    gateway, worker = await process.gateway(), await process.worker()
+    about = (await worker.welcome).about
+    assert about["model"]["page_size"] == 16
+    assert set(about) == {"model", "tokenizer", "chat_template", "special", "disk_tier_bytes"}
+    assert about["disk_tier_bytes"] == 0
+    assert (await worker.welcome).pid == process.process.pid
+    assert (await gateway.register(7, worker="worker-0")).errno == 0
+    worker.tell(7, Op.KV_CREATE, HANDLE)
+    first = pairs(await worker.pred(7, HANDLE, tokens(*range(1, 100))))
+    assert len(first) == 1
+    assert (await gateway.end(7)).value["prompt_tokens"] == 99
+    await gateway.check_integrity()
+    statistics = await gateway.statistics()
+    assert statistics["pages_free"] == statistics["pages"] == 256
 
 
 @pytest.mark.parametrize(
@@ -173,143 +170,124 @@ def test_a_run_through_the_door(socket_folder: Path) -> None:
         ("worker", "worker-0", SECRETS["worker-0"], m.PROTOCOL_VERSION + 1),
     ],
 )
-def test_a_stranger_is_shown_the_door(
-    socket_folder: Path, role: str, name: str, secret: str, version: int
+@run_by(run, "socket_folder")
+async def test_a_stranger_is_shown_the_door(
+    process: Process, *, role: str, name: str, secret: str, version: int
 ) -> None:
-    async def test(process: Process) -> None:
-        stranger = Worker(await process.connect())
-        hello(stranger.link, role, name, secret, version)
-        stranger.tell(1, Op.KV_CREATE, HANDLE)
-        await asyncio.wait_for(stranger.closed.wait(), 10)
-        assert not stranger.welcome.done()
-        gateway = await process.gateway()
-        assert (await gateway.statistics())["calls"] == 0
-
-    run(socket_folder, test)
+    stranger = Worker(await process.connect())
+    hello(stranger.link, role, name, secret, version)
+    stranger.tell(1, Op.KV_CREATE, HANDLE)
+    await asyncio.wait_for(stranger.closed.wait(), 10)
+    assert not stranger.welcome.done()
+    gateway = await process.gateway()
+    assert (await gateway.statistics())["calls"] == 0
 
 
-def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(
-    socket_folder: Path,
+@run_by(run, "socket_folder")
+async def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(
+    process: Process,
 ) -> None:
-    async def test(process: Process) -> None:
-        gateway = await process.gateway()
-        early = Worker(await process.connect())
-        early.tell(1, Op.KV_CREATE, HANDLE)
-        await asyncio.wait_for(early.closed.wait(), 10)
-        for raw in (
-            b"\xff\xff\xff\xff",  # a length without end
-            (WORKER_FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
-            b"\x03\0\0\0\xc1\xc1\xc1",  # no msgpack
-            b"\x01\0\0\0\x05",  # no array
-            b"\x01\0\0\0\x90",  # an empty one
-        ):
-            worker = await process.worker()
-            assert isinstance(worker.link, SocketLink)
-            assert (await gateway.register(3, worker="worker-0")).errno == 0
-            transport = worker.link._transport
-            assert transport is not None
-            transport.write(raw)
-            await asyncio.wait_for(worker.closed.wait(), 10)
-            await wait_instances(gateway, 0)
-        assert process.process.returncode is None
-
-    run(socket_folder, test)
+    gateway = await process.gateway()
+    early = Worker(await process.connect())
+    early.tell(1, Op.KV_CREATE, HANDLE)
+    await asyncio.wait_for(early.closed.wait(), 10)
+    for raw in (
+        b"\xff\xff\xff\xff",  # a length without end
+        (WORKER_FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
+        b"\x03\0\0\0\xc1\xc1\xc1",  # no msgpack
+        b"\x01\0\0\0\x05",  # no array
+        b"\x01\0\0\0\x90",  # an empty one
+    ):
+        worker = await process.worker()
+        assert isinstance(worker.link, SocketLink)
+        assert (await gateway.register(3, worker="worker-0")).errno == 0
+        transport = worker.link._transport
+        assert transport is not None
+        transport.write(raw)
+        await asyncio.wait_for(worker.closed.wait(), 10)
+        await wait_instances(gateway, 0)
+    assert process.process.returncode is None
 
 
-def test_a_worker_of_the_same_name_replaces_the_old_one(socket_folder: Path) -> None:
-    async def test(process: Process) -> None:
-        gateway, old = await process.gateway(), await process.worker()
-        await gateway.register(1, worker="worker-0")
-        new = await process.worker()
-        await asyncio.wait_for(old.closed.wait(), 10)
-        assert (await gateway.statistics())["instances"] == 0
-        assert (await gateway.register(1, worker="worker-0")).errno == 0
-        new.tell(1, Op.KV_CREATE, HANDLE)
-        assert isinstance(await new.pred(1, HANDLE, tokens(5)), bytes)
-
-    run(socket_folder, test)
+@run_by(run, "socket_folder")
+async def test_a_worker_of_the_same_name_replaces_the_old_one(process: Process) -> None:
+    gateway, old = await process.gateway(), await process.worker()
+    await gateway.register(1, worker="worker-0")
+    new = await process.worker()
+    await asyncio.wait_for(old.closed.wait(), 10)
+    assert (await gateway.statistics())["instances"] == 0
+    assert (await gateway.register(1, worker="worker-0")).errno == 0
+    new.tell(1, Op.KV_CREATE, HANDLE)
+    assert isinstance(await new.pred(1, HANDLE, tokens(5)), bytes)
 
 
-def test_instances_end_with_their_worker_and_all_with_the_gateway(socket_folder: Path) -> None:
-    async def test(process: Process) -> None:
-        gateway = await process.gateway()
-        first, second = await process.worker(), await process.worker("worker-1")
-        for instance, name in ((1, "worker-0"), (2, "worker-1")):
-            assert (await gateway.register(instance, worker=name)).errno == 0
-        first.link.close()
-        await wait_instances(gateway, 1)
-        gateway.link.close()
-        gateway = await process.gateway()
-        assert (await gateway.statistics())["instances"] == 0
-        assert not second.closed.is_set()
-
-    run(socket_folder, test)
+@run_by(run, "socket_folder")
+async def test_instances_end_with_their_worker_and_all_with_the_gateway(process: Process) -> None:
+    gateway = await process.gateway()
+    first, second = await process.worker(), await process.worker("worker-1")
+    for instance, name in ((1, "worker-0"), (2, "worker-1")):
+        assert (await gateway.register(instance, worker=name)).errno == 0
+    first.link.close()
+    await wait_instances(gateway, 1)
+    gateway.link.close()
+    gateway = await process.gateway()
+    assert (await gateway.statistics())["instances"] == 0
+    assert not second.closed.is_set()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "end of stdin"])
-def test_it_stops_cleanly_when_told(socket_folder: Path, how: str) -> None:
-    async def test(process: Process) -> None:
-        gateway, worker = await process.gateway(), await process.worker()
-        await gateway.register(1, worker="worker-0")
-        worker.tell(1, Op.KV_CREATE, HANDLE)
-        worker.pred(1, HANDLE, tokens(*range(1, 3000)))
-        await asyncio.sleep(0.01)
-        if how == "SIGTERM":
-            process.process.send_signal(signal.SIGTERM)
-        else:
-            process.close_stdin()
+@run_by(run, "socket_folder")
+async def test_it_stops_cleanly_when_told(process: Process, *, how: str) -> None:
+    gateway, worker = await process.gateway(), await process.worker()
+    await gateway.register(1, worker="worker-0")
+    worker.tell(1, Op.KV_CREATE, HANDLE)
+    worker.pred(1, HANDLE, tokens(*range(1, 3000)))
+    await asyncio.sleep(0.01)
+    if how == "SIGTERM":
+        process.process.send_signal(signal.SIGTERM)
+    else:
+        process.close_stdin()
+    assert await process.wait() == 0
+    await asyncio.wait_for(worker.closed.wait(), 10)
+    assert "Traceback" not in await process.errors()
+
+
+async def test_it_can_be_stopped_while_it_loads(socket_folder: Path) -> None:
+    async with kernel_process(socket_folder, executor="torch") as process:
+        process.close_stdin()
         assert await process.wait() == 0
-        await asyncio.wait_for(worker.closed.wait(), 10)
+
+
+async def test_a_model_that_is_not_there_is_said_in_words(socket_folder: Path) -> None:
+    missing = socket_folder / "no-such-model"
+    async with kernel_process(socket_folder, executor="torch", model=str(missing)) as process:
+        assert await process.wait() == 2
+        while (refused := await process.event())["event"] == "progress":
+            pass
+        assert refused["event"] == "refused", "the supervisor says it, once"
+        assert "no-such-model" in refused["words"]
         assert "Traceback" not in await process.errors()
-
-    run(socket_folder, test)
-
-
-def test_it_can_be_stopped_while_it_loads(socket_folder: Path) -> None:
-    async def main() -> None:
-        async with kernel_process(socket_folder, executor="torch") as process:
-            process.close_stdin()
-            assert await process.wait() == 0
-
-    asyncio.run(main())
-
-
-def test_a_model_that_is_not_there_is_said_in_words(socket_folder: Path) -> None:
-    async def main() -> None:
-        missing = socket_folder / "no-such-model"
-        async with kernel_process(socket_folder, executor="torch", model=str(missing)) as process:
-            assert await process.wait() == 2
-            while (refused := await process.event())["event"] == "progress":
-                pass
-            assert refused["event"] == "refused", "the supervisor says it, once"
-            assert "no-such-model" in refused["words"]
-            assert "Traceback" not in await process.errors()
-
-    asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_tiny_model_answers_through_the_door(socket_folder: Path) -> None:
-    async def main() -> None:
-        settings = {"executor": "torch", "threads": 1, "pool_bytes": 16 << 20}
-        async with kernel_process(socket_folder, **settings) as process:
-            events = [await process.event()]
-            while events[-1]["event"] == "progress":
-                events.append(await process.event())
-            assert events[-1]["event"] == "ready"
-            shares = [event["share"] for event in events[:-1]]
-            assert shares == sorted(shares)
-            gateway, worker = await process.gateway(), await process.worker()
-            assert (await worker.welcome).about["model"]["name"] == "tiny"
-            await gateway.register(1, worker="worker-0")
-            worker.tell(1, Op.KV_CREATE, HANDLE)
-            ((token, logprob),) = pairs(await worker.pred(1, HANDLE, tokens(*range(1, 40))))
-            assert token < (await worker.welcome).about["model"]["vocab_size"]
-            assert logprob < 0
-            process.process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
-
-    asyncio.run(main())
+async def test_the_tiny_model_answers_through_the_door(socket_folder: Path) -> None:
+    settings = {"executor": "torch", "threads": 1, "pool_bytes": 16 << 20}
+    async with kernel_process(socket_folder, **settings) as process:
+        events = [await process.event()]
+        while events[-1]["event"] == "progress":
+            events.append(await process.event())
+        assert events[-1]["event"] == "ready"
+        shares = [event["share"] for event in events[:-1]]
+        assert shares == sorted(shares)
+        gateway, worker = await process.gateway(), await process.worker()
+        assert (await worker.welcome).about["model"]["name"] == "tiny"
+        await gateway.register(1, worker="worker-0")
+        worker.tell(1, Op.KV_CREATE, HANDLE)
+        ((token, logprob),) = pairs(await worker.pred(1, HANDLE, tokens(*range(1, 40))))
+        assert token < (await worker.welcome).about["model"]["vocab_size"]
+        assert logprob < 0
+        process.process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(

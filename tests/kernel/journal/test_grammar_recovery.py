@@ -30,16 +30,17 @@ from tests.support.kernel.constrained import (
     schema,
     text_of,
 )
-from tests.support.kernel.crashes import DyingRig, differences
+from tests.support.kernel.crashes import CrashingKernelRig, differences
 from tests.support.kernel.grammars import Text, drawn, make_vocabulary, masked
 from tests.support.kernel.grammars import constraint as compiled
 from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, tokens
+from tests.support.run_by import run_by
 
 T = TypeVar("T")
 STEP = CostModel(fixed_us=2_000)  # so that there is time to die in
 
 
-class SpeakingRig(DyingRig):
+class TextCrashingRig(CrashingKernelRig):
     """Its model has a tokenizer, and its time is real."""
 
     def make(self) -> Kernel:
@@ -55,11 +56,11 @@ class SpeakingRig(DyingRig):
         self.boot()
 
 
-def with_dying(
-    folder: Path, test: Callable[[SpeakingRig, Gateway, Worker], Coroutine[Any, Any, T]]
+def with_text_crashing(
+    folder: Path, test: Callable[[TextCrashingRig, Gateway, Worker], Coroutine[Any, Any, T]]
 ) -> T:
     async def main() -> T:
-        rig = SpeakingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
+        rig = TextCrashingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
         gateway, worker = await rig.join()
         try:
             return await test(rig, gateway, worker)
@@ -90,12 +91,12 @@ async def continuation(worker: Worker) -> list[Any]:
 
 
 def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
-    async def undisturbed(_: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+    async def undisturbed(_: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         return await continuation(worker)
 
-    async def dying(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+    async def dying(rig: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         chance = random.Random(7)
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
@@ -108,23 +109,23 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
         await gateway.check_integrity()
         return found
 
-    wanted = with_dying(tmp_path / "twin", undisturbed)
+    wanted = with_text_crashing(tmp_path / "twin", undisturbed)
     jsonschema.validate(json.loads(text_of(wanted[0])), PERSON)
-    assert with_dying(tmp_path / "dying", dying) == wanted
+    assert with_text_crashing(tmp_path / "dying", dying) == wanted
 
 
-def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
-    async def test(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await continuation(worker)
-        asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
-        worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
-        await worker.call(1, Op.KV_LEN, B)
-        assert not differences(rig.recovered_image(), rig.image())
-        assert await asked == 3
-
-    with_dying(tmp_path, test)
+@run_by(with_text_crashing, "tmp_path")
+async def test_the_journal_says_where_each_text_begins(
+    rig: TextCrashingRig, gateway: Gateway, worker: Worker
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await continuation(worker)
+    asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+    worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+    await worker.call(1, Op.KV_LEN, B)
+    assert not differences(rig.recovered_image(), rig.image())
+    assert await asked == 3
 
 
 @dataclass(slots=True)

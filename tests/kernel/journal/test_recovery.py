@@ -24,9 +24,10 @@ from symphony_kernel.protocol.sessions import SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.batched_device import InLots
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
 from tests.support.kernel.scripts import Lip, Script
+from tests.support.run_by import run_by
 
 
 class View:
@@ -119,20 +120,18 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
     ]
 
 
-def test_one_pred(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(*range(1, 40)))
-        assert not differences(rig.recovered_image(), rig.image())
-
-    with_dying_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_one_pred(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await worker.pred(1, A, tokens(*range(1, 40)))
+    assert not differences(rig.recovered_image(), rig.image())
 
 
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         view: Any = View(gateway, worker)
         courses = scripts(chance, 8, 14, EVERYTHING)
         lips = [Busy(view, i, continuation) for i, continuation in enumerate(courses, start=1)]
@@ -145,7 +144,7 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
         await gateway.check_integrity()
         await running
 
-    with_dying_kernel(folder, test, log_bytes=20_000, **given)
+    with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
 def test_at_any_moment_the_journal_says_what_the_kernel_is(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def outcomes(
 ) -> list[list[Any]]:
     """Return what each LIP hears; with `chance` of a kernel that dies again and again."""
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
         view: Any = View(gateway, worker)
         lips = [Lip(view, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
@@ -203,10 +202,10 @@ def outcomes(
         assert statistics["journal"]
         return results
 
-    return with_dying_kernel(folder, test, log_bytes=20_000, **given)
+    return with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
-async def die_somehow(rig: DyingRig, chance: random.Random) -> None:
+async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
     """Let the kernel die: now, or within the next record; and stay dead for a while."""
     if chance.random() < 0.5:
         rig.die(chance)
@@ -254,25 +253,25 @@ def files(folder: Path, suffix: str = "") -> int:
     return sum(path.name.endswith(suffix) for path in folder.iterdir())
 
 
-def test_the_log_stays_short(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        for token in range(1, 300):
-            await worker.pred(1, A, tokens(token))
-            statistics = rig.kernel.statistics()
-            assert statistics["journal_log_bytes"] < 13_000
-        assert statistics["journal_images"] > 2
-        assert files(tmp_path, ".image") == 1
-        assert files(tmp_path, ".log") < 5
-
-    with_dying_kernel(tmp_path, test, log_bytes=10_000)
+@run_by(with_crashing_kernel, "tmp_path", log_bytes=10_000)
+async def test_the_log_stays_short(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    for token in range(1, 300):
+        await worker.pred(1, A, tokens(token))
+        statistics = rig.kernel.statistics()
+        assert statistics["journal_log_bytes"] < 13_000
+    assert statistics["journal_images"] > 2
+    assert files(tmp_path, ".image") == 1
+    assert files(tmp_path, ".log") < 5
 
 
 def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(1, 2, 3))
@@ -287,14 +286,14 @@ def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    with_dying_kernel(tmp_path, test, log_bytes=1 << 30)
+    with_crashing_kernel(tmp_path, test, log_bytes=1 << 30)
     assert "GIVEN UP" in caplog.text
 
 
 def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         await worker.pred(1, A, tokens(1))
@@ -307,23 +306,23 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
         assert (await gateway.statistics())["journal"] is False
         assert files(tmp_path) == 0
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
     assert "GIVEN UP" in caplog.text
 
 
-def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(*range(1, 65)))
-        assert await worker.call(1, Op.KV_OFFER, A) == 64
-        rig.die(random.Random(0))
-        rig.boot()
-        kvfs = rig.kernel._kvfs
-        assert kvfs.prefix_cache.references.sum() == 4
-        assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
-
-    with_dying_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    await worker.pred(1, A, tokens(*range(1, 65)))
+    assert await worker.call(1, Op.KV_OFFER, A) == 64
+    rig.die(random.Random(0))
+    rig.boot()
+    kvfs = rig.kernel._kvfs
+    assert kvfs.prefix_cache.references.sum() == 4
+    assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
 
 def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
@@ -331,7 +330,7 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
 ) -> None:
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
         tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
@@ -348,96 +347,93 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
         assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
         await gateway.check_integrity()
 
-    with_dying_kernel(tmp_path, test)
+    with_crashing_kernel(tmp_path, test)
 
 
-def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        chance = random.Random(3)
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        large = options(at="all", get="logits")
-        for _ in range(3):
-            reply = worker.pred(1, A, tokens(*range(1, 257)), large)
-            await die_somehow(rig, chance)
-            rig.boot()
-            result = await reply
-            assert isinstance(result, bytes)
-            assert len(result) == 4 << 20
-        assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
-
-    with_dying_kernel(tmp_path, test)
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_results_of_any_size_are_sent_again(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    chance = random.Random(3)
+    await gateway.register(1)
+    worker.tell(1, Op.KV_CREATE, A)
+    large = options(at="all", get="logits")
+    for _ in range(3):
+        reply = worker.pred(1, A, tokens(*range(1, 257)), large)
+        await die_somehow(rig, chance)
+        rig.boot()
+        result = await reply
+        assert isinstance(result, bytes)
+        assert len(result) == 4 << 20
+    assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
 
 
 @pytest.mark.parametrize("somebody_enters", [False, True])
-def test_what_a_step_gave_survives_a_death_before_it_is_sent(
-    tmp_path: Path, somebody_enters: bool
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
 ) -> None:
     """Also where somebody comes in between, whose record is of that turn, too."""
+    for instance in (1, 2):
+        await gateway.register(instance)
+        await worker.call(instance, Op.KV_CREATE, A)
+    worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
+    kernel, loop = rig.kernel, asyncio.get_running_loop()
+    stepper = kernel._step_loop
+    stepper._follows = False
+    plan = stepper.plan
 
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        for instance in (1, 2):
-            await gateway.register(instance)
-            await worker.call(instance, Op.KV_CREATE, A)
-        worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
-        kernel, loop = rig.kernel, asyncio.get_running_loop()
-        stepper = kernel._step_loop
-        stepper._follows = False
-        plan = stepper.plan
+    def plan_and_die() -> None:
+        plan()
+        hooks = kernel.hooks
+        assert hooks is not None
+        if kernel._syscalls.context.unsent and not hooks.depth and rig.alive.is_set():
+            if somebody_enters:
+                kernel.attach_session(kernel.make_session(SessionState(b"x" * 16), "v"), "v")
+            rig.alive.clear()
+            hooks.abandon()
+            loop.call_soon(rig.die, random.Random(1))
+            loop.call_later(1.0, rig.boot)
 
-        def plan_and_die() -> None:
-            plan()
-            hooks = kernel.hooks
-            assert hooks is not None
-            if kernel._syscalls.context.unsent and not hooks.depth and rig.alive.is_set():
-                if somebody_enters:
-                    kernel.attach_session(kernel.make_session(SessionState(b"x" * 16), "v"), "v")
-                rig.alive.clear()
-                hooks.abandon()
-                loop.call_soon(rig.die, random.Random(1))
-                loop.call_later(1.0, rig.boot)
-
-        made = worker.generate(1, A, tokens(5), max=12)
-        stepper.plan = plan_and_die  # type: ignore[method-assign]
-        assert await made.end == b""
-        assert rig.deaths == 1
-        assert len(made.ids) == 12
-        assert await worker.call(1, Op.KV_LEN, A) == 12
-
-    with_dying_kernel(tmp_path, test)
+    made = worker.generate(1, A, tokens(5), max=12)
+    stepper.plan = plan_and_die  # type: ignore[method-assign]
+    assert await made.end == b""
+    assert rig.deaths == 1
+    assert len(made.ids) == 12
+    assert await worker.call(1, Op.KV_LEN, A) == 12
 
 
-def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        ours, theirs = memory_pair()
-        rig.kernel.attach_worker("v", ours)
-        passer = Worker(theirs)
-        assert (await gateway.register(1, worker="v")).errno == 0
-        assert (await gateway.register(2, worker="w")).errno == 0
-        passer.tell(1, Op.KV_CREATE, A)
-        worker.tell(2, Op.KV_CREATE, A)
-        await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
-        rig.die(random.Random(0))
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_peers_without_a_session_have_gone_with_the_kernel(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    ours, theirs = memory_pair()
+    rig.kernel.attach_worker("v", ours)
+    passer = Worker(theirs)
+    assert (await gateway.register(1, worker="v")).errno == 0
+    assert (await gateway.register(2, worker="w")).errno == 0
+    passer.tell(1, Op.KV_CREATE, A)
+    worker.tell(2, Op.KV_CREATE, A)
+    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
+    rig.die(random.Random(0))
+    rig.boot()
+    assert await worker.call(2, Op.KV_LEN, A) == 1
+    assert (await gateway.statistics())["instances"] == 1
+    assert (await gateway.end(1)).value["completion_tokens"] == 1
+    await gateway.check_integrity()
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_a_journal_that_leads_nowhere_is_an_error(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+) -> None:
+    await gateway.register(1)
+    recorder = rig.kernel.hooks
+    assert isinstance(recorder, Recorder)
+    recorder.done(99, 0)  # no pred has this number
+    recorder.commit()
+    rig.die(random.Random(0))
+    with pytest.raises(ReplayError):
         rig.boot()
-        assert await worker.call(2, Op.KV_LEN, A) == 1
-        assert (await gateway.statistics())["instances"] == 1
-        assert (await gateway.end(1)).value["completion_tokens"] == 1
-        await gateway.check_integrity()
-
-    with_dying_kernel(tmp_path, test)
-
-
-def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        recorder = rig.kernel.hooks
-        assert isinstance(recorder, Recorder)
-        recorder.done(99, 0)  # no pred has this number
-        recorder.commit()
-        rig.die(random.Random(0))
-        with pytest.raises(ReplayError):
-            rig.boot()
-        shutil.rmtree(tmp_path)
-        rig.boot()
-
-    with_dying_kernel(tmp_path, test)
+    shutil.rmtree(tmp_path)
+    rig.boot()

@@ -47,7 +47,6 @@ NOTHING = object()
 
 
 def copy(values: Any) -> Any:
-    """Return what another process would have."""
     image = Snapshotter(CLASSES, {"root": Root(values)}, {"nothing": NOTHING}).write()
     other = Root(listener="mine")
     Snapshotter(CLASSES, {"root": other}, {"nothing": NOTHING}).read(image)

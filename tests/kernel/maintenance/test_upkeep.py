@@ -13,7 +13,7 @@ from symphony_kernel.maintenance.watchdog import Watchdog
 from symphony_kernel.platform.clock import Clock, VirtualClock
 from symphony_kernel.protocol.errno import KernelBug
 
-from tests.support.kernel.rig import ASSETS, A, Rig, start, tokens, with_kernel
+from tests.support.kernel.rig import ASSETS, A, KernelRig, start, tokens, with_kernel
 
 EVERY_SECOND = AuditOptions(seconds=1.0, ms_max=1e9)
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
         options = KernelOptions(audit=EVERY_SECOND)
         kernel = Kernel(SimulatedExecutor(clock, 64), describe(ASSETS), clock, options)
         running = asyncio.create_task(kernel.run())
-        rig = Rig(kernel)
+        rig = KernelRig(kernel)
         worker = await start(rig)
         await worker.pred(1, A, tokens(1, 2, 3))
         await clock.sleep(3)
@@ -91,7 +91,7 @@ def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
 
 
 def test_statistics_tell_where_pages_are() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, tokens(*range(1, 41)))
         found = rig.kernel.statistics()

@@ -8,12 +8,13 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import Step
 
-from tests.support.kernel.rig import PROMPT, A, Rig, start, with_kernel
+from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
+from tests.support.run_by import run_by
 
 WATCHED = KernelOptions(stall_seconds=2.0)
 
 
-async def pred(rig: Rig) -> int | bytes:
+async def pred(rig: KernelRig) -> int | bytes:
     worker = await start(rig)
     result = await worker.pred(1, A, PROMPT)
     await rig.gateway.end(1)
@@ -21,7 +22,7 @@ async def pred(rig: Rig) -> int | bytes:
 
 
 def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    async def lost(rig: Rig) -> tuple[int | bytes, int]:
+    async def lost(rig: KernelRig) -> tuple[int | bytes, int]:
         # As if the device had been done with it before it became a step.
         rig.kernel._scheduler._steps.append(Step([], Batch([]), 0))
         result = await pred(rig)
@@ -38,7 +39,7 @@ def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixtu
 def test_what_cannot_go_on_ends_with_an_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def blind(rig: Rig) -> tuple[int | bytes, int | bytes]:
+    async def blind(rig: KernelRig) -> tuple[int | bytes, int | bytes]:
         with monkeypatch.context() as context:
             context.setattr(rig.kernel._scheduler, "poll", lambda: None)
             first = await pred(rig)
@@ -51,18 +52,16 @@ def test_what_cannot_go_on_ends_with_an_error(
     assert "1 requests end with EIO" in caplog.text
 
 
-def test_who_waits_for_a_program_is_no_stall() -> None:
-    async def waits(rig: Rig) -> int:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
-        while len(made.records) < 3:
-            await rig.kernel._clock.sleep(0.1)
-        for _ in range(200):  # nobody takes what it has given
-            await rig.kernel._clock.sleep(0.1)
-        made.cancel()
-        await made.end
-        await rig.gateway.end(1)
-        stalls: int = (await rig.gateway.statistics())["stalls"]
-        return stalls
-
-    assert with_kernel(waits, kernel_options=WATCHED) == 0
+@run_by(with_kernel, kernel_options=WATCHED)
+async def test_who_waits_for_a_program_is_no_stall(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
+    while len(made.records) < 3:
+        await rig.kernel._clock.sleep(0.1)
+    for _ in range(200):  # nobody takes what it has given
+        await rig.kernel._clock.sleep(0.1)
+    made.cancel()
+    await made.end
+    await rig.gateway.end(1)
+    stalls: int = (await rig.gateway.statistics())["stalls"]
+    assert stalls == 0

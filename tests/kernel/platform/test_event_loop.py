@@ -12,6 +12,8 @@ if sys.platform != "linux":
 
 from symphony_kernel.platform.event_loop import PreciseTimerLoop
 
+from tests.support.run_by import run_by
+
 PATIENCE_S = 20
 
 
@@ -25,83 +27,77 @@ def run(main: Callable[[asyncio.AbstractEventLoop], Awaitable[None]]) -> None:
         runner.run(within())
 
 
-def test_timers_come_in_their_order_and_never_early() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
-        delays = [0.004, 0.0003, 0.02, 0.00005, 0.0011, 0.0004]
-        came: list[int] = []
-        early: list[float] = []
-        over = asyncio.Event()
+@run_by(run)
+async def test_timers_come_in_their_order_and_never_early(loop: asyncio.AbstractEventLoop) -> None:
+    delays = [0.004, 0.0003, 0.02, 0.00005, 0.0011, 0.0004]
+    came: list[int] = []
+    early: list[float] = []
+    over = asyncio.Event()
 
-        def ring(number: int) -> None:
-            came.append(number)
-            if loop.time() < timers[number].when():
-                early.append(delays[number])
-            if len(came) == len(delays):
-                over.set()
+    def ring(number: int) -> None:
+        came.append(number)
+        if loop.time() < timers[number].when():
+            early.append(delays[number])
+        if len(came) == len(delays):
+            over.set()
 
-        # A busy machine may stop between two of these for longer than they are apart.
-        timers = [loop.call_later(delay, ring, number) for number, delay in enumerate(delays)]
-        await over.wait()
-        assert came == sorted(range(len(delays)), key=lambda number: timers[number].when())
-        assert not early
-
-    run(main)
+    # A busy machine may stop between two of these for longer than they are apart.
+    timers = [loop.call_later(delay, ring, number) for number, delay in enumerate(delays)]
+    await over.wait()
+    assert came == sorted(range(len(delays)), key=lambda number: timers[number].when())
+    assert not early
 
 
-def test_what_is_cancelled_does_not_come_and_holds_nothing_up() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
-        came: list[str] = []
-        over = asyncio.Event()
-        first = loop.call_later(0.0005, came.append, "first")
-        middle = loop.call_later(0.002, came.append, "middle")
-        loop.call_later(0.004, came.append, "last")
-        first.cancel()
-        first.cancel()
-        middle.cancel()
-        loop.call_later(0.006, over.set)
-        await over.wait()
-        assert came == ["last"]
-        assert first.cancelled()
-
-    run(main)
-
-
-def test_a_timer_may_set_and_cancel_others() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
-        came: list[int] = []
-        over = asyncio.Event()
-        doomed = loop.call_later(0.05, came.append, -1)
-
-        def again(left: int) -> None:
-            came.append(left)
-            doomed.cancel()  # by the first, behind which it comes even on a machine that stops
-            if left:
-                loop.call_later(0.0002, again, left - 1)
-            else:
-                loop.call_later(0.06, over.set)
-
-        loop.call_later(0.0002, again, 20)
-        await over.wait()
-        assert came == list(range(20, -1, -1))
-
-    run(main)
+@run_by(run)
+async def test_what_is_cancelled_does_not_come_and_holds_nothing_up(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    came: list[str] = []
+    over = asyncio.Event()
+    first = loop.call_later(0.0005, came.append, "first")
+    middle = loop.call_later(0.002, came.append, "middle")
+    loop.call_later(0.004, came.append, "last")
+    first.cancel()
+    first.cancel()
+    middle.cancel()
+    loop.call_later(0.006, over.set)
+    await over.wait()
+    assert came == ["last"]
+    assert first.cancelled()
 
 
-def test_a_callback_that_fails_takes_no_other_along() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
-        failures: list[dict[str, Any]] = []
-        over = asyncio.Event()
-        loop.set_exception_handler(lambda _loop, context: failures.append(context))
+@run_by(run)
+async def test_a_timer_may_set_and_cancel_others(loop: asyncio.AbstractEventLoop) -> None:
+    came: list[int] = []
+    over = asyncio.Event()
+    doomed = loop.call_later(0.05, came.append, -1)
 
-        def fail() -> None:
-            raise ValueError("as it should")
+    def again(left: int) -> None:
+        came.append(left)
+        doomed.cancel()  # by the first, behind which it comes even on a machine that stops
+        if left:
+            loop.call_later(0.0002, again, left - 1)
+        else:
+            loop.call_later(0.06, over.set)
 
-        loop.call_later(0.001, fail)
-        loop.call_later(0.001, over.set)
-        await over.wait()
-        assert [str(each["exception"]) for each in failures] == ["as it should"]
+    loop.call_later(0.0002, again, 20)
+    await over.wait()
+    assert came == list(range(20, -1, -1))
 
-    run(main)
+
+@run_by(run)
+async def test_a_callback_that_fails_takes_no_other_along(loop: asyncio.AbstractEventLoop) -> None:
+    failures: list[dict[str, Any]] = []
+    over = asyncio.Event()
+    loop.set_exception_handler(lambda _loop, context: failures.append(context))
+
+    def fail() -> None:
+        raise ValueError("as it should")
+
+    loop.call_later(0.001, fail)
+    loop.call_later(0.001, over.set)
+    await over.wait()
+    assert [str(each["exception"]) for each in failures] == ["as it should"]
 
 
 def test_short_and_long_waits_go_beside_frames() -> None:

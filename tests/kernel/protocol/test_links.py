@@ -298,142 +298,118 @@ def test_garbage_after_good_frames_ends_the_link_after_them(garbage: bytes) -> N
     assert isinstance(link.error, LinkError)
 
 
-def test_a_receivers_error_is_not_mistaken_for_the_peers() -> None:
-    async def main() -> None:
-        def broken(_: list[Any]) -> None:
-            raise ZeroDivisionError
+async def test_a_receivers_error_is_not_mistaken_for_the_peers() -> None:
+    def broken(_: list[Any]) -> None:
+        raise ZeroDivisionError
 
-        link = SocketLink(lambda link: link.receive(broken, lambda: None))
-        link.connection_made(Transport())
-        with pytest.raises(ZeroDivisionError):
-            receive(link, framed([1]))
-        assert link.error is None
-
-    asyncio.run(main())
+    link = SocketLink(lambda link: link.receive(broken, lambda: None))
+    link.connection_made(Transport())
+    with pytest.raises(ZeroDivisionError):
+        receive(link, framed([1]))
+    assert link.error is None
 
 
-def test_a_burst_of_frames_is_one_write(tmp_path: Path) -> None:
-    async def main() -> None:
-        writes: list[int] = []
+async def test_a_burst_of_frames_is_one_write(tmp_path: Path) -> None:
+    writes: list[int] = []
 
-        class Counting(Transport):
-            def write(self, data: bytes | bytearray | memoryview) -> None:
-                writes.append(len(data))
+    class Counting(Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            writes.append(len(data))
 
-        link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
-        link.connection_made(Counting())
-        for i in range(100):
-            link.send([i])
-        assert writes == []
-        await asyncio.sleep(0)
-        assert len(writes) == 1
-
-    asyncio.run(main())
+    link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
+    link.connection_made(Counting())
+    for i in range(100):
+        link.send([i])
+    assert writes == []
+    await asyncio.sleep(0)
+    assert len(writes) == 1
 
 
-def test_a_frame_that_is_sent_now_takes_what_is_queued_along(tmp_path: Path) -> None:
-    async def main() -> None:
-        written: list[bytes] = []
+async def test_a_frame_that_is_sent_now_takes_what_is_queued_along(tmp_path: Path) -> None:
+    written: list[bytes] = []
 
-        class Keeping(Transport):
-            def write(self, data: bytes | bytearray | memoryview) -> None:
-                written.append(bytes(data))
+    class Keeping(Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            written.append(bytes(data))
 
-        link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
-        link.connection_made(Keeping())
-        link.send([1])
-        link.send([2], now=True)
-        assert written == [framed([1]) + framed([2])]
-        link.send([3], now=True)
-        await asyncio.sleep(0)
-        assert written[1:] == [framed([3])]
-
-    asyncio.run(main())
+    link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
+    link.connection_made(Keeping())
+    link.send([1])
+    link.send([2], now=True)
+    assert written == [framed([1]) + framed([2])]
+    link.send([3], now=True)
+    await asyncio.sleep(0)
+    assert written[1:] == [framed([3])]
 
 
-def test_room_grows_with_what_has_come_and_goes_with_its_frame() -> None:
-    async def main() -> None:
-        frames: list[Any] = []
-        link = SocketLink(lambda link: link.receive(frames.append, lambda: None))
-        link.connection_made(Transport())
-        least = len(link.get_buffer(-1))
-        large = framed(["x" * (20 * least)])
-        receive(link, large[:10])
-        assert len(link.get_buffer(-1)) == least - 10  # whatever it says that it will send
-        receive(link, large[10 : 3 * least])
-        assert least < len(link.get_buffer(-1)) <= 3 * least
-        receive(link, large[3 * least :] + framed([1]))
-        assert frames == [["x" * (20 * least)], [1]]
-        assert len(link.get_buffer(-1)) == least
-
-    asyncio.run(main())
+async def test_room_grows_with_what_has_come_and_goes_with_its_frame() -> None:
+    frames: list[Any] = []
+    link = SocketLink(lambda link: link.receive(frames.append, lambda: None))
+    link.connection_made(Transport())
+    least = len(link.get_buffer(-1))
+    large = framed(["x" * (20 * least)])
+    receive(link, large[:10])
+    assert len(link.get_buffer(-1)) == least - 10  # whatever it says that it will send
+    receive(link, large[10 : 3 * least])
+    assert least < len(link.get_buffer(-1)) <= 3 * least
+    receive(link, large[3 * least :] + framed([1]))
+    assert frames == [["x" * (20 * least)], [1]]
+    assert len(link.get_buffer(-1)) == least
 
 
-def test_frames_that_come_before_a_receiver_is_named_wait_for_it() -> None:
-    async def main() -> None:
-        frames: list[Any] = []
-        sent = [[i, "x" * 5_000] for i in range(40)]
-        link = SocketLink(lambda _: None)
-        link.connection_made(Transport())
-        receive(link, b"".join(map(framed, sent)))
-        link.receive(frames.append, lambda: None)
-        assert frames == sent
-
-    asyncio.run(main())
+async def test_frames_that_come_before_a_receiver_is_named_wait_for_it() -> None:
+    frames: list[Any] = []
+    sent = [[i, "x" * 5_000] for i in range(40)]
+    link = SocketLink(lambda _: None)
+    link.connection_made(Transport())
+    receive(link, b"".join(map(framed, sent)))
+    link.receive(frames.append, lambda: None)
+    assert frames == sent
 
 
-def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(
+async def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(
     socket_folder: Path,
 ) -> None:
-    async def main() -> None:
-        path = socket_folder / "s"
-        for _ in range(2):
-            server = await serve_unix(path, lambda link: link.receive(print, lambda: None))
-            assert path.stat().st_mode & 0o777 == 0o660
-            link = await connect_unix(path)
-            link.receive(print, lambda: None)
-            link.close()
-            await asyncio.sleep(0.01)
-            server.close()
-        with pytest.raises(OSError, match=r"No such file|refused"):
-            await connect_unix(socket_folder / "nobody")
-
-    asyncio.run(main())
+    path = socket_folder / "s"
+    for _ in range(2):
+        server = await serve_unix(path, lambda link: link.receive(print, lambda: None))
+        assert path.stat().st_mode & 0o777 == 0o660
+        link = await connect_unix(path)
+        link.receive(print, lambda: None)
+        link.close()
+        await asyncio.sleep(0.01)
+        server.close()
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        await connect_unix(socket_folder / "nobody")
 
 
 def test_integer_keys_are_for_the_bias_map() -> None:
     assert decode(msgpack.packb([{5: 1.5}])) == [{5: 1.5}]
 
 
-def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it() -> None:
-    async def main() -> None:
-        left, right = memory_pair()
-        assert isinstance(left, MemoryLink)
-        left.send([1])
-        await asyncio.sleep(0)
-        assert await End(right).wait_frames(1) == [[1]]
-
-    asyncio.run(main())
+async def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it() -> None:
+    left, right = memory_pair()
+    assert isinstance(left, MemoryLink)
+    left.send([1])
+    await asyncio.sleep(0)
+    assert await End(right).wait_frames(1) == [[1]]
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell")
-def test_the_system_says_who_the_peer_is_or_nobody_does(socket_folder: Path) -> None:
-    async def main() -> None:
-        (ours, theirs), stop = await socket_ends(socket_folder)
-        mine, other = ours.link, theirs.link
-        assert isinstance(mine, SocketLink)
-        assert isinstance(other, SocketLink)
-        assert mine.peer_pid == other.peer_pid == os.getpid()
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-        try:
-            without_descriptors = mine.peer_pid
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert without_descriptors == 0
-        other.abort()
-        await ours.wait_closed()
-        assert mine.peer_pid == 0
-        await stop()
-
-    asyncio.run(main())
+async def test_the_system_says_who_the_peer_is_or_nobody_does(socket_folder: Path) -> None:
+    (ours, theirs), stop = await socket_ends(socket_folder)
+    mine, other = ours.link, theirs.link
+    assert isinstance(mine, SocketLink)
+    assert isinstance(other, SocketLink)
+    assert mine.peer_pid == other.peer_pid == os.getpid()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        without_descriptors = mine.peer_pid
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert without_descriptors == 0
+    other.abort()
+    await ours.wait_closed()
+    assert mine.peer_pid == 0
+    await stop()

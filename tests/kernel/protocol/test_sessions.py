@@ -21,6 +21,8 @@ from symphony_kernel.protocol.sessions import (
     SessionState,
 )
 
+from tests.support.run_by import run_by
+
 ID = b"session"
 
 
@@ -205,117 +207,113 @@ def in_memory(test: Callable[[Caller, Answerer], Any]) -> None:
     asyncio.run(main())
 
 
-def test_what_is_acknowledged_is_not_kept() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        await caller.dialer.connect(await by_memory(answerer.meet))
-        session = caller.session
-        for number in range(20 * SESSION_KEPT_FRAMES):
-            session.send([10, number])
+@run_by(in_memory)
+async def test_what_is_acknowledged_is_not_kept(caller: Caller, answerer: Answerer) -> None:
+    await caller.dialer.connect(await by_memory(answerer.meet))
+    session = caller.session
+    for number in range(20 * SESSION_KEPT_FRAMES):
+        session.send([10, number])
+        await asyncio.sleep(0)
+        assert len(session.state().kept) < SESSION_KEPT_FRAMES + 8
+    for _ in range(20):  # large ones are asked about sooner
+        session.send([10, bytes(1 << 18)])
+        for _ in range(5):
             await asyncio.sleep(0)
-            assert len(session.state().kept) < SESSION_KEPT_FRAMES + 8
-        for _ in range(20):  # large ones are asked about sooner
-            session.send([10, bytes(1 << 18)])
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert session.backlog < 1 << 20
-        session.send([10, b"the last one"])
-        while session.backlog:  # noqa: ASYNC110 - nobody sends anything: a pause is enough
-            await asyncio.sleep(0.05)
-        assert session.state() == SessionState(session.id, 0, session.sent)
-
-    in_memory(test)
+        assert session.backlog < 1 << 20
+    session.send([10, b"the last one"])
+    while session.backlog:  # noqa: ASYNC110 - nobody sends anything: a pause is enough
+        await asyncio.sleep(0.05)
+    assert session.state() == SessionState(session.id, 0, session.sent)
 
 
-def test_a_session_that_is_not_known_ends_and_the_next_meeting_begins_another() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        over = await caller.dialer.connect(await by_memory(answerer.meet))
-        first = caller.session
-        first.send([10, "lost"])
-        assert answerer.session is not None
-        answerer.session.abort()
-        await over.wait()
-        forgetful = Answerer()
-        with pytest.raises(LinkLostError):
-            await caller.dialer.connect(await by_memory(forgetful.meet))
-        await asyncio.sleep(0)
-        assert (caller.ended, first.closed, caller.dialer.session) == (1, True, None)
+@run_by(in_memory)
+async def test_a_session_that_is_not_known_ends_and_the_next_meeting_begins_another(
+    caller: Caller, answerer: Answerer
+) -> None:
+    over = await caller.dialer.connect(await by_memory(answerer.meet))
+    first = caller.session
+    first.send([10, "lost"])
+    assert answerer.session is not None
+    answerer.session.abort()
+    await over.wait()
+    forgetful = Answerer()
+    with pytest.raises(LinkLostError):
         await caller.dialer.connect(await by_memory(forgetful.meet))
-        assert caller.session.id != first.id
-        caller.session.send([10, "found"])
-        await asyncio.sleep(0.01)
-        assert forgetful.heard == [[10, "found"]]
-        assert caller.begun == 2
-
-    in_memory(test)
-
-
-def test_a_welcome_that_was_lost_begins_nothing_twice() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        ours, theirs = memory_pair()
-        answerer.meet(theirs)
-        meeting = asyncio.create_task(caller.dialer.connect(ours))
-        await asyncio.sleep(0)
-        theirs.abort()
-        with pytest.raises(LinkLostError):
-            await meeting
-        await caller.dialer.connect(await by_memory(answerer.meet))
-        caller.session.send([10, 1])
-        await asyncio.sleep(0.01)
-        assert answerer.heard == [[10, 1]]
-        assert (caller.begun, caller.ended) == (1, 0)
-
-    in_memory(test)
+    await asyncio.sleep(0)
+    assert (caller.ended, first.closed, caller.dialer.session) == (1, True, None)
+    await caller.dialer.connect(await by_memory(forgetful.meet))
+    assert caller.session.id != first.id
+    caller.session.send([10, "found"])
+    await asyncio.sleep(0.01)
+    assert forgetful.heard == [[10, "found"]]
+    assert caller.begun == 2
 
 
-def test_states_that_do_not_fit_are_not_resumed() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        end = SessionLink(SessionState(ID, received=3, sent=10, kept=[b"\x91\x0a"] * 4))
-        assert [n for n in range(-2, 13) if end.can_resume(n)] == [6, 7, 8, 9, 10]
-        assert end.state() == SessionState(ID, 3, 10, [b"\x91\x0a"] * 4)
-        # An older state of ours that the peer is ahead of: what it has got was never sent here.
-        await caller.dialer.connect(await by_memory(answerer.meet))
-        assert answerer.session is not None
-        state = answerer.session.state()
-        answerer.session.send([10, 1])
-        await asyncio.sleep(0.01)
-        assert caller.heard == [[10, 1]]
-        with pytest.raises(LinkLostError):
-            await caller.dialer.connect(await by_memory(Answerer(state).meet))
+@run_by(in_memory)
+async def test_a_welcome_that_was_lost_begins_nothing_twice(
+    caller: Caller, answerer: Answerer
+) -> None:
+    ours, theirs = memory_pair()
+    answerer.meet(theirs)
+    meeting = asyncio.create_task(caller.dialer.connect(ours))
+    await asyncio.sleep(0)
+    theirs.abort()
+    with pytest.raises(LinkLostError):
+        await meeting
+    await caller.dialer.connect(await by_memory(answerer.meet))
+    caller.session.send([10, 1])
+    await asyncio.sleep(0.01)
+    assert answerer.heard == [[10, 1]]
+    assert (caller.begun, caller.ended) == (1, 0)
 
-    in_memory(test)
+
+@run_by(in_memory)
+async def test_states_that_do_not_fit_are_not_resumed(caller: Caller, answerer: Answerer) -> None:
+    end = SessionLink(SessionState(ID, received=3, sent=10, kept=[b"\x91\x0a"] * 4))
+    assert [n for n in range(-2, 13) if end.can_resume(n)] == [6, 7, 8, 9, 10]
+    assert end.state() == SessionState(ID, 3, 10, [b"\x91\x0a"] * 4)
+    # An older state of ours that the peer is ahead of: what it has got was never sent here.
+    await caller.dialer.connect(await by_memory(answerer.meet))
+    assert answerer.session is not None
+    state = answerer.session.state()
+    answerer.session.send([10, 1])
+    await asyncio.sleep(0.01)
+    assert caller.heard == [[10, 1]]
+    with pytest.raises(LinkLostError):
+        await caller.dialer.connect(await by_memory(Answerer(state).meet))
 
 
 @pytest.mark.parametrize("receipt", [[6, 2], [6, "1"], [6, True], [6], [6, 1, 1], [6, None]])
-def test_a_receipt_for_what_was_not_sent_breaks_the_protocol(receipt: list[Any]) -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        end = SessionLink(SessionState(ID))
-        end.send([10])
-        with pytest.raises(LinkError):
-            end.handle_frame(receipt)
-        end.handle_frame([6, -5])  # an old one is none
-        assert end.backlog
-        end.handle_frame([6, 1])
-        assert not end.backlog
+@run_by(in_memory)
+async def test_a_receipt_for_what_was_not_sent_breaks_the_protocol(
+    caller: Caller, answerer: Answerer, *, receipt: list[Any]
+) -> None:
+    end = SessionLink(SessionState(ID))
+    end.send([10])
+    with pytest.raises(LinkError):
+        end.handle_frame(receipt)
+    end.handle_frame([6, -5])  # an old one is none
+    assert end.backlog
+    end.handle_frame([6, 1])
+    assert not end.backlog
 
-    in_memory(test)
 
-
-def test_whoever_wants_receipts_and_reads_none_costs_little() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        ours, theirs = memory_pair()
-        end = SessionLink(SessionState(ID))
-        end.connect(theirs, 0)
-        for _ in range(3 * SESSION_UNREAD_BYTES_MAX):
-            end.handle_frame([m.ReceiptWanted.KIND])
-            if theirs.backlog >= SESSION_UNREAD_BYTES_MAX:
-                break
-            ours._queue.append(bytes(100_000))  # as if much had been sent before
-        before = theirs.backlog
-        for _ in range(100):
-            end.handle_frame([m.ReceiptWanted.KIND])
-        assert theirs.backlog == before
-
-    in_memory(test)
+@run_by(in_memory)
+async def test_whoever_wants_receipts_and_reads_none_costs_little(
+    caller: Caller, answerer: Answerer
+) -> None:
+    ours, theirs = memory_pair()
+    end = SessionLink(SessionState(ID))
+    end.connect(theirs, 0)
+    for _ in range(3 * SESSION_UNREAD_BYTES_MAX):
+        end.handle_frame([m.ReceiptWanted.KIND])
+        if theirs.backlog >= SESSION_UNREAD_BYTES_MAX:
+            break
+        ours._queue.append(bytes(100_000))  # as if much had been sent before
+    before = theirs.backlog
+    for _ in range(100):
+        end.handle_frame([m.ReceiptWanted.KIND])
+    assert theirs.backlog == before
 
 
 def test_a_silent_answerer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,15 +327,15 @@ def test_a_silent_answerer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory(test)
 
 
-def test_a_newer_connection_takes_the_place_of_the_old_one() -> None:
-    async def test(caller: Caller, answerer: Answerer) -> None:
-        over = await caller.dialer.connect(await by_memory(answerer.meet))
-        caller.session.send([10, 1])
-        await caller.dialer.connect(await by_memory(answerer.meet))
-        await asyncio.wait_for(over.wait(), 5)
-        caller.session.send([10, 2])
-        await asyncio.sleep(0.01)
-        assert answerer.heard == [[10, 1], [10, 2]]
-        assert caller.session.connected
-
-    in_memory(test)
+@run_by(in_memory)
+async def test_a_newer_connection_takes_the_place_of_the_old_one(
+    caller: Caller, answerer: Answerer
+) -> None:
+    over = await caller.dialer.connect(await by_memory(answerer.meet))
+    caller.session.send([10, 1])
+    await caller.dialer.connect(await by_memory(answerer.meet))
+    await asyncio.wait_for(over.wait(), 5)
+    caller.session.send([10, 2])
+    await asyncio.sleep(0.01)
+    assert answerer.heard == [[10, 1], [10, 2]]
+    assert caller.session.connected

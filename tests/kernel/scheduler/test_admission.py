@@ -118,7 +118,6 @@ class MemoryQueueRig:
         return make_work(root, size, file, tenant=tenant, instance=root)
 
     def order(self) -> list[Request]:
-        """Take all out, the first ones first."""
         found: list[Request] = []
         while (request := self.memory_queue.first()) is not None:
             self.memory_queue.remove(request)

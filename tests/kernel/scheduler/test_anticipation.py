@@ -87,7 +87,6 @@ def test_who_has_had_a_result_lately_decodes() -> None:
 
 
 def learned(seconds: list[float]) -> Anticipation:
-    """Return what is known after a LIP has taken so long to answer one step after the other."""
     answers = Anticipation()
     for number, taken in enumerate(seconds, 1):
         answers.step_ended({7: 1}, float(number), STEP)

@@ -13,7 +13,8 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import PROMPT, A, B, Rig, start, tokens, with_kernel
+from tests.support.kernel.rig import PROMPT, A, B, KernelRig, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 STEP = CostModel(fixed_us=10_000)
 LENGTH = len(PROMPT) // 4
@@ -41,30 +42,28 @@ class Plain(SimulatedExecutor):
         self.follows = False
 
 
-def ahead(rig: Rig) -> tuple[int, int]:
+def ahead(rig: KernelRig) -> tuple[int, int]:
     """Return how many drafts became steps, and how many were computed for nothing."""
     found = rig.kernel.statistics()
     return found["device_steps_ahead"], found["device_steps_in_vain"]
 
 
-def test_all_but_the_first_step_of_lone_generations_are_drafts() -> None:
-    async def test(rig: Rig) -> None:
-        for instance in (1, 2, 3):
-            worker = await start(rig, instance)
-        made = [worker.generate(instance, A, tokens(instance), max=40) for instance in (1, 2, 3)]
-        for each in made:
-            assert await each.end == b""
-        assert rig.kernel.statistics()["steps"] == 40
-        assert ahead(rig) == (39, 0)
-
-    with_kernel(test, costs=STEP)
+@run_by(with_kernel, costs=STEP)
+async def test_all_but_the_first_step_of_lone_generations_are_drafts(rig: KernelRig) -> None:
+    for instance in (1, 2, 3):
+        worker = await start(rig, instance)
+    made = [worker.generate(instance, A, tokens(instance), max=40) for instance in (1, 2, 3)]
+    for each in made:
+        assert await each.end == b""
+    assert rig.kernel.statistics()["steps"] == 40
+    assert ahead(rig) == (39, 0)
 
 
 @pytest.mark.parametrize("make", [Counting, Plain], ids=["drafts", "none"])
 def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
     """A draft that was not begun is taken back: nobody waits longer than without drafts."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         made = worker.generate(1, A, tokens(1), max=200)
@@ -80,7 +79,7 @@ def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor
 
 
 def test_beside_a_program_that_answers_every_step_is_shared() -> None:
-    async def test(rig: Rig) -> list[float]:
+    async def test(rig: KernelRig) -> list[float]:
         worker = await start(rig)
         await start(rig, 2, tenant="other")
         made = worker.generate(1, A, tokens(1), max=60)
@@ -99,49 +98,45 @@ def test_beside_a_program_that_answers_every_step_is_shared() -> None:
     assert times[-1] <= 54 * 0.0104
 
 
-def test_a_lone_stop_token_costs_no_step() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=30)
-        await plain.end
-        await start(rig, 2)
-        before = ahead(rig)[1]
-        made = worker.generate(2, A, PROMPT, max=30, stop=[plain.ids[12]])
-        assert await made.end == b""
-        await asyncio.sleep(1)
-        assert ahead(rig)[1] == before
-
-    with_kernel(test, costs=STEP)
+@run_by(with_kernel, costs=STEP)
+async def test_a_lone_stop_token_costs_no_step(rig: KernelRig) -> None:
+    worker = await start(rig)
+    plain = worker.generate(1, A, PROMPT, max=30)
+    await plain.end
+    await start(rig, 2)
+    before = ahead(rig)[1]
+    made = worker.generate(2, A, PROMPT, max=30, stop=[plain.ids[12]])
+    assert await made.end == b""
+    await asyncio.sleep(1)
+    assert ahead(rig)[1] == before
 
 
-def test_others_go_on_in_the_draft_of_one_that_stops() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=40)
-        await plain.end
-        stop = plain.ids[20]
-        for instance in (2, 3):
-            await start(rig, instance)
-        steps = rig.kernel.statistics()["steps"]
-        stopping = worker.generate(2, A, PROMPT, max=40, stop=[stop])
-        going = worker.generate(3, A, PROMPT, max=40)
-        assert await stopping.end == b""
-        assert await going.end == b""
-        first = plain.ids.index(stop)
-        assert stopping.ids == plain.ids[: first + 1]
-        assert going.ids == plain.ids
-        assert await worker.call(2, Op.KV_LEN, A) == LENGTH + first
-        assert rig.kernel.statistics()["steps"] - steps <= 41, "no step was computed twice"
-        assert ahead(rig)[1] == 0
-        await rig.gateway.check_integrity()
-
-    with_kernel(test, costs=STEP)
+@run_by(with_kernel, costs=STEP)
+async def test_others_go_on_in_the_draft_of_one_that_stops(rig: KernelRig) -> None:
+    worker = await start(rig)
+    plain = worker.generate(1, A, PROMPT, max=40)
+    await plain.end
+    stop = plain.ids[20]
+    for instance in (2, 3):
+        await start(rig, instance)
+    steps = rig.kernel.statistics()["steps"]
+    stopping = worker.generate(2, A, PROMPT, max=40, stop=[stop])
+    going = worker.generate(3, A, PROMPT, max=40)
+    assert await stopping.end == b""
+    assert await going.end == b""
+    first = plain.ids.index(stop)
+    assert stopping.ids == plain.ids[: first + 1]
+    assert going.ids == plain.ids
+    assert await worker.call(2, Op.KV_LEN, A) == LENGTH + first
+    assert rig.kernel.statistics()["steps"] - steps <= 41, "no step was computed twice"
+    assert ahead(rig)[1] == 0
+    await rig.gateway.check_integrity()
 
 
 def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
     """All others are taken back while one computes whose first row is nobody's any more."""
 
-    async def test(rig: Rig) -> list[list[int]]:
+    async def test(rig: KernelRig) -> list[list[int]]:
         worker = await start(rig)
         plain = worker.generate(1, A, PROMPT, max=12)
         await plain.end
@@ -165,70 +160,63 @@ def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
     assert found == with_kernel(test, executor=Plain)
 
 
-def test_pages_reserved_ahead_are_given_back_at_the_end() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
-        await plain.end
-        await start(rig, 2)
-        free = rig.kernel.statistics()["pages_free"]
-        # Its last entry fills a page: drafts had reserved the next one.
-        end = next(
-            n for n in (PAGE_TOKENS, 2 * PAGE_TOKENS) if plain.ids[n - 1] not in plain.ids[: n - 1]
-        )
-        made = worker.generate(2, A, tokens(1), stop=[plain.ids[end - 1]])
-        assert await made.end == b""
-        assert await worker.call(2, Op.KV_LEN, A) == end
-        assert rig.kernel.statistics()["pages_free"] == free - end // PAGE_TOKENS
-
-    with_kernel(test, costs=STEP)
+@run_by(with_kernel, costs=STEP)
+async def test_pages_reserved_ahead_are_given_back_at_the_end(rig: KernelRig) -> None:
+    worker = await start(rig)
+    plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
+    await plain.end
+    await start(rig, 2)
+    free = rig.kernel.statistics()["pages_free"]
+    # Its last entry fills a page: drafts had reserved the next one.
+    end = next(
+        n for n in (PAGE_TOKENS, 2 * PAGE_TOKENS) if plain.ids[n - 1] not in plain.ids[: n - 1]
+    )
+    made = worker.generate(2, A, tokens(1), stop=[plain.ids[end - 1]])
+    assert await made.end == b""
+    assert await worker.call(2, Op.KV_LEN, A) == end
+    assert rig.kernel.statistics()["pages_free"] == free - end // PAGE_TOKENS
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 20))
-def test_a_cancel_leaves_no_more_than_the_step_under_way(at_ms: int, ahead_: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, ahead=ahead_)
-        await asyncio.sleep(at_ms / 1000)
-        made.cancel()
-        await asyncio.wait([made.end])
-        await asyncio.sleep(1)
-        steps, vain = ahead(rig)
-        assert vain <= 1
-        assert steps <= at_ms // 10 + 1
-        await rig.gateway.check_integrity()
-
-    with_kernel(test, costs=STEP)
-
-
-def test_a_check_while_idle_is_made_though_generations_go_on() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, tokens(1), max=100)
-        await asyncio.sleep(0.1)
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        await rig.gateway.check_integrity()
-        assert loop.time() - asked <= 0.02 + 1e-6
-        assert not made.end.done()
-        assert await made.end == b""
-        assert rig.kernel.statistics()["steps"] == 100
-
-    with_kernel(test, costs=STEP)
+@run_by(with_kernel, costs=STEP)
+async def test_a_cancel_leaves_no_more_than_the_step_under_way(
+    rig: KernelRig, *, at_ms: int, ahead_: int
+) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, ahead=ahead_)
+    await asyncio.sleep(at_ms / 1000)
+    made.cancel()
+    await asyncio.wait([made.end])
+    await asyncio.sleep(1)
+    steps, vain = ahead(rig)
+    assert vain <= 1
+    assert steps <= at_ms // 10 + 1
+    await rig.gateway.check_integrity()
 
 
-def test_no_more_drafts_than_the_program_allows() -> None:
+@run_by(with_kernel, costs=STEP)
+async def test_a_check_while_idle_is_made_though_generations_go_on(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, tokens(1), max=100)
+    await asyncio.sleep(0.1)
+    loop = asyncio.get_running_loop()
+    asked = loop.time()
+    await rig.gateway.check_integrity()
+    assert loop.time() - asked <= 0.02 + 1e-6
+    assert not made.end.done()
+    assert await made.end == b""
+    assert rig.kernel.statistics()["steps"] == 100
+
+
+@run_by(with_kernel, costs=STEP)
+async def test_no_more_drafts_than_the_program_allows(rig: KernelRig) -> None:
     """Two tokens may be appended that were not taken: no draft is for a third."""
-
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, tokens(1), eager=False, ahead=2)
-        await asyncio.sleep(1)
-        assert len(made.records) == 3
-        assert ahead(rig) == (2, 0)
-        assert LOOKAHEAD_STEPS_MAX > 2
-        made.cancel()
-        await made.end
-
-    with_kernel(test, costs=STEP)
+    worker = await start(rig)
+    made = worker.generate(1, A, tokens(1), eager=False, ahead=2)
+    await asyncio.sleep(1)
+    assert len(made.records) == 3
+    assert ahead(rig) == (2, 0)
+    assert LOOKAHEAD_STEPS_MAX > 2
+    made.cancel()
+    await made.end

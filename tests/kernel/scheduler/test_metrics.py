@@ -30,7 +30,6 @@ class Bench:
         self.clock.run(self.clock.sleep(seconds))
 
     def seen(self, name: str) -> tuple[int, float]:
-        """Number and sum of a histogram's observations."""
         view: dict[str, Any] = self.scheduler.histograms()[name]
         return sum(view["counts"]), view["sum"]
 

@@ -12,8 +12,9 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.prediction import PredictionOptions
 
 from tests.support.garbage import left_to_collector
-from tests.support.kernel.rig import A, B, C, Rig, Worker, decode, ids, options, start, tokens
+from tests.support.kernel.rig import A, B, C, KernelRig, Worker, decode, ids, options, start, tokens
 from tests.support.kernel.rig import with_kernel as with_any_kernel
+from tests.support.run_by import run_by
 
 STEP = CostModel(fixed_us=10_000)
 BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
@@ -22,11 +23,13 @@ BEST = options(get={"top": 3})
 
 
 def with_kernel(
-    test: Callable[[Rig], Awaitable[Any]], caution: PredictionOptions | None = BOLD, **given: Any
+    test: Callable[[KernelRig], Awaitable[Any]],
+    caution: PredictionOptions | None = BOLD,
+    **given: Any,
 ) -> Any:
     """Run a test beside a kernel that guesses with so much caution, or not at all."""
 
-    async def checked(rig: Rig) -> Any:
+    async def checked(rig: KernelRig) -> Any:
         result = await test(rig)
         await rig.gateway.check_integrity()
         return result
@@ -35,7 +38,7 @@ def with_kernel(
     return with_any_kernel(checked, kernel_options=KernelOptions(predictions=caution), **given)
 
 
-def guessed(rig: Rig) -> tuple[int, int]:
+def guessed(rig: KernelRig) -> tuple[int, int]:
     """Return how many preds were computed before they came, and how many rows for none."""
     found = rig.kernel.statistics()
     return found["preds_guessed"], found["preds_guessed_in_vain"]
@@ -57,7 +60,7 @@ async def think(worker: Worker, instance: int, count: int, opts: bytes = b"", ms
 @pytest.mark.parametrize("opts", [b"", SEEDED, BEST], ids=["argmax", "seeded", "top"])
 @pytest.mark.parametrize("ms", [2, 10, 13, 35])
 def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> None:
-    async def test(rig: Rig) -> tuple[list[Any], float, dict[str, Any]]:
+    async def test(rig: KernelRig) -> tuple[list[Any], float, dict[str, Any]]:
         for instance in (1, 2, 3):
             worker = await start(rig, instance)
         began = asyncio.get_running_loop().time()
@@ -76,7 +79,7 @@ def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> 
 
 
 def test_the_device_does_not_wait_for_programs() -> None:
-    async def test(rig: Rig) -> dict[str, Any]:
+    async def test(rig: KernelRig) -> dict[str, Any]:
         worker = await start(rig)
         await think(worker, 1, 60)
         return rig.kernel.statistics()
@@ -88,7 +91,7 @@ def test_the_device_does_not_wait_for_programs() -> None:
 
 
 def test_generations_and_preds_go_on_together() -> None:
-    async def test(rig: Rig) -> tuple[list[int], list[bytes]]:
+    async def test(rig: KernelRig) -> tuple[list[int], list[bytes]]:
         await start(rig, 2)
         worker = await start(rig)
         made = worker.generate(1, A, tokens(1), max=40)
@@ -96,7 +99,7 @@ def test_generations_and_preds_go_on_together() -> None:
         assert await made.end == b""
         return made.ids, results
 
-    async def counted(rig: Rig) -> Any:
+    async def counted(rig: KernelRig) -> Any:
         found = await test(rig)
         assert guessed(rig)[0] > 20
         return found
@@ -107,7 +110,7 @@ def test_generations_and_preds_go_on_together() -> None:
 def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
     """With circles among what a token is made of, everybody would rest while they are found."""
 
-    async def test(rig: Rig) -> tuple[set[str], tuple[int, int]]:
+    async def test(rig: KernelRig) -> tuple[set[str], tuple[int, int]]:
         await start(rig, 2)
         worker = await start(rig)
         await think(worker, 2, 20)
@@ -187,7 +190,7 @@ def test_what_was_guessed_is_gone_when_anything_else_comes(
 ) -> None:
     """`ms`: while it computes, and when its result is kept."""
 
-    async def test(rig: Rig) -> list[Any]:
+    async def test(rig: KernelRig) -> list[Any]:
         worker = await start(rig)
         seen: list[Any] = []
         token = 1
@@ -206,7 +209,7 @@ def test_what_was_guessed_is_gone_when_anything_else_comes(
                     assert await worker.call(1, Op.KV_CLOSE, B) == 0
         return seen
 
-    async def counted(rig: Rig) -> list[Any]:
+    async def counted(rig: KernelRig) -> list[Any]:
         found: list[Any] = await test(rig)
         assert guessed(rig)[0] > 5
         return found
@@ -217,7 +220,7 @@ def test_what_was_guessed_is_gone_when_anything_else_comes(
 def test_a_pred_that_another_handle_makes_is_as_good() -> None:
     """What counts is the file: a child that was granted it goes on with the same token."""
 
-    async def test(rig: Rig) -> list[Any]:
+    async def test(rig: KernelRig) -> list[Any]:
         worker = await start(rig)
         await start(rig, 2, parent=1)
         seen: list[Any] = await think(worker, 1, 10)
@@ -234,27 +237,24 @@ def test_a_pred_that_another_handle_makes_is_as_good() -> None:
 
 
 # -- What nobody sees --------------------------------------------------------------------------
-def test_a_guess_holds_no_page_and_no_quota() -> None:
+@run_by(with_kernel)
+async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     """One entry behind a full page: the next page is nobody's until its pred comes."""
-
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
-        free = rig.kernel.statistics()["pages_free"]
-        made = await think(worker, 1, PAGE_TOKENS)
-        await asyncio.sleep(0.05)
-        assert rig.kernel.statistics()["pages_free"] == free - 1
-        stat = await worker.call(1, Op.KV_STAT, A)
-        assert isinstance(stat, bytes)
-        before = guessed(rig)[0]
-        await decode(worker, 1, A, ids(made[-1])[0], 1)
-        assert guessed(rig)[0] == before + 1, "it was computed into a spare frame"
-        assert rig.kernel.statistics()["pages_free"] == free - 2
-
-    with_kernel(test)
+    worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
+    free = rig.kernel.statistics()["pages_free"]
+    made = await think(worker, 1, PAGE_TOKENS)
+    await asyncio.sleep(0.05)
+    assert rig.kernel.statistics()["pages_free"] == free - 1
+    stat = await worker.call(1, Op.KV_STAT, A)
+    assert isinstance(stat, bytes)
+    before = guessed(rig)[0]
+    await decode(worker, 1, A, ids(made[-1])[0], 1)
+    assert guessed(rig)[0] == before + 1, "it was computed into a spare frame"
+    assert rig.kernel.statistics()["pages_free"] == free - 2
 
 
 def test_spare_frames_are_for_whoever_wants_them() -> None:
-    async def test(rig: Rig) -> Any:
+    async def test(rig: KernelRig) -> Any:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
         made = await think(worker, 1, PAGE_TOKENS)
@@ -267,7 +267,7 @@ def test_spare_frames_are_for_whoever_wants_them() -> None:
 
 
 def test_nothing_but_what_has_come_is_charged() -> None:
-    async def test(rig: Rig) -> Any:
+    async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tokens=20)
         results = [await worker.pred(1, A, tokens(1))]
         while isinstance(results[-1], bytes):
@@ -278,21 +278,19 @@ def test_nothing_but_what_has_come_is_charged() -> None:
     assert with_kernel(test) == with_kernel(test, None)
 
 
-def test_an_instance_that_ends_leaves_nothing() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 15)
-        await rig.gateway.end(1)
-        await asyncio.sleep(0.05)
-        found = rig.kernel.statistics()
-        assert found["pages_free"] == found["pages"]
-        assert guessed(rig)[1] <= 2
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await think(worker, 1, 15)
+    await rig.gateway.end(1)
+    await asyncio.sleep(0.05)
+    found = rig.kernel.statistics()
+    assert found["pages_free"] == found["pages"]
+    assert guessed(rig)[1] <= 2
 
 
 def test_who_comes_is_in_the_next_step() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await start(rig, 2)
         loop = asyncio.get_running_loop()
@@ -311,7 +309,7 @@ def test_who_comes_is_in_the_next_step() -> None:
 def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
     """Every other token is its own: by its past it is not guessed about for long."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         token = 1
         for number in range(200):
@@ -327,7 +325,7 @@ def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
 
 
 def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for piece in range(8):
             made = await think(worker, 1, 40)
@@ -344,7 +342,7 @@ def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
 def test_short_programs_are_soon_not_guessed_about() -> None:
     """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await think(worker, 1, 60)  # it has paid for this one
         await rig.gateway.end(1)
@@ -360,10 +358,8 @@ def test_short_programs_are_soon_not_guessed_about() -> None:
     with_kernel(test, PredictionOptions())
 
 
-def test_unseeded_draws_are_not_guessed() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 30, options(get={"sample": {}}))
-        assert guessed(rig) == (0, 0)
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_unseeded_draws_are_not_guessed(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await think(worker, 1, 30, options(get={"sample": {}}))
+    assert guessed(rig) == (0, 0)

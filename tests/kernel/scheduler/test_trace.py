@@ -13,100 +13,90 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS
 from symphony_kernel.scheduler.prediction import PredictionOptions
 
-from tests.support.kernel.rig import A, B, Gateway, Rig, options, start, tokens, with_kernel
+from tests.support.kernel.rig import A, B, Gateway, KernelRig, options, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 TEN_MS = 0.010
 
 
 def traced(gateway: Gateway) -> list[list[Any]]:
-    """The events of all bundles that have come."""
     return [event for message in gateway.traced for event in message.events]
 
 
-def test_a_prompt_s_steps_and_a_token_s() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, trace=True)
-        await worker.pred(1, A, tokens(*range(1, 701)))
-        await worker.pred(1, A, tokens(7), options(get="none"))
-        answer = await rig.gateway.end(1)
-        assert answer.errno == 0
-        prompt, token = traced(rig.gateway)
-        instance, _, count, submitted, ended, errno, steps = prompt
-        assert (instance, count, errno) == (1, 700, 0)
-        assert [step[4] for step in steps] == [512, 188]
-        assert all(rows == 1 and of_all == own for _, _, rows, of_all, own in steps)
-        assert submitted <= steps[0][0] < steps[0][1] <= steps[1][0] < steps[1][1] == ended
-        assert steps[0][1] - steps[0][0] >= TEN_MS
-        assert (token[2], [step[4] for step in token[6]]) == (1, [1])
-        assert token[3] >= ended
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_prompt_s_steps_and_a_token_s(rig: KernelRig) -> None:
+    worker = await start(rig, trace=True)
+    await worker.pred(1, A, tokens(*range(1, 701)))
+    await worker.pred(1, A, tokens(7), options(get="none"))
+    answer = await rig.gateway.end(1)
+    assert answer.errno == 0
+    prompt, token = traced(rig.gateway)
+    instance, _, count, submitted, ended, errno, steps = prompt
+    assert (instance, count, errno) == (1, 700, 0)
+    assert [step[4] for step in steps] == [512, 188]
+    assert all(rows == 1 and of_all == own for _, _, rows, of_all, own in steps)
+    assert submitted <= steps[0][0] < steps[0][1] <= steps[1][0] < steps[1][1] == ended
+    assert steps[0][1] - steps[0][0] >= TEN_MS
+    assert (token[2], [step[4] for step in token[6]]) == (1, [1])
+    assert token[3] >= ended
 
 
-def test_steps_that_are_shared_say_so() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, trace=True)
-        await start(rig, 2)
-        replies = [worker.pred(1, A, tokens(1, 2)), worker.pred(2, A, tokens(1, 2, 3))]
-        for reply in replies:
-            await reply
-        await rig.gateway.end(1)
-        ((instance, _, count, _, _, _, (step,)),) = traced(rig.gateway)
-        assert (instance, count, step[2:]) == (1, 2, [2, 5, 2])
-        assert {message.instance for message in rig.gateway.traced} == {1}
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_steps_that_are_shared_say_so(rig: KernelRig) -> None:
+    worker = await start(rig, 1, trace=True)
+    await start(rig, 2)
+    replies = [worker.pred(1, A, tokens(1, 2)), worker.pred(2, A, tokens(1, 2, 3))]
+    for reply in replies:
+        await reply
+    await rig.gateway.end(1)
+    ((instance, _, count, _, _, _, (step,)),) = traced(rig.gateway)
+    assert (instance, count, step[2:]) == (1, 2, [2, 5, 2])
+    assert {message.instance for message in rig.gateway.traced} == {1}
 
 
-def test_a_step_that_waits_behind_another_begins_when_that_ends() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, trace=True)
-        await start(rig, 2)
-        first = worker.pred(2, A, tokens(*range(1, 601)))
-        second = worker.pred(1, A, tokens(*range(1, 601)))
-        await first
-        await second
-        await rig.gateway.end(1)
-        ((*_, steps),) = traced(rig.gateway)
-        for before, after in pairwise(steps):
-            assert before[1] <= after[0]
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_step_that_waits_behind_another_begins_when_that_ends(rig: KernelRig) -> None:
+    worker = await start(rig, 1, trace=True)
+    await start(rig, 2)
+    first = worker.pred(2, A, tokens(*range(1, 601)))
+    second = worker.pred(1, A, tokens(*range(1, 601)))
+    await first
+    await second
+    await rig.gateway.end(1)
+    ((*_, steps),) = traced(rig.gateway)
+    for before, after in pairwise(steps):
+        assert before[1] <= after[0]
 
 
-def test_what_fails_or_is_dropped_ends_with_its_errno() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, trace=True)
-        computing = worker.pred(1, A, tokens(1))
-        waiting = worker.pred(1, A, tokens(2))
-        await computing
-        worker.tell(1, 18, 2)
-        assert await waiting == -Errno.ECANCELED
-        rig.worker.replies.clear()
-        worker.tell(1, 16, A, tokens(3), None, b"")
-        await rig.gateway.end(1)
-        assert [event[5] for event in traced(rig.gateway)] == [0, Errno.ECANCELED, Errno.ECANCELED]
-        assert not rig.kernel._scheduler._traces.runs
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_what_fails_or_is_dropped_ends_with_its_errno(rig: KernelRig) -> None:
+    worker = await start(rig, 1, trace=True)
+    computing = worker.pred(1, A, tokens(1))
+    waiting = worker.pred(1, A, tokens(2))
+    await computing
+    worker.tell(1, 18, 2)
+    assert await waiting == -Errno.ECANCELED
+    rig.worker.replies.clear()
+    worker.tell(1, 16, A, tokens(3), None, b"")
+    await rig.gateway.end(1)
+    assert [event[5] for event in traced(rig.gateway)] == [0, Errno.ECANCELED, Errno.ECANCELED]
+    assert not rig.kernel._scheduler._traces.runs
 
 
-def test_children_are_their_run_s() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, trace=True)
-        await start(rig, 2, parent=1)
-        await worker.pred(2, A, tokens(1))
-        await rig.gateway.end(2)
-        await rig.gateway.end(1)
-        (event,) = traced(rig.gateway)
-        assert event[0] == 2
-        assert rig.gateway.traced[0].instance == 1
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_children_are_their_run_s(rig: KernelRig) -> None:
+    worker = await start(rig, 1, trace=True)
+    await start(rig, 2, parent=1)
+    await worker.pred(2, A, tokens(1))
+    await rig.gateway.end(2)
+    await rig.gateway.end(1)
+    (event,) = traced(rig.gateway)
+    assert event[0] == 2
+    assert rig.gateway.traced[0].instance == 1
 
 
 def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
-    async def test(rig: Rig) -> list[list[Any]]:
+    async def test(rig: KernelRig) -> list[list[Any]]:
         worker = await start(rig, trace=True)
         token = 1
         for _ in range(30):
@@ -131,15 +121,15 @@ def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
         assert before[1] <= after[0], "one step computes at a time"
 
 
-def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times() -> None:
-    async def test(rig: Rig) -> list[list[Any]]:
-        worker = await start(rig, trace=True)
-        made = worker.generate(1, A, tokens(1), max=40, ahead=40)
-        assert await made.end == b""
-        await rig.gateway.end(1)
-        return traced(rig.gateway)
-
-    events = with_kernel(test, costs=CostModel(fixed_us=10_000))
+@run_by(with_kernel, costs=CostModel(fixed_us=10_000))
+async def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times(
+    rig: KernelRig,
+) -> None:
+    worker = await start(rig, trace=True)
+    made = worker.generate(1, A, tokens(1), max=40, ahead=40)
+    assert await made.end == b""
+    await rig.gateway.end(1)
+    events = traced(rig.gateway)
     assert len(events) == 40
     for *_, submitted, ended, _, ((began, done, *_),) in events:
         assert submitted <= began < done <= ended
@@ -148,38 +138,34 @@ def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times() -> N
         assert before[1] <= after[0]
 
 
-def test_events_leave_in_bundles() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1, trace=True)
-        count = 0
-        while not rig.gateway.traced:
-            await worker.pred(1, A, tokens(1))
-            count += 1
-        assert 1 < count <= TRACE_BUNDLE_EVENTS
-        assert len(traced(rig.gateway)) == count
-
-    with_kernel(test)
-
-
-def test_nobody_is_traced_who_did_not_ask() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        await start(rig, 2, trace=False)
+@run_by(with_kernel)
+async def test_events_leave_in_bundles(rig: KernelRig) -> None:
+    worker = await start(rig, 1, trace=True)
+    count = 0
+    while not rig.gateway.traced:
         await worker.pred(1, A, tokens(1))
-        await worker.pred(2, A, tokens(1))
-        for instance in (1, 2):
-            await rig.gateway.end(instance)
-        assert rig.gateway.traced == []
-        assert (await rig.gateway.register(3, trace=1)).errno == -Errno.EINVAL
+        count += 1
+    assert 1 < count <= TRACE_BUNDLE_EVENTS
+    assert len(traced(rig.gateway)) == count
 
-    with_kernel(test)
+
+@run_by(with_kernel)
+async def test_nobody_is_traced_who_did_not_ask(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    await start(rig, 2, trace=False)
+    await worker.pred(1, A, tokens(1))
+    await worker.pred(2, A, tokens(1))
+    for instance in (1, 2):
+        await rig.gateway.end(instance)
+    assert rig.gateway.traced == []
+    assert (await rig.gateway.register(3, trace=1)).errno == -Errno.EINVAL
 
 
 def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
     """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
 
     def told(places: TierConfig) -> list[Any]:
-        async def test(rig: Rig) -> list[Any]:
+        async def test(rig: KernelRig) -> list[Any]:
             worker = await start(rig, trace=True)
             worker.tell(1, m.Op.KV_CREATE, B)
             await worker.pred(1, A, tokens(*range(1, 78)))

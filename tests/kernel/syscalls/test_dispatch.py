@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -11,9 +10,10 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TENANT_LISTED_MAX
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.floods import take_time
-from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
+from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 CALL_US = 500.0
 FORKS = 40
@@ -29,7 +29,6 @@ def flood(worker: Worker, instance: int, first: int = 1) -> list[Any]:
 
 
 def held(kernel: Any) -> int:
-    """Return how many calls wait."""
     return sum(map(len, kernel._syscalls.call_queue.queues.values()))
 
 
@@ -44,7 +43,7 @@ async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
 
 
 def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
         foreign = worker.call(2, Op.KV_LEN, A)
@@ -61,19 +60,17 @@ def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> N
     _with_two(test)
 
 
-def test_one_who_is_alone_waits_for_nothing() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        take_time(rig.kernel, CALL_US)
-        flood(worker, 1)
-        await worker.call(1, Op.KV_LEN, A)
-        assert not rig.kernel._syscalls.call_queue.queues
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_one_who_is_alone_waits_for_nothing(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    take_time(rig.kernel, CALL_US)
+    flood(worker, 1)
+    await worker.call(1, Op.KV_LEN, A)
+    assert not rig.kernel._syscalls.call_queue.queues
 
 
 def test_what_waits_goes_with_its_instance() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
@@ -88,7 +85,7 @@ def test_what_waits_goes_with_its_instance() -> None:
 
 
 def test_of_too_many_the_first_are_executed_all_the_same() -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         rig.kernel._syscalls.call_queue.calls_max = 8
         lengths = flood(worker, 1)
@@ -104,7 +101,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
     for _ in range(400):
         deep = [deep]
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
@@ -125,7 +122,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
 def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
     lists = TENANT_LISTED_MAX // 256 - 20  # that a frame may ask for, of what is public
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         frames = []
         for _ in range(3):
@@ -136,72 +133,70 @@ def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
     _with_two(test)
 
 
-def test_at_any_moment_the_journal_says_what_waits(tmp_path: Path) -> None:
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_at_any_moment_the_journal_says_what_waits(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
     chance = random.Random(1)
-
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        lengths = flood(worker, 1)
-        most = 0
-        while not lengths[-1].done():
-            await asyncio.sleep(chance.random() / 200)
-            assert not differences(rig.recovered_image(), rig.image())
-            most = max(most, held(rig.kernel))
-        assert most > FORKS
-        assert await asyncio.gather(*lengths) == [29] * FORKS
-
-    with_dying_kernel(tmp_path, test)
-
-
-def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) -> None:
-    chance = random.Random(2)
-
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        lengths = flood(worker, 1)
-        deaths = 0
-        while not lengths[-1].done():
-            await asyncio.sleep(0.01)
-            if held(rig.kernel) and deaths < 4:
-                deaths += 1
-                rig.die(chance)
-                await asyncio.sleep(0.01)
-                rig.boot()
-                take_time(rig.kernel, CALL_US)
-        assert deaths
-        assert await asyncio.gather(*lengths) == [29] * FORKS
-        assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
-        await gateway.check_integrity()
-
-    with_dying_kernel(tmp_path, test)
-
-
-def test_a_replay_holds_nobody_for_what_it_takes_itself(tmp_path: Path) -> None:
-    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
-        await _begin(rig, worker, gateway)
-        for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
-            for instance, calls in ((1, 4), (2, 1)):
-                worker.tell(instance, Op.KV_FORK, fork, A)
-                for _ in range(calls):
-                    worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
-            assert await worker.call(2, Op.KV_LEN, fork) == 21
-            await asyncio.sleep(0.02)
-        assert await worker.call(1, Op.KV_LEN, fork) == 24
-        make = rig.make
-
-        def make_slow() -> Kernel:
-            kernel = make()
-            take_time(kernel, CALL_US)
-            return kernel
-
-        rig.make = make_slow  # type: ignore[method-assign]
+    await _begin(rig, worker, gateway)
+    lengths = flood(worker, 1)
+    most = 0
+    while not lengths[-1].done():
+        await asyncio.sleep(chance.random() / 200)
         assert not differences(rig.recovered_image(), rig.image())
+        most = max(most, held(rig.kernel))
+    assert most > FORKS
+    assert await asyncio.gather(*lengths) == [29] * FORKS
 
-    with_dying_kernel(tmp_path, test)
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_nobody_notices_that_the_kernel_dies_while_calls_wait(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    chance = random.Random(2)
+    await _begin(rig, worker, gateway)
+    lengths = flood(worker, 1)
+    deaths = 0
+    while not lengths[-1].done():
+        await asyncio.sleep(0.01)
+        if held(rig.kernel) and deaths < 4:
+            deaths += 1
+            rig.die(chance)
+            await asyncio.sleep(0.01)
+            rig.boot()
+            take_time(rig.kernel, CALL_US)
+    assert deaths
+    assert await asyncio.gather(*lengths) == [29] * FORKS
+    assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
+    await gateway.check_integrity()
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_a_replay_holds_nobody_for_what_it_takes_itself(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
+    await _begin(rig, worker, gateway)
+    for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
+        for instance, calls in ((1, 4), (2, 1)):
+            worker.tell(instance, Op.KV_FORK, fork, A)
+            for _ in range(calls):
+                worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
+        assert await worker.call(2, Op.KV_LEN, fork) == 21
+        await asyncio.sleep(0.02)
+    assert await worker.call(1, Op.KV_LEN, fork) == 24
+    make = rig.make
+
+    def make_slow() -> Kernel:
+        kernel = make()
+        take_time(kernel, CALL_US)
+        return kernel
+
+    rig.make = make_slow  # type: ignore[method-assign]
+    assert not differences(rig.recovered_image(), rig.image())
 
 
 def _with_two(test: Any) -> None:
-    async def both(rig: Rig) -> None:
+    async def both(rig: KernelRig) -> None:
         worker = await start(rig, 1, tenant="hostile")
         await start(rig, 2, tenant="victim")
         for instance in (1, 2):

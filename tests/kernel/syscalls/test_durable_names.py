@@ -24,9 +24,9 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.syscalls.durable_names import DurableOptions, PageDevice
 
 from tests.support.kernel.page_device import extend, make_account
-from tests.support.kernel.rig import ASSETS, PROMPT, A, B, C, Rig, decode, ids, start, tokens
+from tests.support.kernel.rig import ASSETS, PROMPT, A, B, C, KernelRig, decode, ids, start, tokens
 
-Test = Callable[[Rig], Coroutine[Any, Any, None]]
+Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
 REPLACE, DURABLE, PUBLIC = 1, 2, 4
 
 
@@ -50,7 +50,7 @@ def lives(
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
         kernel.open_durable_names(known=False)
         running = asyncio.create_task(kernel.run())
-        rig = Rig(kernel)
+        rig = KernelRig(kernel)
         testing = asyncio.create_task(test(rig))
         await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
@@ -64,7 +64,7 @@ def lives(
         asyncio.run(asyncio.wait_for(life(test), 30))
 
 
-async def saved(rig: Rig, path: str = "a/b", flags: int = DURABLE) -> list[int]:
+async def saved(rig: KernelRig, path: str = "a/b", flags: int = DURABLE) -> list[int]:
     """Save a prompt; return the tokens that greedy decoding gives behind it."""
     worker = await start(rig)
     token = ids(await worker.pred(1, A, PROMPT))[0]
@@ -72,7 +72,7 @@ async def saved(rig: Rig, path: str = "a/b", flags: int = DURABLE) -> list[int]:
     return [token, *await decode(worker, 1, A, token, 5)]
 
 
-async def gone_on(rig: Rig, first: int, path: str = "a/b", instance: int = 1) -> list[int]:
+async def gone_on(rig: KernelRig, first: int, path: str = "a/b", instance: int = 1) -> list[int]:
     """Open a saved prompt and decode behind it."""
     worker = await start(rig, instance)
     assert await worker.call(instance, Op.KV_OPEN, B, path, 31) == 31
@@ -82,10 +82,10 @@ async def gone_on(rig: Rig, first: int, path: str = "a/b", instance: int = 1) ->
 def test_a_saved_file_goes_on_in_the_next_life(tmp_path: Path) -> None:
     known: list[int] = []
 
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         known.extend(await saved(rig))
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         (listed,) = (await rig.gateway.ask("kv_list", tenant="t")).value
         assert (listed["path"], listed["tier"], listed["durable"]) == ("a/b", "disk", True)
         assert await gone_on(rig, known[0]) == known
@@ -99,10 +99,10 @@ def test_a_saved_file_goes_on_in_the_next_life(tmp_path: Path) -> None:
 def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
     known: list[int] = []
 
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         known.extend(await saved(rig))
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         worker = await start(rig, 2)
         await worker.pred(2, A, tokens(*range(200)))
         worker2 = await start(rig)
@@ -121,10 +121,10 @@ def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
     """Of another model K and V are worth nothing: they are computed again at first use."""
     known: list[int] = []
 
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         known.extend(await saved(rig))
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         assert await gone_on(rig, known[0]) == known
 
     lives(tmp_path, first)
@@ -132,7 +132,7 @@ def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -> None:
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, tokens(1, 2))
         for path in ("kept", "replaced", "removed", "memory"):
@@ -144,12 +144,12 @@ def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -
         assert await worker.call(1, Op.KV_REMOVE, "removed") == 0
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="removed")).errno < 0
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         listed = (await rig.gateway.ask("kv_list", tenant="t")).value
         assert [(file["path"], file["len"]) for file in listed] == [("kept", 2), ("replaced", 3)]
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="kept")).value == 0
 
-    async def third(rig: Rig) -> None:
+    async def third(rig: KernelRig) -> None:
         listed = (await rig.gateway.ask("kv_list", tenant="t")).value
         assert [file["path"] for file in listed] == ["replaced"]
 
@@ -159,7 +159,7 @@ def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -
 def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
     known: list[int] = []
 
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         ranges = tokens(0, 4, 30, 50)
@@ -167,7 +167,7 @@ def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
         assert await worker.call(1, Op.KV_SAVE, C, "a/b", DURABLE) == 0
         known.extend([7, *await decode(worker, 1, C, 7, 5)])
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         assert await gone_on(rig, 7) == known
 
     lives(tmp_path, first, second)
@@ -175,16 +175,16 @@ def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
-    async def denied(rig: Rig) -> None:
+    async def denied(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         for flags in (PUBLIC, PUBLIC | DURABLE):
             assert await worker.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.EACCES
 
-    async def allowed(rig: Rig) -> None:
+    async def allowed(rig: KernelRig) -> None:
         await saved(rig, "a", PUBLIC | DURABLE)
 
-    async def read(rig: Rig) -> None:
+    async def read(rig: KernelRig) -> None:
         worker = await start(rig, 5, tenant="other")
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == 1
         assert await worker.call(5, Op.KV_LEN, B) == len(PROMPT) // 4
@@ -195,7 +195,7 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
         assert await worker.call(5, Op.KV_REMOVE, "public/t/a") == -Errno.EACCES
         assert await worker.call(5, Op.KV_OPEN, 1 << 16 | 5, "a", 1) == -Errno.ENOENT
 
-    async def unseen(rig: Rig) -> None:
+    async def unseen(rig: KernelRig) -> None:
         """The operator has thought better of it: nothing is public, whatever files say."""
         worker = await start(rig, 5, tenant="other")
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == -Errno.ENOENT
@@ -217,7 +217,7 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
 
 
 def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:
-    async def first(rig: Rig) -> None:
+    async def first(rig: KernelRig) -> None:
         data, soon = await download(rig, await made(rig)), now_ms() + 500
         await upload(rig, "a", data, expires_ms=soon)
         await upload(rig, "b", data, expires_ms=soon + 60_000)
@@ -225,7 +225,7 @@ def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
         assert [file["path"] for file in await listing(rig)] == ["b", "made"]
 
-    async def second(rig: Rig) -> None:
+    async def second(rig: KernelRig) -> None:
         assert [file["path"] for file in await listing(rig)] == ["b"]
         stat = (await rig.gateway.ask("kv_stat", tenant="t", path="b")).value
         assert 0 < stat["expires_ms"] - now_ms() < 60_000
@@ -243,17 +243,17 @@ async def uploads_are_gone(root: Path) -> None:
         await asyncio.sleep(0.005)
 
 
-async def listing(rig: Rig) -> list[dict[str, Any]]:
+async def listing(rig: KernelRig) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = (await rig.gateway.ask("kv_list", tenant="t")).value
     return listed
 
 
-async def made(rig: Rig, path: str = "made", flags: int = 0) -> str:
+async def made(rig: KernelRig, path: str = "made", flags: int = 0) -> str:
     await saved(rig, path, flags)
     return path
 
 
-async def download(rig: Rig, path: str, tenant: str = "t", piece: int = 10_000) -> bytes:
+async def download(rig: KernelRig, path: str, tenant: str = "t", piece: int = 10_000) -> bytes:
     opened = await rig.gateway.ask("kv_download", tenant=tenant, path=path)
     assert opened.errno == 0, opened
     number, size = opened.value["transfer"], opened.value["bytes"]
@@ -265,7 +265,7 @@ async def download(rig: Rig, path: str, tenant: str = "t", piece: int = 10_000) 
     return data
 
 
-async def upload(rig: Rig, path: str, data: bytes, **given: Any) -> Any:
+async def upload(rig: KernelRig, path: str, data: bytes, **given: Any) -> Any:
     opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=len(data))
     assert opened.errno == 0, opened
     number = opened.value["transfer"]
@@ -279,7 +279,7 @@ async def upload(rig: Rig, path: str, data: bytes, **given: Any) -> Any:
 
 
 def test_a_file_is_sent_and_taken_and_goes_on(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         for path, flags in (("memory", 0), ("disk", DURABLE)):
             known = await saved(rig, path, flags)
             await rig.gateway.end(1)
@@ -298,7 +298,7 @@ def test_a_file_is_sent_and_taken_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_file_of_tokens_alone_is_rebuilt_when_asked(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         known = await saved(rig, "a", DURABLE)
         await rig.gateway.end(1)
         (tmp_path / "f").write_bytes(await download(rig, "a"))
@@ -317,7 +317,7 @@ def test_a_file_of_tokens_alone_is_rebuilt_when_asked(tmp_path: Path) -> None:
 def test_a_foreign_files_kv_are_taken_as_they_are(tmp_path: Path) -> None:
     """Who changes a file breaks its seal: it can be used, and nothing is derived from it."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         known = await saved(rig, "a", DURABLE)
         worker = rig.worker
         data = bytearray(await download(rig, "a"))
@@ -333,7 +333,7 @@ def test_a_foreign_files_kv_are_taken_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"junk" * 100, bytes(5000)])
 def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         refused = await upload(rig, "a", data, rebuild=True)
         assert refused["refused"] == "bad-file"
         assert await listing(rig) == []
@@ -343,7 +343,7 @@ def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         await made(rig)
         ask = rig.gateway.ask
         for what, given, errno in (
@@ -379,7 +379,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
 
 
 def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
         assert await worker.call(1, Op.KV_SAVE, A, "a", DURABLE) == 0
@@ -392,7 +392,7 @@ def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
 
 
 def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def sent(what: str, **given: Any) -> list[int]:
             asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
             return [answer.errno for answer in await asyncio.gather(*asked)]
@@ -409,7 +409,7 @@ def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Pat
 
 
 def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         ask = rig.gateway.ask
         rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
 
@@ -437,7 +437,7 @@ def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) 
 
 
 def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def push() -> int:
             opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
             given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
@@ -451,7 +451,7 @@ def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path)
 def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
     """The device goes on around them, and every file holds what its program had."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def program(instance: int) -> None:
             worker = await start(rig, instance)
             await worker.pred(instance, A, tokens(*range(instance, instance + 40)))
@@ -465,7 +465,7 @@ def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
 
         await asyncio.gather(*(program(instance) for instance in range(1, 13)))
 
-    async def again(rig: Rig) -> None:
+    async def again(rig: KernelRig) -> None:
         async def program(instance: int) -> None:
             worker = await start(rig, instance)
             assert await worker.call(instance, Op.KV_OPEN, B, f"p/{instance}", 31) == 31
@@ -508,41 +508,34 @@ class Moving:
             self.kvfs.finish_transfers(batch)
 
 
-def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
+async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
     """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
-
-    async def main() -> None:
-        house = Moving(8)
-        file = house.file(4)
-        await house.mark(file, 7)
-        house.kvfs.tiers.evict(file.pages[:2])
-        await house.run_moves()
-        async with house.executor._order:
-            reading = asyncio.ensure_future(house.device.read(file))
-            await asyncio.sleep(0.01)
-            house.kvfs.tiers.evict(file.pages[2:])
-        kv = await reading
-        assert kv is not None
-        assert (kv == 7).all()
-
-    asyncio.run(main())
+    house = Moving(8)
+    file = house.file(4)
+    await house.mark(file, 7)
+    house.kvfs.tiers.evict(file.pages[:2])
+    await house.run_moves()
+    async with house.executor._order:
+        reading = asyncio.ensure_future(house.device.read(file))
+        await asyncio.sleep(0.01)
+        house.kvfs.tiers.evict(file.pages[2:])
+    kv = await reading
+    assert kv is not None
+    assert (kv == 7).all()
 
 
-def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
-    async def main() -> None:
-        house = Moving(8)
-        source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
-        await house.mark(source, 7)
-        kv = await house.device.read(source)
-        assert kv is not None
-        file.fill(source.tokens, source.positions, 4 * PAGE_TOKENS, None)
-        async with house.executor._order:
-            writing = asyncio.ensure_future(house.device.write(file, kv))
-            await asyncio.sleep(0.01)
-            house.kvfs.tiers.evict(file.pages[:1], host=False)
-            other = house.file(1, "other")
-        assert not await writing
-        assert house.kvfs.tiers.tier_of(file.pages).tolist() == [Tier.TOKENS, *[Tier.DEVICE] * 3]
-        house.kvfs.check_integrity({source: 1, file: 1, other: 1})
-
-    asyncio.run(main())
+async def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
+    house = Moving(8)
+    source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
+    await house.mark(source, 7)
+    kv = await house.device.read(source)
+    assert kv is not None
+    file.fill(source.tokens, source.positions, 4 * PAGE_TOKENS, None)
+    async with house.executor._order:
+        writing = asyncio.ensure_future(house.device.write(file, kv))
+        await asyncio.sleep(0.01)
+        house.kvfs.tiers.evict(file.pages[:1], host=False)
+        other = house.file(1, "other")
+    assert not await writing
+    assert house.kvfs.tiers.tier_of(file.pages).tolist() == [Tier.TOKENS, *[Tier.DEVICE] * 3]
+    house.kvfs.check_integrity({source: 1, file: 1, other: 1})

@@ -16,6 +16,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 from tests.support.executor.models import VOCAB, Checkpoint, make_checkpoint
 from tests.support.executor.native import native_library
 from tests.support.kernel.editing import Desk, at_a_desk
+from tests.support.run_by import run_by
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -56,22 +57,19 @@ def best(logits: Any) -> int:
     return int(np.argmax(logits))
 
 
-def test_attention_sinks_keep_the_positions_of_what_they_saw(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_attention_sinks_keep_the_positions_of_what_they_saw(desk: Desk) -> None:
     """StreamingLLM (2309.17453): the first tokens and a window; positions go on as they were."""
-
-    async def scenario(desk: Desk) -> None:
-        stream = desk.create()
-        logits = await desk.pred(stream, ids(50))
-        position = 50
-        for _ in range(3):
-            kept = desk.extract(stream, (0, 4), (len(stream) - 19, len(stream)))
-            desk.close(stream)
-            stream = kept
-            for _ in range(5):
-                logits = await desk.pred(stream, [best(logits[-1])], [position])
-                position += 1
-
-    at_a_desk(checkpoint, scenario)
+    stream = desk.create()
+    logits = await desk.pred(stream, ids(50))
+    position = 50
+    for _ in range(3):
+        kept = desk.extract(stream, (0, 4), (len(stream) - 19, len(stream)))
+        desk.close(stream)
+        stream = kept
+        for _ in range(5):
+            logits = await desk.pred(stream, [best(logits[-1])], [position])
+            position += 1
 
 
 def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) -> None:
@@ -97,17 +95,15 @@ def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) ->
     at_a_desk(checkpoint, scenario, NARROW)
 
 
-def test_a_window_slides_a_token_at_a_time(checkpoint: Checkpoint) -> None:
-    async def scenario(desk: Desk) -> None:
-        stream = desk.create()
-        logits = await desk.pred(stream, ids(30))
-        for position in range(30, 42):
-            kept = desk.extract(stream, (len(stream) - 15, len(stream)))
-            desk.close(stream)
-            stream = kept
-            logits = await desk.pred(stream, [best(logits[-1])], [position])
-
-    at_a_desk(checkpoint, scenario)
+@run_by(at_a_desk, "checkpoint")
+async def test_a_window_slides_a_token_at_a_time(desk: Desk) -> None:
+    stream = desk.create()
+    logits = await desk.pred(stream, ids(30))
+    for position in range(30, 42):
+        kept = desk.extract(stream, (len(stream) - 15, len(stream)))
+        desk.close(stream)
+        stream = kept
+        logits = await desk.pred(stream, [best(logits[-1])], [position])
 
 
 @pytest.mark.parametrize("limits", [StepLimits(), NARROW], ids=["wide", "narrow"])
@@ -131,126 +127,111 @@ def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
     at_a_desk(checkpoint, scenario, limits)
 
 
-def test_modules_are_appended_in_any_order(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_modules_are_appended_in_any_order(desk: Desk) -> None:
     """Prompt Cache (2311.04934): modules computed alone, each at positions of its own."""
-
-    async def scenario(desk: Desk) -> None:
-        sizes = [16, 7, 33, 1]
-        modules, begin = [], 8
-        for index, size in enumerate(sizes):
-            module = desk.create()
-            await desk.pred(module, ids(size, index), range(begin, begin + size))
-            modules.append(module)
-            begin += size
-        system = desk.create()
-        await desk.pred(system, ids(8, 99))
-        for order in ([0, 1, 2, 3], [2, 0], [3, 1, 2, 0], [1, 1]):
-            prompt = desk.fork(system)
-            for index in order:
-                desk.append(prompt, modules[index], 0, sizes[index])
-            await desk.pred(prompt, ids(11, 50), range(begin, begin + 11))
-            await desk.pred(prompt, ids(1, 51), [begin + 11])
-
-    at_a_desk(checkpoint, scenario)
+    sizes = [16, 7, 33, 1]
+    modules, begin = [], 8
+    for index, size in enumerate(sizes):
+        module = desk.create()
+        await desk.pred(module, ids(size, index), range(begin, begin + size))
+        modules.append(module)
+        begin += size
+    system = desk.create()
+    await desk.pred(system, ids(8, 99))
+    for order in ([0, 1, 2, 3], [2, 0], [3, 1, 2, 0], [1, 1]):
+        prompt = desk.fork(system)
+        for index in order:
+            desk.append(prompt, modules[index], 0, sizes[index])
+        await desk.pred(prompt, ids(11, 50), range(begin, begin + 11))
+        await desk.pred(prompt, ids(1, 51), [begin + 11])
 
 
-def test_a_module_with_a_union_of_parts(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_a_module_with_a_union_of_parts(desk: Desk) -> None:
     """Parts of one module, and of a file that grew behind modules, appended elsewhere."""
-
-    async def scenario(desk: Desk) -> None:
-        one, other = desk.create(), desk.create()
-        await desk.pred(one, ids(40, 1))
-        await desk.pred(other, ids(25, 2), range(100, 125))
-        desk.append(one, other, 3, 22)
-        await desk.pred(one, ids(9, 3), range(125, 134))
-        target = desk.create()
-        await desk.pred(target, ids(5, 4))
-        desk.append(target, one, 35, 64)
-        desk.append(target, target, 0, 20)
-        desk.append(target, other, 20, 25)
-        await desk.pred(target, ids(20, 5), range(140, 160))
-        desk.truncate(target, 37)
-        await desk.pred(target, ids(2, 6))
-
-    at_a_desk(checkpoint, scenario)
+    one, other = desk.create(), desk.create()
+    await desk.pred(one, ids(40, 1))
+    await desk.pred(other, ids(25, 2), range(100, 125))
+    desk.append(one, other, 3, 22)
+    await desk.pred(one, ids(9, 3), range(125, 134))
+    target = desk.create()
+    await desk.pred(target, ids(5, 4))
+    desk.append(target, one, 35, 64)
+    desk.append(target, target, 0, 20)
+    desk.append(target, other, 20, 25)
+    await desk.pred(target, ids(20, 5), range(140, 160))
+    desk.truncate(target, 37)
+    await desk.pred(target, ids(2, 6))
 
 
-def test_speculation_verified_as_a_chain_and_truncated(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_speculation_verified_as_a_chain_and_truncated(desk: Desk) -> None:
     """Each draft is half right: what was accepted, and one token more, equals plain decoding."""
-
-    async def scenario(desk: Desk) -> None:
-        plain, fast = desk.create(), desk.create()
-        prompt = ids(33)
-        logits = await desk.pred(plain, prompt)
-        expected = [best(logits[-1])]
-        for _ in range(24):
-            logits = await desk.pred(plain, expected[-1:])
-            expected.append(best(logits[-1]))
-        logits = await desk.pred(fast, prompt)
-        out = [best(logits[-1])]
-        while len(out) < 18:
-            right = expected[len(out) : len(out) + 3]
-            lookaheads = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
-            found = await desk.pred(fast, [out[-1], *lookaheads])
-            said = [best(each) for each in found]
-            accepted = 0
-            while accepted < len(lookaheads) and said[accepted] == lookaheads[accepted]:
-                accepted += 1
-            desk.truncate(fast, len(fast) - len(lookaheads) + accepted)
-            out += said[: accepted + 1]
-        assert out == expected[: len(out)]
-
-    at_a_desk(checkpoint, scenario)
+    plain, fast = desk.create(), desk.create()
+    prompt = ids(33)
+    logits = await desk.pred(plain, prompt)
+    expected = [best(logits[-1])]
+    for _ in range(24):
+        logits = await desk.pred(plain, expected[-1:])
+        expected.append(best(logits[-1]))
+    logits = await desk.pred(fast, prompt)
+    out = [best(logits[-1])]
+    while len(out) < 18:
+        right = expected[len(out) : len(out) + 3]
+        lookaheads = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
+        found = await desk.pred(fast, [out[-1], *lookaheads])
+        said = [best(each) for each in found]
+        accepted = 0
+        while accepted < len(lookaheads) and said[accepted] == lookaheads[accepted]:
+            accepted += 1
+        desk.truncate(fast, len(fast) - len(lookaheads) + accepted)
+        out += said[: accepted + 1]
+    assert out == expected[: len(out)]
 
 
-def test_speculation_verified_as_a_tree_and_cut_to_its_path(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_speculation_verified_as_a_tree_and_cut_to_its_path(desk: Desk) -> None:
     """Three drafts a token in one pass (SpecInfer, 2305.09781); the accepted path is extracted."""
-
-    async def scenario(desk: Desk) -> None:
-        plain, fast = desk.create(), desk.create()
-        prompt = ids(40)
-        logits = await desk.pred(plain, prompt)
-        expected = [best(logits[-1])]
-        for _ in range(20):
-            logits = await desk.pred(plain, expected[-1:])
-            expected.append(best(logits[-1]))
-        logits = await desk.pred(fast, prompt)
-        out = [best(logits[-1])]
-        while len(out) < 16:
-            right = expected[len(out) : len(out) + 2]
-            # Node 0 is the token itself; below it wrong drafts stand before the right ones.
-            lookaheads = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
-            found = await desk.pred(fast, lookaheads, parents=[-1, 0, 0, 1, 2, 2])
-            before = len(fast) - 6
-            assert [best(found[0]), best(found[2])] == right
-            kept = desk.extract(fast, (0, before + 1), (before + 2, before + 3),
-                                (before + 5, before + 6))  # fmt: skip
-            desk.close(fast)
-            fast = kept
-            out += [*right, best(found[5])]
-        assert out == expected[: len(out)]
-
-    at_a_desk(checkpoint, scenario)
+    plain, fast = desk.create(), desk.create()
+    prompt = ids(40)
+    logits = await desk.pred(plain, prompt)
+    expected = [best(logits[-1])]
+    for _ in range(20):
+        logits = await desk.pred(plain, expected[-1:])
+        expected.append(best(logits[-1]))
+    logits = await desk.pred(fast, prompt)
+    out = [best(logits[-1])]
+    while len(out) < 16:
+        right = expected[len(out) : len(out) + 2]
+        # Node 0 is the token itself; below it wrong drafts stand before the right ones.
+        lookaheads = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
+        found = await desk.pred(fast, lookaheads, parents=[-1, 0, 0, 1, 2, 2])
+        before = len(fast) - 6
+        assert [best(found[0]), best(found[2])] == right
+        kept = desk.extract(fast, (0, before + 1), (before + 2, before + 3),
+                            (before + 5, before + 6))  # fmt: skip
+        desk.close(fast)
+        fast = kept
+        out += [*right, best(found[5])]
+    assert out == expected[: len(out)]
 
 
-def test_a_tree_is_decoded_a_level_at_a_time(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint")
+async def test_a_tree_is_decoded_a_level_at_a_time(desk: Desk) -> None:
     """All branches in one file, and rolled back to any level; parents within one pass only."""
-
-    async def scenario(desk: Desk) -> None:
-        trunk = desk.create()
-        await desk.pred(trunk, ids(37))
-        branches = [desk.fork(trunk) for _ in range(3)]
-        for index, branch in enumerate(branches):
-            parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 3, -1, 10, 11]
-            await desk.pred(branch, ids(13, index), parents=parents)
-            desk.truncate(branch, 37 + 13 - 2 * index - 1)
-            await desk.pred(branch, ids(3, index), [45, 46, 47])
-        # Two roots only, siblings without children, at positions that the program says.
-        await desk.pred(trunk, [9, 8, 7], [60, 60, 60], [-1, -1, -1])
-        await desk.pred(trunk, ids(5), parents=[-1, 0, 1, 2, 3], keep=False)
-        await desk.pred(trunk, ids(4))
-
-    at_a_desk(checkpoint, scenario)
+    trunk = desk.create()
+    await desk.pred(trunk, ids(37))
+    branches = [desk.fork(trunk) for _ in range(3)]
+    for index, branch in enumerate(branches):
+        parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 3, -1, 10, 11]
+        await desk.pred(branch, ids(13, index), parents=parents)
+        desk.truncate(branch, 37 + 13 - 2 * index - 1)
+        await desk.pred(branch, ids(3, index), [45, 46, 47])
+    # Two roots only, siblings without children, at positions that the program says.
+    await desk.pred(trunk, [9, 8, 7], [60, 60, 60], [-1, -1, -1])
+    await desk.pred(trunk, ids(5), parents=[-1, 0, 1, 2, 3], keep=False)
+    await desk.pred(trunk, ids(4))
 
 
 def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
@@ -267,15 +248,13 @@ def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
     at_a_desk(checkpoint, scenario, StepLimits())
 
 
-def test_a_file_may_hold_an_entry_twice_and_in_any_order(checkpoint: Checkpoint) -> None:
-    async def scenario(desk: Desk) -> None:
-        file = desk.create()
-        await desk.pred(file, ids(45))
-        jumbled = desk.extract(file, (16, 32), (40, 45), (0, 3), (41, 43), (0, 0), (44, 45))
-        await desk.pred(jumbled, ids(7, 1), [3, 1, 4, 1, 5, 9, 2])
-        await desk.pred(jumbled, ids(2, 2))
-
-    at_a_desk(checkpoint, scenario)
+@run_by(at_a_desk, "checkpoint")
+async def test_a_file_may_hold_an_entry_twice_and_in_any_order(desk: Desk) -> None:
+    file = desk.create()
+    await desk.pred(file, ids(45))
+    jumbled = desk.extract(file, (16, 32), (40, 45), (0, 3), (41, 43), (0, 0), (44, 45))
+    await desk.pred(jumbled, ids(7, 1), [3, 1, 4, 1, 5, 9, 2])
+    await desk.pred(jumbled, ids(2, 2))
 
 
 @pytest.mark.parametrize("pages", [60, 24])

@@ -22,7 +22,7 @@ from tests.support.kernel.rig import (
     A,
     B,
     C,
-    Rig,
+    KernelRig,
     Worker,
     appended,
     options,
@@ -30,6 +30,7 @@ from tests.support.kernel.rig import (
     tokens,
     with_kernel,
 )
+from tests.support.run_by import run_by
 
 LENGTH = len(PROMPT) // 4
 SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
@@ -44,7 +45,6 @@ KINDS: dict[str, dict[str, Any]] = {
 async def loop(
     worker: Worker, instance: int, count: int, prompt: bytes = PROMPT, **given: Any
 ) -> list[bytes]:
-    """Return the records of a loop of preds."""
     packed = options(**given) if given else b""
     records, next_ = [], prompt
     for _ in range(count):
@@ -58,21 +58,21 @@ async def loop(
 # -- What it gives -----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
-def test_it_gives_the_records_of_a_loop_of_preds(kind: str, ahead: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
-        assert await made.end == b""
-        assert await appended(worker) == made.ids[:-1], "the last one is not appended"
-        await start(rig, 2)
-        assert made.records == await loop(worker, 2, 20, **KINDS[kind])
-        # A loop has not appended its last token either.
-        usage = [(await rig.gateway.end(i)).value for i in (1, 2)]
-        for each in usage:
-            del each["kv_token_ms"]
-        assert usage[0] == usage[1]
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_it_gives_the_records_of_a_loop_of_preds(
+    rig: KernelRig, *, kind: str, ahead: int
+) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
+    assert await made.end == b""
+    assert await appended(worker) == made.ids[:-1], "the last one is not appended"
+    await start(rig, 2)
+    assert made.records == await loop(worker, 2, 20, **KINDS[kind])
+    # A loop has not appended its last token either.
+    usage = [(await rig.gateway.end(i)).value for i in (1, 2)]
+    for each in usage:
+        del each["kv_token_ms"]
+    assert usage[0] == usage[1]
 
 
 LIPS = st.lists(
@@ -97,7 +97,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
     def prompt(number: int, length: int) -> bytes:
         return tokens(*((number * 31 + i) % 4096 for i in range(length)))
 
-    async def together(rig: Rig) -> list[list[bytes]]:
+    async def together(rig: KernelRig) -> list[list[bytes]]:
         async def lip(number: int) -> list[bytes]:
             length, count, ahead, kind, begins_ms, preds = lips[number]
             worker = await start(rig, number + 1, tenant=f"t{number % 3}")
@@ -113,7 +113,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
         await rig.gateway.check_integrity()
         return found
 
-    async def alone(rig: Rig) -> list[list[bytes]]:
+    async def alone(rig: KernelRig) -> list[list[bytes]]:
         found = []
         for number, (length, count, _, kind, _, _) in enumerate(lips):
             worker = await start(rig, number + 1)
@@ -125,249 +125,223 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
     assert with_kernel(together, kernel_options=KernelOptions(steps=limits)) == with_kernel(alone)
 
 
-def test_a_stop_token_is_given_and_nothing_is_computed_past_it() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=30)
-        await plain.end
-        stop = plain.ids[12]
-        first = plain.ids.index(stop)
-        await start(rig, 2)
-        before = await rig.gateway.statistics()
-        made = worker.generate(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
-        assert await made.end == b""
-        assert made.records == plain.records[: first + 1]
-        assert await appended(worker, 2) == plain.ids[:first]
-        after = await rig.gateway.statistics()
-        assert after["tokens_computed"] - before["tokens_computed"] == LENGTH + first
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_stop_token_is_given_and_nothing_is_computed_past_it(rig: KernelRig) -> None:
+    worker = await start(rig)
+    plain = worker.generate(1, A, PROMPT, max=30)
+    await plain.end
+    stop = plain.ids[12]
+    first = plain.ids.index(stop)
+    await start(rig, 2)
+    before = await rig.gateway.statistics()
+    made = worker.generate(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
+    assert await made.end == b""
+    assert made.records == plain.records[: first + 1]
+    assert await appended(worker, 2) == plain.ids[:first]
+    after = await rig.gateway.statistics()
+    assert after["tokens_computed"] - before["tokens_computed"] == LENGTH + first
 
 
-def test_a_single_token_appends_nothing_but_the_prompt() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, max=1)
-        assert await made.end == b""
-        assert len(made.records) == 1
-        assert await worker.call(1, Op.KV_LEN, A) == LENGTH
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_single_token_appends_nothing_but_the_prompt(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, max=1)
+    assert await made.end == b""
+    assert len(made.records) == 1
+    assert await worker.call(1, Op.KV_LEN, A) == LENGTH
 
 
-def test_an_unseeded_generation_draws_one_seed_for_all_its_steps() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
-        made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
-        assert [await each.end for each in made] == [b"", b""]
-        assert made[0].ids != made[1].ids
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_an_unseeded_generation_draws_one_seed_for_all_its_steps(rig: KernelRig) -> None:
+    worker = await start(rig)
+    worker.tell(1, Op.KV_CREATE, B)
+    made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
+    assert [await each.end for each in made] == [b"", b""]
+    assert made[0].ids != made[1].ids
 
 
-def test_one_goes_on_where_another_ended() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
-        await whole.end
-        worker.tell(1, Op.KV_CREATE, B)
-        first = worker.generate(1, B, PROMPT, max=5, get=SEEDED)
-        await first.end
-        second = worker.generate(1, B, first.records[-1][:4], max=7, get=SEEDED)
-        await second.end
-        assert first.records + second.records == whole.records
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_one_goes_on_where_another_ended(rig: KernelRig) -> None:
+    worker = await start(rig)
+    whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
+    await whole.end
+    worker.tell(1, Op.KV_CREATE, B)
+    first = worker.generate(1, B, PROMPT, max=5, get=SEEDED)
+    await first.end
+    second = worker.generate(1, B, first.records[-1][:4], max=7, get=SEEDED)
+    await second.end
+    assert first.records + second.records == whole.records
 
 
 # -- How far it runs ---------------------------------------------------------------------------
 @pytest.mark.parametrize("ahead", [0, 1, 8])
-def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
-        taken = 0
-        for take in (0, 1, 2, 5, ahead + 1, 3):
-            taken += take
-            if take:
-                made.take(min(take, ahead + 1))
-                taken += min(take, ahead + 1) - take
-            await asyncio.sleep(1)
-            assert len(made.records) == taken + ahead + 1
-        computed = (await rig.gateway.statistics())["tokens_computed"]
-        assert computed == LENGTH + taken + ahead
-        made.cancel()
-        assert await made.end == -Errno.ECANCELED
-        assert await appended(worker) == made.ids[: taken + ahead]
-
-    with_kernel(test)
-
-
-def test_credit_for_what_was_not_given_is_refused() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, eager=False, ahead=2)
-        assert await worker.call(1, Op.TAKEN, made.seq, 1) == -Errno.EINVAL
+@run_by(with_kernel)
+async def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(
+    rig: KernelRig, *, ahead: int
+) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
+    taken = 0
+    for take in (0, 1, 2, 5, ahead + 1, 3):
+        taken += take
+        if take:
+            made.take(min(take, ahead + 1))
+            taken += min(take, ahead + 1) - take
         await asyncio.sleep(1)
-        for wrong in (4, 1 << 62, 0, -1, True, None):
-            assert await worker.call(1, Op.TAKEN, made.seq, wrong) == -Errno.EINVAL
-        assert len(made.records) == 3
-        assert await worker.call(1, Op.TAKEN, made.seq, 3) == 0
-        await asyncio.sleep(1)
-        assert len(made.records) == 6
-        await rig.gateway.end(1)
-
-    with_kernel(test)
+        assert len(made.records) == taken + ahead + 1
+    computed = (await rig.gateway.statistics())["tokens_computed"]
+    assert computed == LENGTH + taken + ahead
+    made.cancel()
+    assert await made.end == -Errno.ECANCELED
+    assert await appended(worker) == made.ids[: taken + ahead]
 
 
-def test_the_next_step_does_not_wait_for_anybody() -> None:
+@run_by(with_kernel)
+async def test_credit_for_what_was_not_given_is_refused(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, eager=False, ahead=2)
+    assert await worker.call(1, Op.TAKEN, made.seq, 1) == -Errno.EINVAL
+    await asyncio.sleep(1)
+    for wrong in (4, 1 << 62, 0, -1, True, None):
+        assert await worker.call(1, Op.TAKEN, made.seq, wrong) == -Errno.EINVAL
+    assert len(made.records) == 3
+    assert await worker.call(1, Op.TAKEN, made.seq, 3) == 0
+    await asyncio.sleep(1)
+    assert len(made.records) == 6
+    await rig.gateway.end(1)
+
+
+@run_by(with_kernel)
+async def test_the_next_step_does_not_wait_for_anybody(rig: KernelRig) -> None:
     """Steps follow each other without a gap, though the worker's credit comes late."""
-
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        loop_ = asyncio.get_running_loop()
-        began = loop_.time()
-        made = worker.generate(1, A, tokens(1), eager=False, max=41, ahead=40)
-        await made.end
-        elapsed = loop_.time() - began
-        assert elapsed == pytest.approx(41 * 10.02e-3, rel=1e-6)
-        assert (await rig.gateway.statistics())["steps"] == 41
-
-    with_kernel(test)
+    worker = await start(rig)
+    loop_ = asyncio.get_running_loop()
+    began = loop_.time()
+    made = worker.generate(1, A, tokens(1), eager=False, max=41, ahead=40)
+    await made.end
+    elapsed = loop_.time() - began
+    assert elapsed == pytest.approx(41 * 10.02e-3, rel=1e-6)
+    assert (await rig.gateway.statistics())["steps"] == 41
 
 
-def test_generations_of_many_lips_share_every_step() -> None:
-    async def test(rig: Rig) -> None:
-        made = []
-        for instance in range(1, 33):
-            worker = await start(rig, instance)
-            made.append(worker.generate(instance, A, tokens(instance), max=50))
-        for each in made:
-            assert await each.end == b""
-        assert (await rig.gateway.statistics())["mean_decode_rows"] > 30
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_generations_of_many_lips_share_every_step(rig: KernelRig) -> None:
+    made = []
+    for instance in range(1, 33):
+        worker = await start(rig, instance)
+        made.append(worker.generate(instance, A, tokens(instance), max=50))
+    for each in made:
+        assert await each.end == b""
+    assert (await rig.gateway.statistics())["mean_decode_rows"] > 30
 
 
-def test_a_lip_with_many_generations_gets_one_lips_share() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        handles = [(1 << 16) + 1 + i for i in range(40)]
-        for handle in handles:
-            worker.tell(1, Op.KV_CREATE, handle)
-            worker.generate(1, handle, tokens(3), max=500, ahead=500)
-        await start(rig, 2, tenant="other")
-        alone = worker.generate(2, A, tokens(3), max=100, ahead=100)
-        began = rig.kernel.statistics()["steps"]
-        await alone.end
-        # It is in every step, but for three that show what the other tenant takes alone.
-        assert rig.kernel.statistics()["steps"] - began <= 107
-        await rig.gateway.end(1)
-
-    with_kernel(test, pages=4096, kernel_options=KernelOptions(steps=StepLimits(tokens=64, rows=4)))
+@run_by(with_kernel, pages=4096, kernel_options=KernelOptions(steps=StepLimits(tokens=64, rows=4)))
+async def test_a_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
+    worker = await start(rig)
+    handles = [(1 << 16) + 1 + i for i in range(40)]
+    for handle in handles:
+        worker.tell(1, Op.KV_CREATE, handle)
+        worker.generate(1, handle, tokens(3), max=500, ahead=500)
+    await start(rig, 2, tenant="other")
+    alone = worker.generate(2, A, tokens(3), max=100, ahead=100)
+    began = rig.kernel.statistics()["steps"]
+    await alone.end
+    # It is in every step, but for three that show what the other tenant takes alone.
+    assert rig.kernel.statistics()["steps"] - began <= 107
+    await rig.gateway.end(1)
 
 
 # -- Its file ----------------------------------------------------------------------------------
-def test_other_calls_on_its_file_hear_ebusy_until_it_ends() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await rig.gateway.register(2, parent=1)
-        for handle in (B, C):
-            worker.tell(1, Op.KV_CREATE, handle)
-        await worker.pred(1, B, tokens(1, 2))
-        assert await worker.call(1, Op.KV_GRANT, A, 2, 31, "before") == 0
-        assert await worker.call(2, Op.KV_GRANTED, A, "before") == 31
-        made = worker.generate(1, A, PROMPT, max=30)
-        new = [C + 1 + i for i in range(4)]
-        busy = [
-            (1, Op.PRED, A, tokens(1), None, b""),
-            (1, Op.GENERATE, A, tokens(1), b""),
-            (1, Op.KV_FORK, new[0], A),
-            (1, Op.KV_EXTRACT, new[1], A, tokens(0, 1)),
-            (1, Op.KV_TRUNCATE, A, 0),
-            (1, Op.KV_LEN, A),
-            (1, Op.KV_STAT, A),
-            (1, Op.KV_TOKENS, A, 0, 1),
-            (1, Op.KV_SAVE, A, "name", 0),
-            (1, Op.KV_OFFER, A),
-            (2, Op.KV_LEN, A),
-            (2, Op.GENERATE, A, tokens(1), b""),
-        ]
-        for _ in range(2):  # while it waits for its first step, and among its steps
-            found = await asyncio.gather(*worker.calls(*busy))
-            assert found[:2] + found[4:] == [-Errno.EBUSY] * (len(busy) - 2)
-            await asyncio.sleep(0.1)
-        assert await worker.call(1, Op.KV_LEN, new[0]) == -Errno.EBUSY, "of the fork, for ever"
-        assert await worker.call(1, Op.KV_LEN, new[1]) == -Errno.EBUSY
-        # What is about the handle and not about the file goes on as ever.
-        assert await worker.call(1, Op.KV_GRANT, A, 2, 1, "name") == 0
-        assert await worker.call(2, Op.KV_GRANTED, B, "name") == 1
-        assert await worker.call(2, Op.KV_CLOSE, B) == 0
-        assert not made.end.done()
-        await made.end
-        assert await worker.call(1, Op.KV_LEN, A) == LENGTH + 29
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await rig.gateway.register(2, parent=1)
+    for handle in (B, C):
+        worker.tell(1, Op.KV_CREATE, handle)
+    await worker.pred(1, B, tokens(1, 2))
+    assert await worker.call(1, Op.KV_GRANT, A, 2, 31, "before") == 0
+    assert await worker.call(2, Op.KV_GRANTED, A, "before") == 31
+    made = worker.generate(1, A, PROMPT, max=30)
+    new = [C + 1 + i for i in range(4)]
+    busy = [
+        (1, Op.PRED, A, tokens(1), None, b""),
+        (1, Op.GENERATE, A, tokens(1), b""),
+        (1, Op.KV_FORK, new[0], A),
+        (1, Op.KV_EXTRACT, new[1], A, tokens(0, 1)),
+        (1, Op.KV_TRUNCATE, A, 0),
+        (1, Op.KV_LEN, A),
+        (1, Op.KV_STAT, A),
+        (1, Op.KV_TOKENS, A, 0, 1),
+        (1, Op.KV_SAVE, A, "name", 0),
+        (1, Op.KV_OFFER, A),
+        (2, Op.KV_LEN, A),
+        (2, Op.GENERATE, A, tokens(1), b""),
+    ]
+    for _ in range(2):  # while it waits for its first step, and among its steps
+        found = await asyncio.gather(*worker.calls(*busy))
+        assert found[:2] + found[4:] == [-Errno.EBUSY] * (len(busy) - 2)
+        await asyncio.sleep(0.1)
+    assert await worker.call(1, Op.KV_LEN, new[0]) == -Errno.EBUSY, "of the fork, for ever"
+    assert await worker.call(1, Op.KV_LEN, new[1]) == -Errno.EBUSY
+    # What is about the handle and not about the file goes on as ever.
+    assert await worker.call(1, Op.KV_GRANT, A, 2, 1, "name") == 0
+    assert await worker.call(2, Op.KV_GRANTED, B, "name") == 1
+    assert await worker.call(2, Op.KV_CLOSE, B) == 0
+    assert not made.end.done()
+    await made.end
+    assert await worker.call(1, Op.KV_LEN, A) == LENGTH + 29
+    await rig.gateway.check_integrity()
 
 
-def test_an_append_to_or_from_its_file_fails_as_appends_do() -> None:
+@run_by(with_kernel)
+async def test_an_append_to_or_from_its_file_fails_as_appends_do(rig: KernelRig) -> None:
     """It has no reply that a program hears: it becomes the answer of the file it would change."""
-
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
-        await worker.pred(1, B, tokens(1, 2))
-        made = worker.generate(1, A, PROMPT, max=30)
-        to, out_of = worker.calls((1, Op.KV_APPEND, A, B, 0, 1), (1, Op.KV_APPEND, B, A, 0, 1))
-        assert await out_of == -Errno.EBUSY
-        assert await worker.call(1, Op.KV_LEN, B) == -Errno.EBUSY
-        assert await made.end == b"", "the generation does not suffer"
-        assert await to == -Errno.EBUSY
-        assert await worker.call(1, Op.KV_LEN, A) == -Errno.EBUSY
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
+    worker = await start(rig)
+    worker.tell(1, Op.KV_CREATE, B)
+    await worker.pred(1, B, tokens(1, 2))
+    made = worker.generate(1, A, PROMPT, max=30)
+    to, out_of = worker.calls((1, Op.KV_APPEND, A, B, 0, 1), (1, Op.KV_APPEND, B, A, 0, 1))
+    assert await out_of == -Errno.EBUSY
+    assert await worker.call(1, Op.KV_LEN, B) == -Errno.EBUSY
+    assert await made.end == b"", "the generation does not suffer"
+    assert await to == -Errno.EBUSY
+    assert await worker.call(1, Op.KV_LEN, A) == -Errno.EBUSY
+    await rig.gateway.check_integrity()
 
 
-def test_calls_made_before_it_come_first() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        whole = PROMPT + tokens(7, 8)
-        length = worker.calls((1, Op.PRED, A, PROMPT, None, b""), (1, Op.KV_LEN, A))[1]
-        made = worker.generate(1, A, tokens(7, 8), max=5)
-        assert await worker.call(1, Op.KV_LEN, A) == -Errno.EBUSY, "though it has not begun"
-        assert await length == LENGTH
-        await made.end
-        await start(rig, 2)
-        other = worker.generate(2, A, whole, max=5)
-        await other.end
-        assert made.records == other.records
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_calls_made_before_it_come_first(rig: KernelRig) -> None:
+    worker = await start(rig)
+    whole = PROMPT + tokens(7, 8)
+    length = worker.calls((1, Op.PRED, A, PROMPT, None, b""), (1, Op.KV_LEN, A))[1]
+    made = worker.generate(1, A, tokens(7, 8), max=5)
+    assert await worker.call(1, Op.KV_LEN, A) == -Errno.EBUSY, "though it has not begun"
+    assert await length == LENGTH
+    await made.end
+    await start(rig, 2)
+    other = worker.generate(2, A, whole, max=5)
+    await other.end
+    assert made.records == other.records
 
 
-def test_a_closed_handle_does_not_end_it() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, max=10)
-        await asyncio.sleep(0.03)
-        assert await worker.call(1, Op.KV_CLOSE, A) == 0
-        assert await made.end == b""
-        assert len(made.records) == 10
-        statistics = await rig.gateway.statistics()
-        assert statistics["files"] == 0
-        assert statistics["pages_free"] == statistics["pages"]
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_closed_handle_does_not_end_it(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, max=10)
+    await asyncio.sleep(0.03)
+    assert await worker.call(1, Op.KV_CLOSE, A) == 0
+    assert await made.end == b""
+    assert len(made.records) == 10
+    statistics = await rig.gateway.statistics()
+    assert statistics["files"] == 0
+    assert statistics["pages_free"] == statistics["pages"]
 
 
 # -- Its end -----------------------------------------------------------------------------------
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
 def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lots: bool) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for other in range(others):
             await start(rig, 2 + other)
@@ -411,7 +385,7 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lot
 def test_whatever_ends_it_everything_comes_back(
     lips: list[tuple[int, int, str]], pages: int, worker_dies_ms: int
 ) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         async def lip(instance: int, at_ms: int, ahead: int, fate: str) -> None:
             await rig.gateway.register(instance, tenant=f"t{instance % 2}")
             rig.worker.tell(instance, Op.KV_CREATE, A)
@@ -438,39 +412,35 @@ def test_whatever_ends_it_everything_comes_back(
     with_kernel(test, pages=pages)
 
 
-def test_without_pages_it_ends_with_enomem_behind_what_it_gave() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, tokens(1))
-        assert await made.end == -Errno.ENOMEM
-        assert len(made.records) == 4 * PAGE_TOKENS
-        assert await worker.call(1, Op.KV_LEN, A) == 4 * PAGE_TOKENS
-        # What was given stays; with room again it goes on.
-        assert await worker.call(1, Op.KV_TRUNCATE, A, PAGE_TOKENS) == 0
-        again = worker.generate(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
-        assert await again.end == b""
-        assert again.records == made.records[PAGE_TOKENS : 2 * PAGE_TOKENS]
-
-    with_kernel(test, pages=4)
+@run_by(with_kernel, pages=4)
+async def test_without_pages_it_ends_with_enomem_behind_what_it_gave(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, tokens(1))
+    assert await made.end == -Errno.ENOMEM
+    assert len(made.records) == 4 * PAGE_TOKENS
+    assert await worker.call(1, Op.KV_LEN, A) == 4 * PAGE_TOKENS
+    # What was given stays; with room again it goes on.
+    assert await worker.call(1, Op.KV_TRUNCATE, A, PAGE_TOKENS) == 0
+    again = worker.generate(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
+    assert await again.end == b""
+    assert again.records == made.records[PAGE_TOKENS : 2 * PAGE_TOKENS]
 
 
 @pytest.mark.parametrize("limit", ["tokens", "kv_tokens"])
-def test_a_limit_of_the_run_ends_it_with_edquot(limit: str) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, **{limit: LENGTH + 5})
-        made = worker.generate(1, A, PROMPT)
-        assert await made.end == -Errno.EDQUOT
-        assert len(made.records) == 6
-        assert await worker.call(1, Op.KV_LEN, A) == LENGTH + 5
-        assert len(rig.gateway.exceeded) == (limit == "tokens")
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_a_limit_of_the_run_ends_it_with_edquot(rig: KernelRig, *, limit: str) -> None:
+    worker = await start(rig, **{limit: LENGTH + 5})
+    made = worker.generate(1, A, PROMPT)
+    assert await made.end == -Errno.EDQUOT
+    assert len(made.records) == 6
+    assert await worker.call(1, Op.KV_LEN, A) == LENGTH + 5
+    assert len(rig.gateway.exceeded) == (limit == "tokens")
 
 
 def test_it_ends_where_the_context_does() -> None:
     model = simulated_model(max_context=100)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=1000)
         assert await made.end == b""
@@ -505,7 +475,7 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
 
     Failing.row = row
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=20)
         assert await made.end == -errno
@@ -516,24 +486,22 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
     with_kernel(test, executor=lambda clock: Failing(clock, 64, costs=CostModel(fixed_us=1000)))
 
 
-def test_options_are_checked_before_it_begins() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        for given in (
-            {"at": "all"},
-            {"parents": [-1]},
-            {"keep": False},
-            {"get": "none"},
-            {"get": {"top": 3}},
-            {"max": 0},
-            {"stop": [4096]},
-            {"ahead": -1},
-        ):
-            made = worker.generate(1, A, tokens(1), **given)
-            assert await made.end == -Errno.EINVAL, given
-        assert await worker.call(1, Op.KV_LEN, A) == 0
-        worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # for nobody
-        assert await worker.call(1, Op.KV_LEN, A) == 0
-        assert rig.kernel.statistics()["failed"] == 9
-
-    with_kernel(test)
+@run_by(with_kernel)
+async def test_options_are_checked_before_it_begins(rig: KernelRig) -> None:
+    worker = await start(rig)
+    for given in (
+        {"at": "all"},
+        {"parents": [-1]},
+        {"keep": False},
+        {"get": "none"},
+        {"get": {"top": 3}},
+        {"max": 0},
+        {"stop": [4096]},
+        {"ahead": -1},
+    ):
+        made = worker.generate(1, A, tokens(1), **given)
+        assert await made.end == -Errno.EINVAL, given
+    assert await worker.call(1, Op.KV_LEN, A) == 0
+    worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # for nobody
+    assert await worker.call(1, Op.KV_LEN, A) == 0
+    assert rig.kernel.statistics()["failed"] == 9

@@ -8,7 +8,8 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.batched_device import STEPS, in_lots
-from tests.support.kernel.rig import PROMPT, A, Rig, appended, start, with_kernel
+from tests.support.kernel.rig import PROMPT, A, KernelRig, appended, start, with_kernel
+from tests.support.run_by import run_by
 
 LENGTH = len(PROMPT) // 4
 SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
@@ -18,7 +19,7 @@ SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
 def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
     given: dict[str, Any],
 ) -> None:
-    async def test(rig: Rig) -> tuple[list[bytes], int, int]:
+    async def test(rig: KernelRig) -> tuple[list[bytes], int, int]:
         for instance in range(1, 5):
             worker = await start(rig, instance)
         frames = worker.frames
@@ -38,39 +39,35 @@ def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 8])
-def test_in_lots_too_it_never_runs_further_ahead(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
-        taken = 0
-        for take in (0, 1, ahead + 1, 1, ahead + 1):
-            if take:
-                made.take(take)
-            taken += take
-            await asyncio.sleep(1)
-            assert len(made.records) == taken + ahead + 1
-        made.cancel()
-        assert await made.end == -Errno.ECANCELED
-        assert await appended(worker) == made.ids[: taken + ahead]
-
-    with_kernel(test, executor=in_lots)
+@run_by(with_kernel, executor=in_lots)
+async def test_in_lots_too_it_never_runs_further_ahead(rig: KernelRig, *, ahead: int) -> None:
+    worker = await start(rig)
+    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
+    taken = 0
+    for take in (0, 1, ahead + 1, 1, ahead + 1):
+        if take:
+            made.take(take)
+        taken += take
+        await asyncio.sleep(1)
+        assert len(made.records) == taken + ahead + 1
+    made.cancel()
+    assert await made.end == -Errno.ECANCELED
+    assert await appended(worker) == made.ids[: taken + ahead]
 
 
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
-def test_a_stop_token_anywhere_in_a_lot_ends_it_there(stop: int) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=20)
-        await plain.end
-        await start(rig, 2)
-        await start(rig, 3)
-        first = plain.ids.index(plain.ids[stop])
-        made = worker.generate(2, A, PROMPT, max=20, stop=[plain.ids[stop]])
-        beside = worker.generate(3, A, PROMPT, max=20)
-        assert await made.end == b""
-        assert made.ids == plain.ids[: first + 1]
-        assert await worker.call(2, Op.KV_LEN, A) == LENGTH + first
-        assert await beside.end == b""
-        assert beside.ids == plain.ids
-
-    with_kernel(test, executor=in_lots)
+@run_by(with_kernel, executor=in_lots)
+async def test_a_stop_token_anywhere_in_a_lot_ends_it_there(rig: KernelRig, *, stop: int) -> None:
+    worker = await start(rig)
+    plain = worker.generate(1, A, PROMPT, max=20)
+    await plain.end
+    await start(rig, 2)
+    await start(rig, 3)
+    first = plain.ids.index(plain.ids[stop])
+    made = worker.generate(2, A, PROMPT, max=20, stop=[plain.ids[stop]])
+    beside = worker.generate(3, A, PROMPT, max=20)
+    assert await made.end == b""
+    assert made.ids == plain.ids[: first + 1]
+    assert await worker.call(2, Op.KV_LEN, A) == LENGTH + first
+    assert await beside.end == b""
+    assert beside.ids == plain.ids

@@ -12,7 +12,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import ASSETS, A, Rig, options, start, tokens
+from tests.support.kernel.rig import ASSETS, A, KernelRig, options, start, tokens
 
 COUNT = 24
 KINDS: list[dict[str, Any]] = [
@@ -23,7 +23,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def with_tiny_model(test: Callable[[Rig], Awaitable[None]], limits: StepLimits) -> None:
+def with_tiny_model(test: Callable[[KernelRig], Awaitable[None]], limits: StepLimits) -> None:
     """Run a test beside a kernel with the tiny model; afterwards everything must have come back."""
 
     async def main() -> None:
@@ -33,7 +33,7 @@ def with_tiny_model(test: Callable[[Rig], Awaitable[None]], limits: StepLimits) 
         kernel = Kernel(executor, describe(ASSETS), RealClock(), KernelOptions(steps=limits))
         running = asyncio.create_task(kernel.run())
         try:
-            rig = Rig(kernel)
+            rig = KernelRig(kernel)
             await test(rig)
             await rig.gateway.check_integrity()
         finally:
@@ -49,8 +49,7 @@ def prompt(number: int) -> bytes:
     return tokens(*((number * 37 + 11 * i) % 400 + 5 for i in range(number * 7 % 50 + 1)))
 
 
-async def loop(rig: Rig, instance: int, number: int) -> list[bytes]:
-    """Return the records of a loop of preds."""
+async def loop(rig: KernelRig, instance: int, number: int) -> list[bytes]:
     worker = await start(rig, instance)
     given, next_, records = options(**KINDS[number % 4]), prompt(number), []
     for _ in range(COUNT):
@@ -61,8 +60,7 @@ async def loop(rig: Rig, instance: int, number: int) -> list[bytes]:
     return records
 
 
-async def generated(rig: Rig, instance: int, number: int) -> list[bytes]:
-    """Return a generation's records, and compare its file with them."""
+async def generated(rig: KernelRig, instance: int, number: int) -> list[bytes]:
     worker = await start(rig, instance, tenant=f"t{number % 2}")
     made = worker.generate(
         instance, A, prompt(number), max=COUNT, ahead=number % 10, **KINDS[number % 4]
@@ -82,7 +80,7 @@ def ids(records: list[bytes]) -> list[int]:
     "limits", [StepLimits(), StepLimits(tokens=24, rows=5, quantum=8)], ids=["wide", "narrow"]
 )
 def test_it_gives_the_tokens_of_a_loop_of_preds_alone_and_in_a_batch(limits: StepLimits) -> None:
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         loops = [ids(await loop(rig, 1 + number, number)) for number in range(8)]
         assert len({tuple(each) for each in loops}) == 8, "the tokens say something"
         alone = [ids(await generated(rig, 101 + number, number)) for number in range(8)]

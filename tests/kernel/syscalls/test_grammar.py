@@ -32,7 +32,7 @@ from tests.support.kernel.constrained import (
     PERSON,
     PROMPT,
     REGEX,
-    Rig,
+    KernelRig,
     assets,
     constraint,
     generated,
@@ -46,22 +46,21 @@ from tests.support.kernel.constrained import (
     with_text,
 )
 from tests.support.kernel.rig import A, B, ids, options, start, tokens
+from tests.support.run_by import run_by
 
 DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 
 
 # -- What is sampled -----------------------------------------------------------------------------
-def test_what_is_sampled_is_an_instance_of_the_schema() -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
-        for seed in range(6):
-            rig.worker.tell(1, Op.KV_CREATE, B + seed)
-        found = await asyncio.gather(*(generated(rig, seed, handle, B + seed) for seed in range(6)))
-        for given in found:
-            assert given[-1] == EOS
-            jsonschema.validate(json.loads(text_of(given)), PERSON)
-
-    with_text(test)
+@run_by(with_text)
+async def test_what_is_sampled_is_an_instance_of_the_schema(rig: KernelRig) -> None:
+    handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
+    for seed in range(6):
+        rig.worker.tell(1, Op.KV_CREATE, B + seed)
+    found = await asyncio.gather(*(generated(rig, seed, handle, B + seed) for seed in range(6)))
+    for given in found:
+        assert given[-1] == EOS
+        jsonschema.validate(json.loads(text_of(given)), PERSON)
 
 
 @pytest.mark.parametrize(
@@ -71,170 +70,150 @@ def test_what_is_sampled_is_an_instance_of_the_schema() -> None:
         (LARK, b'start: "<" WORD ("," WORD)~0..2 ">"\nWORD: /[a-c]{1,3}/', rb"<[a-c,]{1,11}>"),
     ],
 )
-def test_what_is_sampled_matches_as_a_whole(kind: int, text: bytes, matches: bytes) -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, kind, text)
-        for seed in range(8):
-            rig.worker.tell(1, Op.KV_CREATE, B + seed)
-            given = await generated(rig, seed, handle, B + seed)
-            assert re.fullmatch(matches.decode(), text_of(given)), text_of(given)
-
-    with_text(test)
-
-
-def test_alone_and_beside_others_it_gives_the_same() -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
-        alone = await generated(rig, 3, handle)
-        files = range(B, B + 5)
-        for file in files:
-            rig.worker.tell(1, Op.KV_CREATE, file)
-        others = [generated(rig, file, handle, file) for file in files[:2]]
-        plain = rig.worker.generate(1, files[3], PROMPT, max=80)
-        together = await asyncio.gather(generated(rig, 3, handle, files[2]), *others)
-        assert together[0] == alone
-        assert await plain.end == b""
-        assert await preds(rig.worker, files[4], PROMPT, 300, seed=3, constraint=handle) == alone
-
-    with_text(test)
+@run_by(with_text)
+async def test_what_is_sampled_matches_as_a_whole(
+    rig: KernelRig, *, kind: int, text: bytes, matches: bytes
+) -> None:
+    handle = await constraint(rig.worker, kind, text)
+    for seed in range(8):
+        rig.worker.tell(1, Op.KV_CREATE, B + seed)
+        given = await generated(rig, seed, handle, B + seed)
+        assert re.fullmatch(matches.decode(), text_of(given)), text_of(given)
 
 
-def test_bias_and_allow_choose_among_what_fits() -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, REGEX, b"[ab]{4}")
-        (b,) = ids_of("b")
-        given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
-        assert set(text_of(given)) == {"b"}
-        rig.worker.tell(1, Op.KV_CREATE, B)
-        mask = np.zeros(4096, np.uint8)
-        mask[ids_of("z")] = 1
-        packed = np.packbits(mask, bitorder="little").tobytes()
-        made = rig.worker.generate(1, B, PROMPT, constraint=handle, allow=packed)
-        assert await made.end == -Errno.EINVAL
-        assert not made.records
-
-    with_text(test)
+@run_by(with_text)
+async def test_alone_and_beside_others_it_gives_the_same(rig: KernelRig) -> None:
+    handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
+    alone = await generated(rig, 3, handle)
+    files = range(B, B + 5)
+    for file in files:
+        rig.worker.tell(1, Op.KV_CREATE, file)
+    others = [generated(rig, file, handle, file) for file in files[:2]]
+    plain = rig.worker.generate(1, files[3], PROMPT, max=80)
+    together = await asyncio.gather(generated(rig, 3, handle, files[2]), *others)
+    assert together[0] == alone
+    assert await plain.end == b""
+    assert await preds(rig.worker, files[4], PROMPT, 300, seed=3, constraint=handle) == alone
 
 
-def test_all_that_is_told_of_a_distribution_is_of_what_fits() -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, REGEX, b"a|b")
-        (a,), (b,), (c,) = ids_of("a"), ids_of("b"), ids_of("c")
-        asked = options(get={"of": [a, b, c]}, constraint=handle)
-        found = await rig.worker.pred(1, A, PROMPT, asked)
-        assert isinstance(found, bytes)
-        odds = np.exp(np.frombuffer(found, "<f4"))
-        assert odds[2] == 0.0
-        assert odds[:2].sum() == pytest.approx(1.0, rel=1e-4)
+@run_by(with_text)
+async def test_bias_and_allow_choose_among_what_fits(rig: KernelRig) -> None:
+    handle = await constraint(rig.worker, REGEX, b"[ab]{4}")
+    (b,) = ids_of("b")
+    given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
+    assert set(text_of(given)) == {"b"}
+    rig.worker.tell(1, Op.KV_CREATE, B)
+    mask = np.zeros(4096, np.uint8)
+    mask[ids_of("z")] = 1
+    packed = np.packbits(mask, bitorder="little").tobytes()
+    made = rig.worker.generate(1, B, PROMPT, constraint=handle, allow=packed)
+    assert await made.end == -Errno.EINVAL
+    assert not made.records
 
-    with_text(test)
+
+@run_by(with_text)
+async def test_all_that_is_told_of_a_distribution_is_of_what_fits(rig: KernelRig) -> None:
+    handle = await constraint(rig.worker, REGEX, b"a|b")
+    (a,), (b,), (c,) = ids_of("a"), ids_of("b"), ids_of("c")
+    asked = options(get={"of": [a, b, c]}, constraint=handle)
+    found = await rig.worker.pred(1, A, PROMPT, asked)
+    assert isinstance(found, bytes)
+    odds = np.exp(np.frombuffer(found, "<f4"))
+    assert odds[2] == 0.0
+    assert odds[:2].sum() == pytest.approx(1.0, rel=1e-4)
 
 
-def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
+async def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
     """On the real executor, where drafts go from step to step without a word from the loop."""
-
-    async def main() -> None:
-        executor = TorchExecutor.load(tiny_model.path(), threads=1)
-        async with kernel_with_text(executor) as rig:
-            worker = await start(rig)
-            handle = await constraint(worker, JSON_SCHEMA, schema(PERSON))
-            prompt = tokens(*ids_of("Once there was a bird"))
-            for file in (B, B + 1, B + 2):
-                worker.tell(1, Op.KV_CREATE, file)
-            made = [
-                worker.generate(1, file, prompt, max=200, constraint=handle, get=sampled(seed))
-                for file, seed in ((A, 3), (B, 4), (B + 1, 5))
-            ]
-            plain = worker.generate(1, B + 2, prompt, max=60)
-            for each in (*made, plain):
-                assert await each.end == b""
-            for each in made:
-                jsonschema.validate(json.loads(text_of(each.ids)), PERSON)
-            worker.tell(1, Op.KV_CREATE, B + 3)
-            stepwise = await preds(worker, B + 3, prompt, 200, seed=4, constraint=handle)
-            assert stepwise == made[1].ids
-
-    asyncio.run(main())
+    executor = TorchExecutor.load(tiny_model.path(), threads=1)
+    async with kernel_with_text(executor) as rig:
+        worker = await start(rig)
+        handle = await constraint(worker, JSON_SCHEMA, schema(PERSON))
+        prompt = tokens(*ids_of("Once there was a bird"))
+        for file in (B, B + 1, B + 2):
+            worker.tell(1, Op.KV_CREATE, file)
+        made = [
+            worker.generate(1, file, prompt, max=200, constraint=handle, get=sampled(seed))
+            for file, seed in ((A, 3), (B, 4), (B + 1, 5))
+        ]
+        plain = worker.generate(1, B + 2, prompt, max=60)
+        for each in (*made, plain):
+            assert await each.end == b""
+        for each in made:
+            jsonschema.validate(json.loads(text_of(each.ids)), PERSON)
+        worker.tell(1, Op.KV_CREATE, B + 3)
+        stepwise = await preds(worker, B + 3, prompt, 200, seed=4, constraint=handle)
+        assert stepwise == made[1].ids
 
 
 # -- Whose state it is ---------------------------------------------------------------------------
-def test_a_text_is_its_files_and_forks_go_on_from_it() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"(x[0-9]){3}|(y[0-9]){3}")
-        begun = await preds(worker, A, PROMPT, 2, constraint=handle)
-        assert re.fullmatch(r"[xy]\d?.*", text_of(begun))
-        worker.tell(1, Op.KV_FORK, B, A)
-        last = tokens(begun[-1])
-        there = await preds(worker, A, last, 300, seed=7, constraint=handle)
-        forked = await preds(worker, B, last, 300, seed=8, constraint=handle)
-        for rest in (there, forked):
-            assert re.fullmatch(r"(x\d){3}|(y\d){3}", text_of(begun + rest))
-
-    with_text(test)
+@run_by(with_text)
+async def test_a_text_is_its_files_and_forks_go_on_from_it(rig: KernelRig) -> None:
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"(x[0-9]){3}|(y[0-9]){3}")
+    begun = await preds(worker, A, PROMPT, 2, constraint=handle)
+    assert re.fullmatch(r"[xy]\d?.*", text_of(begun))
+    worker.tell(1, Op.KV_FORK, B, A)
+    last = tokens(begun[-1])
+    there = await preds(worker, A, last, 300, seed=7, constraint=handle)
+    forked = await preds(worker, B, last, 300, seed=8, constraint=handle)
+    for rest in (there, forked):
+        assert re.fullmatch(r"(x\d){3}|(y\d){3}", text_of(begun + rest))
 
 
-def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"q[a-f]{6}")
-        whole = await preds(worker, A, PROMPT, 300, constraint=handle)
-        assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 1) == 0
-        again = await preds(worker, A, tokens(whole[1]), 300, constraint=handle)
-        assert again == whole[2:], "the same seed and positions"
-        # Behind the prompt's last token the text begins, wherever else it was before.
-        assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH - 1) == 0
-        anew = await preds(worker, A, PROMPT[-4:], 300, constraint=handle)
-        assert anew == whole
-
-    with_text(test)
-
-
-def test_since_begins_a_text_where_it_says() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"abc[0-9]{2}")
-        prompt = tokens(*ids_of("a b"), *ids_of("abc"))
-        begun = len(ids_of("a b"))
-        digits = await preds(worker, A, prompt, 1, constraint=handle, since=begun)
-        assert text_of(digits)[0].isdigit()
-        assert await worker.pred(1, A, PROMPT, options(constraint=handle, since=9999)) == (
-            -Errno.EINVAL
-        )
-        # What was said is so from now on; what does not fit is said, too, and changes nothing.
-        length = await worker.call(1, Op.KV_LEN, A)
-        wrong = await worker.pred(1, A, tokens(*ids_of("z")), options(constraint=handle))
-        assert wrong == -Errno.EINVAL
-        assert await worker.call(1, Op.KV_LEN, A) == length
-        rest = await preds(worker, A, tokens(*digits), 9, constraint=handle)
-        assert re.fullmatch(r"abc\d\d", "abc" + text_of(digits + rest))
-
-    with_text(test)
+@run_by(with_text)
+async def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew(
+    rig: KernelRig,
+) -> None:
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"q[a-f]{6}")
+    whole = await preds(worker, A, PROMPT, 300, constraint=handle)
+    assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 1) == 0
+    again = await preds(worker, A, tokens(whole[1]), 300, constraint=handle)
+    assert again == whole[2:], "the same seed and positions"
+    # Behind the prompt's last token the text begins, wherever else it was before.
+    assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH - 1) == 0
+    anew = await preds(worker, A, PROMPT[-4:], 300, constraint=handle)
+    assert anew == whole
 
 
-def test_a_generation_goes_on_with_the_text_of_one_before() -> None:
-    async def test(rig: Rig) -> None:
-        handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
-        first = await generated(rig, 1, handle, max=4)
-        made = rig.worker.generate(
-            1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2)
-        )
-        assert await made.end == b""
-        assert re.fullmatch(r"([a-c]\d){6}", text_of(first + made.ids))
+@run_by(with_text)
+async def test_since_begins_a_text_where_it_says(rig: KernelRig) -> None:
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"abc[0-9]{2}")
+    prompt = tokens(*ids_of("a b"), *ids_of("abc"))
+    begun = len(ids_of("a b"))
+    digits = await preds(worker, A, prompt, 1, constraint=handle, since=begun)
+    assert text_of(digits)[0].isdigit()
+    assert await worker.pred(1, A, PROMPT, options(constraint=handle, since=9999)) == (
+        -Errno.EINVAL
+    )
+    # What was said is so from now on; what does not fit is said, too, and changes nothing.
+    length = await worker.call(1, Op.KV_LEN, A)
+    wrong = await worker.pred(1, A, tokens(*ids_of("z")), options(constraint=handle))
+    assert wrong == -Errno.EINVAL
+    assert await worker.call(1, Op.KV_LEN, A) == length
+    rest = await preds(worker, A, tokens(*digits), 9, constraint=handle)
+    assert re.fullmatch(r"abc\d\d", "abc" + text_of(digits + rest))
 
-    with_text(test)
+
+@run_by(with_text)
+async def test_a_generation_goes_on_with_the_text_of_one_before(rig: KernelRig) -> None:
+    handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
+    first = await generated(rig, 1, handle, max=4)
+    made = rig.worker.generate(1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2))
+    assert await made.end == b""
+    assert re.fullmatch(r"([a-c]\d){6}", text_of(first + made.ids))
 
 
-def test_looking_without_appending_begins_nothing() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"[a-c][0-9]")
-        looked = await worker.pred(1, A, PROMPT, options(constraint=handle, keep=False))
-        assert text_of(ids(looked))[0] in "abc"
-        (token,) = ids(await worker.pred(1, A, PROMPT + PROMPT, options(constraint=handle)))
-        assert text_of([token])[0] in "abc"
-
-    with_text(test)
+@run_by(with_text)
+async def test_looking_without_appending_begins_nothing(rig: KernelRig) -> None:
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"[a-c][0-9]")
+    looked = await worker.pred(1, A, PROMPT, options(constraint=handle, keep=False))
+    assert text_of(ids(looked))[0] in "abc"
+    (token,) = ids(await worker.pred(1, A, PROMPT + PROMPT, options(constraint=handle)))
+    assert text_of([token])[0] in "abc"
 
 
 # -- Mistakes ------------------------------------------------------------------------------------
@@ -276,125 +255,114 @@ HOSTILE = {
 }
 
 
-def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused() -> None:
-    async def test(rig: Rig) -> None:
-        for kind, text, words in MISTAKES:
-            errno, told = await refused(rig.worker, kind, text)
-            assert (errno, words in told) == (Errno.EINVAL, True), told
-        for name, (kind, text) in HOSTILE.items():
-            errno, told = await refused(rig.worker, kind, text)
-            assert errno in (Errno.EFBIG, Errno.EINVAL), name
-            assert 0 < len(told.encode()) <= CONSTRAINT_WORDS_MAX
-        # And it is well.
-        assert await constraint(rig.worker, REGEX, b"a+") > 0
-
-    with_text(test)
-
-
-def test_what_is_no_constraint_is_refused_at_once() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        call = worker.call
-        assert await call(1, Op.CONSTRAINT, 3, b"a") == -Errno.EINVAL
-        assert await call(1, Op.CONSTRAINT, True, b"a") == -Errno.EINVAL
-        assert await call(1, Op.CONSTRAINT, REGEX, "a") == -Errno.EINVAL
-        assert await call(1, Op.CONSTRAINT, REGEX, b"\xff") == -Errno.EINVAL
-        large = b"a" * (CONSTRAINT_BYTES_MAX + 1)
-        assert await call(1, Op.CONSTRAINT, REGEX, large) == -Errno.EFBIG
-        assert await call(1, Op.CONSTRAINT_CLOSE, 1) == -Errno.EBADF
-        assert await worker.pred(1, A, PROMPT, options(constraint=1)) == -Errno.EBADF
-        handle = await constraint(worker, REGEX, b"a")
-        for given in ({"at": "all"}, {"parents": [-1] * LENGTH}, {"at": [0]}):
-            asked = options(constraint=handle, **given)
-            assert await worker.pred(1, A, PROMPT, asked) == -Errno.EINVAL
-        assert await worker.pred(1, A, PROMPT, options(since=1)) == -Errno.EINVAL
-        assert await call(1, Op.CONSTRAINT_CLOSE, handle) == 0
-        assert await worker.pred(1, A, PROMPT, options(constraint=handle)) == -Errno.EBADF
-
-    with_text(test)
+@run_by(with_text)
+async def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused(
+    rig: KernelRig,
+) -> None:
+    for kind, text, words in MISTAKES:
+        errno, told = await refused(rig.worker, kind, text)
+        assert (errno, words in told) == (Errno.EINVAL, True), told
+    for name, (kind, text) in HOSTILE.items():
+        errno, told = await refused(rig.worker, kind, text)
+        assert errno in (Errno.EFBIG, Errno.EINVAL), name
+        assert 0 < len(told.encode()) <= CONSTRAINT_WORDS_MAX
+    # And it is well.
+    assert await constraint(rig.worker, REGEX, b"a+") > 0
 
 
-def test_an_instance_has_only_so_many() -> None:
-    async def test(rig: Rig) -> None:
-        await constraint(rig.worker, REGEX, b"a")
-        calls = [(1, Op.CONSTRAINT, REGEX, b"a")] * INSTANCE_CONSTRAINTS_MAX
-        found = await asyncio.gather(*rig.worker.calls(*calls))
-        assert found[:-1] == list(range(2, INSTANCE_CONSTRAINTS_MAX + 1))
-        assert found[-1] == -Errno.EDQUOT
-        await start(rig, 2)
-        assert await rig.worker.call(2, Op.CONSTRAINT, REGEX, b"a") == 1
+@run_by(with_text)
+async def test_what_is_no_constraint_is_refused_at_once(rig: KernelRig) -> None:
+    worker = rig.worker
+    call = worker.call
+    assert await call(1, Op.CONSTRAINT, 3, b"a") == -Errno.EINVAL
+    assert await call(1, Op.CONSTRAINT, True, b"a") == -Errno.EINVAL
+    assert await call(1, Op.CONSTRAINT, REGEX, "a") == -Errno.EINVAL
+    assert await call(1, Op.CONSTRAINT, REGEX, b"\xff") == -Errno.EINVAL
+    large = b"a" * (CONSTRAINT_BYTES_MAX + 1)
+    assert await call(1, Op.CONSTRAINT, REGEX, large) == -Errno.EFBIG
+    assert await call(1, Op.CONSTRAINT_CLOSE, 1) == -Errno.EBADF
+    assert await worker.pred(1, A, PROMPT, options(constraint=1)) == -Errno.EBADF
+    handle = await constraint(worker, REGEX, b"a")
+    for given in ({"at": "all"}, {"parents": [-1] * LENGTH}, {"at": [0]}):
+        asked = options(constraint=handle, **given)
+        assert await worker.pred(1, A, PROMPT, asked) == -Errno.EINVAL
+    assert await worker.pred(1, A, PROMPT, options(since=1)) == -Errno.EINVAL
+    assert await call(1, Op.CONSTRAINT_CLOSE, handle) == 0
+    assert await worker.pred(1, A, PROMPT, options(constraint=handle)) == -Errno.EBADF
 
-    with_text(test)
+
+@run_by(with_text)
+async def test_an_instance_has_only_so_many(rig: KernelRig) -> None:
+    await constraint(rig.worker, REGEX, b"a")
+    calls = [(1, Op.CONSTRAINT, REGEX, b"a")] * INSTANCE_CONSTRAINTS_MAX
+    found = await asyncio.gather(*rig.worker.calls(*calls))
+    assert found[:-1] == list(range(2, INSTANCE_CONSTRAINTS_MAX + 1))
+    assert found[-1] == -Errno.EDQUOT
+    await start(rig, 2)
+    assert await rig.worker.call(2, Op.CONSTRAINT, REGEX, b"a") == 1
 
 
-def test_grammars_that_are_slow_to_follow_end_alone() -> None:
+@run_by(with_text)
+async def test_grammars_that_are_slow_to_follow_end_alone(rig: KernelRig) -> None:
     """An ambiguous grammar, and an expression with very many states, beside an honest stream."""
-
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
-        heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
-        for file in (B, B + 1, B + 2):
-            worker.tell(1, Op.KV_CREATE, file)
-        bad = [
-            worker.generate(1, B, PROMPT, max=60, constraint=ambiguous, bias={EOS: -1e9}),
-            worker.generate(1, B + 1, PROMPT, max=60, constraint=heavy, bias={EOS: -1e9}),
-        ]
-        good = worker.generate(1, A, PROMPT, max=60)
-        assert await good.end == b""
-        assert len(good.ids) == 60
-        assert [await each.end for each in bad] == [-Errno.EFBIG, -Errno.EFBIG]
-        worker.tell(1, Op.KV_CREATE, B + 3)
-        alone = worker.generate(1, B + 3, PROMPT, max=60)
-        assert await alone.end == b""
-        assert alone.ids == good.ids
-
-    with_text(test)
+    worker = rig.worker
+    ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
+    heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
+    for file in (B, B + 1, B + 2):
+        worker.tell(1, Op.KV_CREATE, file)
+    bad = [
+        worker.generate(1, B, PROMPT, max=60, constraint=ambiguous, bias={EOS: -1e9}),
+        worker.generate(1, B + 1, PROMPT, max=60, constraint=heavy, bias={EOS: -1e9}),
+    ]
+    good = worker.generate(1, A, PROMPT, max=60)
+    assert await good.end == b""
+    assert len(good.ids) == 60
+    assert [await each.end for each in bad] == [-Errno.EFBIG, -Errno.EFBIG]
+    worker.tell(1, Op.KV_CREATE, B + 3)
+    alone = worker.generate(1, B + 3, PROMPT, max=60)
+    assert await alone.end == b""
+    assert alone.ids == good.ids
 
 
-def test_a_cancelled_generation_leaves_its_text_where_it_was() -> None:
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"[a-z]{300}")
-        made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
-        while len(made.records) < 3:  # noqa: ASYNC110 - they come by themselves
-            await asyncio.sleep(0.001)
-        made.cancel()
-        assert await made.end == -Errno.ECANCELED
-        assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 2) == 0
-        last = tokens(made.ids[2])
-        again = worker.generate(1, A, last, constraint=handle, get=sampled(4), max=5)
-        assert await again.end == b""
-        assert text_of(made.ids[:3] + again.ids).isalpha()
-
-    with_text(test)
+@run_by(with_text)
+async def test_a_cancelled_generation_leaves_its_text_where_it_was(rig: KernelRig) -> None:
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"[a-z]{300}")
+    made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
+    while len(made.records) < 3:  # noqa: ASYNC110 - they come by themselves
+        await asyncio.sleep(0.001)
+    made.cancel()
+    assert await made.end == -Errno.ECANCELED
+    assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 2) == 0
+    last = tokens(made.ids[2])
+    again = worker.generate(1, A, last, constraint=handle, get=sampled(4), max=5)
+    assert await again.end == b""
+    assert text_of(made.ids[:3] + again.ids).isalpha()
 
 
-def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants() -> None:
+@run_by(with_text)
+async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: KernelRig) -> None:
     def deep(number: int) -> bytes:
         rules = [f"r{i}: r{i + 1} r{i + 1}" for i in range(9000 + number)]
         return "\n".join(["start: r0", *rules, f'r{9000 + number}: "a"']).encode()
 
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        asked = worker.calls(
-            *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))
-        )
-        await start(rig, 2, tenant="other")
-        made = worker.generate(1, A, PROMPT, max=30)
-        assert await made.end == b""
-        # The other tenant's turn comes behind the one that is compiled now.
-        assert await constraint(worker, REGEX, b"a+", instance=2) == 1
-        answers = [each.result() for each in asked if each.done()]
-        assert len(answers) < len(asked) // 2
-        found = [msgpack.unpackb(each)[0] for each in answers if isinstance(each, bytes)]
-        assert found.count(Errno.EAGAIN) == 3, "one is compiled, so many wait"
-        assert {*found} <= {Errno.EAGAIN, Errno.EFBIG}
-
-    with_text(test)
+    worker = rig.worker
+    asked = worker.calls(
+        *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))
+    )
+    await start(rig, 2, tenant="other")
+    made = worker.generate(1, A, PROMPT, max=30)
+    assert await made.end == b""
+    # The other tenant's turn comes behind the one that is compiled now.
+    assert await constraint(worker, REGEX, b"a+", instance=2) == 1
+    answers = [each.result() for each in asked if each.done()]
+    assert len(answers) < len(asked) // 2
+    found = [msgpack.unpackb(each)[0] for each in answers if isinstance(each, bytes)]
+    assert found.count(Errno.EAGAIN) == 3, "one is compiled, so many wait"
+    assert {*found} <= {Errno.EAGAIN, Errno.EFBIG}
 
 
-def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
+async def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
     """Works are parked and come again, and pages are computed again in front of them."""
 
     async def texts(pages: int) -> tuple[list[Any], dict[str, Any]]:
@@ -413,10 +381,7 @@ def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
             stepwise = [await preds(worker, A, PROMPT, 40, constraint=handle, bias={EOS: -50.0})]
             return found + stepwise, await rig.gateway.statistics()
 
-    async def main() -> None:
-        wide, roomy = await texts(512)
-        tight, small = await texts(18)
-        assert tight == wide
-        assert roomy["preemptions"] == 0 < small["preemptions"]
-
-    asyncio.run(main())
+    wide, roomy = await texts(512)
+    tight, small = await texts(18)
+    assert tight == wide
+    assert roomy["preemptions"] == 0 < small["preemptions"]

@@ -17,7 +17,7 @@ from tests.support.kernel.constrained import (
     EOS,
     PROMPT,
     REGEX,
-    Rig,
+    KernelRig,
     assets,
     constraint,
     generated,
@@ -29,6 +29,7 @@ from tests.support.kernel.constrained import (
     with_text,
 )
 from tests.support.kernel.rig import A, B, ids, options, start, tokens
+from tests.support.run_by import run_by
 
 
 def test_masks_that_take_long_are_made_in_turns() -> None:
@@ -76,7 +77,7 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
         built.append(threading.current_thread().name)
         build(grammar)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
         wanted = await generated(rig, 1, handle)
         (grammar,) = rig.kernel.constraints._grammars._live["t"]
@@ -105,33 +106,32 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
     with_text(test)
 
 
-def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_text)
+async def test_texts_that_take_steps_to_follow_are_the_same(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their rows come again until they are followed, and their pages stay theirs."""
-
-    async def test(rig: Rig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"[a-f ]*")
-        text = tokens(*ids_of("abc def fed cab" * 12))
-        asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
-        for file in (B, B + 1):
-            worker.tell(1, Op.KV_CREATE, file)
-        wanted = await preds(worker, A, text, 5, **asked)
-        before = (await rig.gateway.statistics())["steps"]
-        monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
-        (grammar,) = rig.kernel.constraints._grammars._live["t"]
-        grammar.generation = None  # nothing is kept of it
-        assert await preds(worker, B, text, 5, **asked) == wanted
-        assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8
-        looked = worker.pred(1, B + 1, text, options(get=sampled(5), keep=False, **asked))
-        assert ids(await looked)[0] == wanted[0]
-
-    with_text(test)
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"[a-f ]*")
+    text = tokens(*ids_of("abc def fed cab" * 12))
+    asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
+    for file in (B, B + 1):
+        worker.tell(1, Op.KV_CREATE, file)
+    wanted = await preds(worker, A, text, 5, **asked)
+    before = (await rig.gateway.statistics())["steps"]
+    monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
+    (grammar,) = rig.kernel.constraints._grammars._live["t"]
+    grammar.generation = None  # nothing is kept of it
+    assert await preds(worker, B, text, 5, **asked) == wanted
+    assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8
+    looked = worker.pred(1, B + 1, text, options(get=sampled(5), keep=False, **asked))
+    assert ids(await looked)[0] == wanted[0]
 
 
 def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = rig.worker
         handle = await constraint(worker, REGEX, b"[a-f ]*")
         text = tokens(*ids_of("abcdef")[:1] * 15)
@@ -147,43 +147,41 @@ def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.Mon
     with_text(test)
 
 
-def test_what_takes_the_kernel_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(rig: Rig) -> None:
-        monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
-        errno, words = await refused(rig.worker, REGEX, b"a+")
-        assert (errno, "ms" in words) == (Errno.EFBIG, True)
-        monkeypatch.undo()
-        assert await constraint(rig.worker, REGEX, b"a+") == 1
+@run_by(with_text)
+async def test_what_takes_the_kernel_long_to_compile_is_refused(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
+    errno, words = await refused(rig.worker, REGEX, b"a+")
+    assert (errno, "ms" in words) == (Errno.EFBIG, True)
+    monkeypatch.undo()
+    assert await constraint(rig.worker, REGEX, b"a+") == 1
 
-    with_text(test)
 
+@run_by(with_text)
+async def test_time_for_masks_is_charged_to_the_lip(rig: KernelRig) -> None:
+    charged: list[tuple[int, float]] = []
+    queue = rig.kernel._scheduler._queue
+    charge = queue.charge_run
 
-def test_time_for_masks_is_charged_to_the_lip() -> None:
-    async def test(rig: Rig) -> None:
-        charged: list[tuple[int, float]] = []
-        queue = rig.kernel._scheduler._queue
-        charge = queue.charge_run
+    def watched(root: int, tenant: str, weight: float, seconds: float) -> None:
+        charged.append((root, seconds))
+        charge(root, tenant, weight, seconds)
 
-        def watched(root: int, tenant: str, weight: float, seconds: float) -> None:
-            charged.append((root, seconds))
-            charge(root, tenant, weight, seconds)
+    queue.charge_run = watched  # type: ignore[method-assign]
+    handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
+    await start(rig, 2)
+    plain = rig.worker.generate(2, A, PROMPT, max=30)
+    fill = GrammarMatcher.fill
 
-        queue.charge_run = watched  # type: ignore[method-assign]
-        handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
-        await start(rig, 2)
-        plain = rig.worker.generate(2, A, PROMPT, max=30)
-        fill = GrammarMatcher.fill
+    def slow(matcher: GrammarMatcher, *given: Any) -> SyscallError | None:
+        matcher.spent += 0.01
+        return fill(matcher, *given)
 
-        def slow(matcher: GrammarMatcher, *given: Any) -> SyscallError | None:
-            matcher.spent += 0.01
-            return fill(matcher, *given)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GrammarMatcher, "fill", slow)
-            given = await generated(rig, 1, handle, max=10)
-        assert await plain.end == b""
-        assert {root for root, _ in charged} == {1}
-        assert len(charged) >= len(given)
-        assert all(cost > 0 for _, cost in charged)
-
-    with_text(test)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarMatcher, "fill", slow)
+        given = await generated(rig, 1, handle, max=10)
+    assert await plain.end == b""
+    assert {root for root, _ in charged} == {1}
+    assert len(charged) >= len(given)
+    assert all(cost > 0 for _, cost in charged)

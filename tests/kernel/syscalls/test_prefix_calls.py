@@ -14,8 +14,9 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, PRED_TOKENS_MAX
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import Rig, start, with_kernel
+from tests.support.kernel.rig import KernelRig, start, with_kernel
 from tests.support.kernel.syscalls import SyscallRig, handle, u32
+from tests.support.run_by import run_by
 
 A, B, C, D = (handle(index) for index in range(4))
 
@@ -232,61 +233,54 @@ def test_quota_cannot_be_got_round_by_offering() -> None:
 # --- With the whole kernel -----------------------------------------------------------------------
 
 
-def test_cached_pages_make_way_at_once() -> None:
+@run_by(with_kernel, pages=32)
+async def test_cached_pages_make_way_at_once(rig: KernelRig) -> None:
     """A pred whose pages only the cache holds waits for nobody and fails nobody."""
+    worker = await start(rig, 1)
+    await worker.pred(1, A, upto(400))
+    assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2
+    await rig.gateway.end(1)
+    await start(rig, 2)
+    before = asyncio.get_running_loop().time()
+    assert isinstance(await worker.pred(2, A, u32(*range(500, 1012))), bytes)
+    assert asyncio.get_running_loop().time() - before < 0.05
+    found = await rig.gateway.statistics()
+    assert found["prefix_cache_evicted_pages"] == 16
+    assert found["prefix_cache_pages"] == 0
+    await rig.gateway.check_integrity()
 
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        await worker.pred(1, A, upto(400))
-        assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2
-        await rig.gateway.end(1)
-        await start(rig, 2)
-        before = asyncio.get_running_loop().time()
-        assert isinstance(await worker.pred(2, A, u32(*range(500, 1012))), bytes)
-        assert asyncio.get_running_loop().time() - before < 0.05
+
+@run_by(with_kernel)
+async def test_the_counters_tell_what_was_found(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    await worker.pred(1, A, upto(100))
+    assert await worker.call(1, Op.KV_OFFER, A) == 96
+    assert await worker.call(1, Op.KV_MATCH, B, upto(200)) == 96
+    assert await worker.call(1, Op.KV_MATCH, C, u32(5, *range(30))) == -Errno.ENOENT
+    found = await rig.gateway.statistics()
+    counters = {key: found[f"prefix_cache_{key}"] for key in (
+        "pages", "idle_pages", "queries", "query_tokens", "hits", "hit_tokens",
+        "offered_pages", "evicted_pages")}  # fmt: skip
+    assert list(counters.values()) == [6, 0, 2, 231, 1, 96, 6, 0]
+
+
+@run_by(with_kernel, pages=4096, kernel_options=KernelOptions(prefix_cache_share=1 / 64))
+async def test_a_thousand_programs_offer_without_end(rig: KernelRig) -> None:
+    worker = await start(rig, 1)
+    for instance in range(2, 1002):
+        await start(rig, instance, tenant=f"tenant {instance % 10}")
+    for turn in range(3):
+        text = np.arange(33, dtype="<u4")
+        preds = []
+        for instance in range(1, 1002):
+            text[0] = instance + 1001 * turn
+            preds.append(worker.pred(instance, A, text.tobytes()))
+            for _ in range(5):
+                worker.tell(instance, Op.KV_OFFER, A)
+            worker.tell(instance, Op.KV_TRUNCATE, A, 0)
+        answers = await asyncio.gather(*preds)
+        assert all(isinstance(answer, bytes) for answer in answers)
         found = await rig.gateway.statistics()
-        assert found["prefix_cache_evicted_pages"] == 16
-        assert found["prefix_cache_pages"] == 0
+        assert found["prefix_cache_pages"] <= 64
         await rig.gateway.check_integrity()
-
-    with_kernel(test, pages=32)
-
-
-def test_the_counters_tell_what_was_found() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        await worker.pred(1, A, upto(100))
-        assert await worker.call(1, Op.KV_OFFER, A) == 96
-        assert await worker.call(1, Op.KV_MATCH, B, upto(200)) == 96
-        assert await worker.call(1, Op.KV_MATCH, C, u32(5, *range(30))) == -Errno.ENOENT
-        found = await rig.gateway.statistics()
-        counters = {key: found[f"prefix_cache_{key}"] for key in (
-            "pages", "idle_pages", "queries", "query_tokens", "hits", "hit_tokens",
-            "offered_pages", "evicted_pages")}  # fmt: skip
-        assert list(counters.values()) == [6, 0, 2, 231, 1, 96, 6, 0]
-
-    with_kernel(test)
-
-
-def test_a_thousand_programs_offer_without_end() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig, 1)
-        for instance in range(2, 1002):
-            await start(rig, instance, tenant=f"tenant {instance % 10}")
-        for turn in range(3):
-            text = np.arange(33, dtype="<u4")
-            preds = []
-            for instance in range(1, 1002):
-                text[0] = instance + 1001 * turn
-                preds.append(worker.pred(instance, A, text.tobytes()))
-                for _ in range(5):
-                    worker.tell(instance, Op.KV_OFFER, A)
-                worker.tell(instance, Op.KV_TRUNCATE, A, 0)
-            answers = await asyncio.gather(*preds)
-            assert all(isinstance(answer, bytes) for answer in answers)
-            found = await rig.gateway.statistics()
-            assert found["prefix_cache_pages"] <= 64
-            await rig.gateway.check_integrity()
-        assert found["prefix_cache_offered_pages"] == 3 * 2 * 1001
-
-    with_kernel(test, pages=4096, kernel_options=KernelOptions(prefix_cache_share=1 / 64))
+    assert found["prefix_cache_offered_pages"] == 3 * 2 * 1001

@@ -294,14 +294,11 @@ def test_the_child_ends_with_its_parent() -> None:
         time.sleep(0.01)
 
 
-def test_compilations_take_turns() -> None:
-    async def main() -> None:
-        made = Compiler(at_once=1)
-        source = wasm(f"(module {MEMORY} {START})")
-        both = await asyncio.gather(made.compile(source), made.compile(source))
-        assert both[0] == both[1]
-
-    asyncio.run(main())
+async def test_compilations_take_turns() -> None:
+    made = Compiler(at_once=1)
+    source = wasm(f"(module {MEMORY} {START})")
+    both = await asyncio.gather(made.compile(source), made.compile(source))
+    assert both[0] == both[1]
 
 
 def test_an_artefact_is_for_one_engine() -> None:
@@ -370,33 +367,30 @@ def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
     assert policy("a") == usual
 
 
-def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        waiting, go_on = asyncio.Event(), asyncio.Event()
+async def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, go_on = asyncio.Event(), asyncio.Event()
 
-        async def compile_(
-            _wasm: bytes, *_: object, patient: bool = False, **_given: object
-        ) -> Compiled:
-            if patient:
-                waiting.set()
-                await go_on.wait()
-            return Compiled(Manifest((), (), ()), b"patient" if patient else b"usual")
+    async def compile_(
+        _wasm: bytes, *_: object, patient: bool = False, **_given: object
+    ) -> Compiled:
+        if patient:
+            waiting.set()
+            await go_on.wait()
+        return Compiled(Manifest((), (), ()), b"patient" if patient else b"usual")
 
-        monkeypatch.setattr(compiler, "compile_program", compile_)
-        times = CompileTime(lambda: 0.0)
-        times.took("a", 60.0)
-        made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
-        slow = asyncio.create_task(made.compile(b"", tenant="a"))
-        await waiting.wait()
-        async with asyncio.timeout(20):
-            assert (await made.compile(b"", tenant="b")).artefact == b"usual"
-        go_on.set()
-        assert (await slow).artefact == b"patient"
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(compiler, "compile_program", compile_)
+    times = CompileTime(lambda: 0.0)
+    times.took("a", 60.0)
+    made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
+    slow = asyncio.create_task(made.compile(b"", tenant="a"))
+    await waiting.wait()
+    async with asyncio.timeout(20):
+        assert (await made.compile(b"", tenant="b")).artefact == b"usual"
+    go_on.set()
+    assert (await slow).artefact == b"patient"
 
 
-def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who waits behind such a one."""
     ended: list[str] = []
 
@@ -410,15 +404,12 @@ def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPat
                 ended.append("patient")
         return Compiled(Manifest((), (), ()), b"usual")
 
-    async def scenario() -> None:
-        times = CompileTime(lambda: 0.0)
-        times.took("a", 60.0)
-        made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
-        async with asyncio.timeout(20):
-            both = await asyncio.gather(*(made.compile(b"", tenant="a") for _ in range(2)))
-        assert [each.artefact for each in both] == [b"usual", b"usual"]
-
     monkeypatch.setattr(compiler, "compile_program", compile_)
     monkeypatch.setattr(compiler, "COMPILE_PATIENCE_SECONDS_MAX", 0.05)
-    asyncio.run(scenario())
+    times = CompileTime(lambda: 0.0)
+    times.took("a", 60.0)
+    made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
+    async with asyncio.timeout(20):
+        both = await asyncio.gather(*(made.compile(b"", tenant="a") for _ in range(2)))
+    assert [each.artefact for each in both] == [b"usual", b"usual"]
     assert ended, "it has been ended"

@@ -1,6 +1,5 @@
 """Other machines are served with TLS, or behind a proxy that ends it."""
 
-import asyncio
 import os
 import ssl
 from pathlib import Path
@@ -13,7 +12,7 @@ from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 
 from tests.support.gateway.certificates import make_certificate
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
@@ -43,18 +42,15 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert (options.tls_cert, options.tls_key) == (tmp_path / "c.pem", Path("/k.pem"))
 
 
-def test_the_gateway_itself_refuses_it_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(
-            socket=tmp_path / "g", secrets={}, secret=b"", kernel_socket=tmp_path / "k",
-            data_dir=tmp_path / "data", host="0.0.0.0", port=0,
-        )  # fmt: skip
-        with pytest.raises(ConfigError, match="can be reached by other machines"):
-            async with serve(config):
-                pass
-        assert not (tmp_path / "data").exists()
-
-    asyncio.run(scenario())
+async def test_the_gateway_itself_refuses_it_too(tmp_path: Path) -> None:
+    config = GatewayConfig(
+        socket=tmp_path / "g", secrets={}, secret=b"", kernel_socket=tmp_path / "k",
+        data_dir=tmp_path / "data", host="0.0.0.0", port=0,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="can be reached by other machines"):
+        async with serve(config):
+            pass
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_certificate_is_renewed_and_never_lost(tmp_path: Path) -> None:
@@ -82,20 +78,16 @@ def test_a_certificate_that_is_no_good_is_refused(tmp_path: Path) -> None:
         Certificate(cert, other)
 
 
-def test_the_gateway_speaks_tls(tmp_path: Path) -> None:
+async def test_the_gateway_speaks_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
-
-    async def scenario() -> None:
-        data = tmp_path / "data"
-        async with House(data, tls_cert=cert, tls_key=key, worker=False) as house:
-            url = f"https://127.0.0.1:{house.gateway.port}/healthz"
-            trusted = ssl.create_default_context(cafile=str(cert))
-            async with aiohttp.ClientSession() as session:
-                async with session.get(url, ssl=trusted) as response:
-                    assert response.status == 200
-                with pytest.raises(aiohttp.ClientError):
-                    await session.get(url)  # nobody vouches for it
-                with pytest.raises(aiohttp.ClientError):
-                    await session.get(url.replace("https", "http"))
-
-    asyncio.run(scenario())
+    data = tmp_path / "data"
+    async with SystemRig(data, tls_cert=cert, tls_key=key, worker=False) as system:
+        url = f"https://127.0.0.1:{system.gateway.port}/healthz"
+        trusted = ssl.create_default_context(cafile=str(cert))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(url, ssl=trusted) as response:
+                assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url)  # nobody vouches for it
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url.replace("https", "http"))

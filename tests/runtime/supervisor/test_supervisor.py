@@ -55,7 +55,7 @@ def role(
     return Role(spec, console)
 
 
-def test_a_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> None:
+async def test_a_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> None:
     script = f"""
 config = json.loads(sys.stdin.readline())
 assert config == {{"answer": 42}}
@@ -65,21 +65,17 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 {READY}
 sys.stdin.read()
 """
-
-    async def scenario() -> None:
-        small = role(tmp_path, script)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        assert alive(small.about["pid"])
-        await small.stop()
-        await asyncio.wait_for(keeping, 20)
-        assert not alive(small.about["pid"])
-        assert small.starts == 1
-
-    asyncio.run(scenario())
+    small = role(tmp_path, script)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    assert alive(small.about["pid"])
+    await small.stop()
+    await asyncio.wait_for(keeping, 20)
+    assert not alive(small.about["pid"])
+    assert small.starts == 1
 
 
-def test_a_role_hears_notices_and_the_next_process_the_last_of_each(tmp_path: Path) -> None:
+async def test_a_role_hears_notices_and_the_next_process_the_last_of_each(tmp_path: Path) -> None:
     script = """
 config = json.loads(sys.stdin.readline())
 print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)
@@ -89,25 +85,21 @@ for line in sys.stdin:
     if heard["what"] == "end":
         os._exit(3)
 """
-
-    async def scenario() -> None:
-        heard: list[str | None] = []
-        small = role(tmp_path, script)
-        small._on_progress = lambda name, event: heard.append(event["what"] if event else None)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        small.send_notice("a", {"what": "old"})
-        small.send_notice("a", {"what": "new"})
-        small.send_notice("b", {"what": "end"})
-        small.send_notice("b", {"what": "last"})
-        async with asyncio.timeout(20):
-            while heard.count("last") < 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await small.stop()
-        await keeping
-        assert heard == [None, "old", "new", "end", None, "new", "last"]
-
-    asyncio.run(scenario())
+    heard: list[str | None] = []
+    small = role(tmp_path, script)
+    small._on_progress = lambda name, event: heard.append(event["what"] if event else None)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    small.send_notice("a", {"what": "old"})
+    small.send_notice("a", {"what": "new"})
+    small.send_notice("b", {"what": "end"})
+    small.send_notice("b", {"what": "last"})
+    async with asyncio.timeout(20):
+        while heard.count("last") < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await small.stop()
+    await keeping
+    assert heard == [None, "old", "new", "end", None, "new", "last"]
 
 
 def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere() -> None:
@@ -127,25 +119,21 @@ def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere() -> None:
             ]
 
 
-def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
+async def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
     script = f"{READY}\ntime.sleep(0.05)\nos._exit(3) if not os.path.exists('{tmp_path}/once') "
     script += f"and open('{tmp_path}/once', 'w').close() is None else sys.stdin.read()"
-
-    async def scenario() -> None:
-        said: list[str] = []
-        small = role(tmp_path, script, said)
-        keeping = asyncio.create_task(small.keep())
-        async with asyncio.timeout(20):
-            while small.starts < 2 or not small.ready.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert "small: ended (exit code 3); starting it again\n" in said
-        await small.stop()
-        await keeping
-
-    asyncio.run(scenario())
+    said: list[str] = []
+    small = role(tmp_path, script, said)
+    keeping = asyncio.create_task(small.keep())
+    async with asyncio.timeout(20):
+        while small.starts < 2 or not small.ready.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert "small: ended (exit code 3); starting it again\n" in said
+    await small.stop()
+    await keeping
 
 
-def test_a_role_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_a_role_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     """It has its time before it is ready; then it lives while it beats, and not when it stops."""
     script = f"""
 time.sleep(1.2)
@@ -155,35 +143,31 @@ for _ in range(16):
     print(json.dumps({{"event": "alive"}}), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-
-    async def scenario() -> None:
-        said: list[str] = []
-        small = role(tmp_path, script, said, hang_seconds=1.0)
-        heard: list[bool] = []
-        small._on_silence = lambda _name, silent: heard.append(silent)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        began, first = time.monotonic(), small.about["pid"]
-        async with asyncio.timeout(20):
-            while alive(first):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert time.monotonic() - began > 1.3
-        async with asyncio.timeout(20):
-            while small.about["pid"] == first:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert said[:3] == [
-            "small: hangs\n",
-            "small: has said nothing for 1 s; it is killed\n",
-            "small: ended (killed by SIGKILL); starting it again\n",
-        ]
-        assert heard[:2] == [True, False]  # the next process begins well
-        await small.stop()
-        await keeping
-
-    asyncio.run(scenario())
+    said: list[str] = []
+    small = role(tmp_path, script, said, hang_seconds=1.0)
+    heard: list[bool] = []
+    small._on_silence = lambda _name, silent: heard.append(silent)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    began, first = time.monotonic(), small.about["pid"]
+    async with asyncio.timeout(20):
+        while alive(first):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert time.monotonic() - began > 1.3
+    async with asyncio.timeout(20):
+        while small.about["pid"] == first:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert said[:3] == [
+        "small: hangs\n",
+        "small: has said nothing for 1 s; it is killed\n",
+        "small: ended (killed by SIGKILL); starting it again\n",
+    ]
+    assert heard[:2] == [True, False]  # the next process begins well
+    await small.stop()
+    await keeping
 
 
-def test_a_role_that_stops_for_long_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+async def test_a_role_that_stops_for_long_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), sys.exit(0)))
 {READY}
@@ -191,17 +175,13 @@ while True:
     time.sleep(0.02)
     print(json.dumps({{"event": "alive"}}), flush=True)
 """
-
-    async def scenario() -> None:
-        said: list[str] = []
-        small = role(tmp_path, script, said, stop_seconds=10, hang_seconds=0.8)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        await small.stop()
-        await keeping
-        assert said == []
-
-    asyncio.run(scenario())
+    said: list[str] = []
+    small = role(tmp_path, script, said, stop_seconds=10, hang_seconds=0.8)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    await small.stop()
+    await keeping
+    assert said == []
 
 
 def test_every_role_beats_often_enough(tmp_path: Path) -> None:
@@ -231,41 +211,37 @@ asyncio.run(main())
         assert process.wait(20) == 0
 
 
-def test_a_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_a_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {READY}
 while True:
     time.sleep(60)
 """
-
-    async def scenario() -> None:
-        said: list[str] = []
-        small = role(tmp_path, script, said)
-        started: list[Started] = []
-        small._on_process = lambda name, process: started.append(process)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        first = small.about["pid"]
-        assert started == [Started(first, 1)]
-        await small.retire(2)  # another one, which is not there yet
-        assert alive(first)
-        await small.retire(1)
-        async with asyncio.timeout(20):
-            while small.about["pid"] == first or not small.ready.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert not alive(first)
-        assert started[1] == Started(small.about["pid"], 2)
-        assert any("did not retire in time" in line for line in said)
-        await small.retire(1)  # it has gone already
-        assert alive(small.about["pid"])
-        await small.stop()
-        await keeping
-
-    asyncio.run(scenario())
+    said: list[str] = []
+    small = role(tmp_path, script, said)
+    started: list[Started] = []
+    small._on_process = lambda name, process: started.append(process)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    first = small.about["pid"]
+    assert started == [Started(first, 1)]
+    await small.retire(2)  # another one, which is not there yet
+    assert alive(first)
+    await small.retire(1)
+    async with asyncio.timeout(20):
+        while small.about["pid"] == first or not small.ready.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert not alive(first)
+    assert started[1] == Started(small.about["pid"], 2)
+    assert any("did not retire in time" in line for line in said)
+    await small.retire(1)  # it has gone already
+    assert alive(small.about["pid"])
+    await small.stop()
+    await keeping
 
 
-def test_a_role_that_says_anything_is_kept(tmp_path: Path) -> None:
+async def test_a_role_that_says_anything_is_kept(tmp_path: Path) -> None:
     """A worker that was taken over writes what it likes; that is its own affair."""
     script = f"""
 for said in ("[]", "7", "{{}}", "[" * 100_000, "x" * 3_000_000, "\\x1b[2Jgone"):
@@ -279,70 +255,57 @@ print("\\x1b[2Jlast", file=sys.stderr, flush=True)
 {READY}
 time.sleep(60)
 """
-
-    async def scenario() -> None:
-        said: list[str] = []
-        small = role(tmp_path, script, said)
-        heard: list[Any] = []
-        small._on_progress = lambda _name, event: heard.append(event)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        await small.stop()
-        await keeping
-        assert small.starts == 1
-        assert heard == [None] + 6 * [{"what": "w" * 200, "share": 0.0}]
-        assert not any("\x1b" in words for words in said), said
-        assert {"small: \\x1b[2Jgone\n", "small: \\x1b[2Jlast\n"} <= set(said)
-
-    asyncio.run(scenario())
+    said: list[str] = []
+    small = role(tmp_path, script, said)
+    heard: list[Any] = []
+    small._on_progress = lambda _name, event: heard.append(event)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    await small.stop()
+    await keeping
+    assert small.starts == 1
+    assert heard == [None] + 6 * [{"what": "w" * 200, "share": 0.0}]
+    assert not any("\x1b" in words for words in said), said
+    assert {"small: \\x1b[2Jgone\n", "small: \\x1b[2Jlast\n"} <= set(said)
 
 
-def test_the_gateway_alone_has_others_retired(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        console = Console(lambda _: None, terminal=False)
-        supervisor = Supervisor(
-            ServeOptions(model="embedded", data_dir=tmp_path), console, tmp_path
-        )
-        *others, gateway = supervisor._roles
-        for other in others:
-            other.on_retired("worker-0", 1)
-        assert not supervisor._retiring
-        gateway.on_retired("worker-0", 1)
-        assert len(supervisor._retiring) == 1
-        await asyncio.gather(*supervisor._retiring)
-
-    asyncio.run(scenario())
+async def test_the_gateway_alone_has_others_retired(tmp_path: Path) -> None:
+    console = Console(lambda _: None, terminal=False)
+    supervisor = Supervisor(ServeOptions(model="embedded", data_dir=tmp_path), console, tmp_path)
+    *others, gateway = supervisor._roles
+    for other in others:
+        other.on_retired("worker-0", 1)
+    assert not supervisor._retiring
+    gateway.on_retired("worker-0", 1)
+    assert len(supervisor._retiring) == 1
+    await asyncio.gather(*supervisor._retiring)
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])
-def test_a_role_that_never_starts_ends_everything(tmp_path: Path, code: int, starts: int) -> None:
-    async def scenario() -> None:
-        script = f"print('small: no such model', file=sys.stderr)\nsys.exit({code})"
-        small = role(tmp_path, script)
-        with pytest.raises(SupervisorError) as told:
-            await asyncio.wait_for(small.keep(), 30)
-        assert str(told.value) == f"small does not start (exit code {code}):\n    no such model"
-        assert small.starts == starts
+async def test_a_role_that_never_starts_ends_everything(
+    tmp_path: Path, code: int, starts: int
+) -> None:
+    script = f"print('small: no such model', file=sys.stderr)\nsys.exit({code})"
+    small = role(tmp_path, script)
+    with pytest.raises(SupervisorError) as told:
+        await asyncio.wait_for(small.keep(), 30)
+    assert str(told.value) == f"small does not start (exit code {code}):\n    no such model"
+    assert small.starts == starts
 
-    asyncio.run(scenario())
 
-
-def test_why_a_role_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        words = "size is 9\\n; at most 8" + 2000 * "."
-        script = f"""
+async def test_why_a_role_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
+    words = "size is 9\\n; at most 8" + 2000 * "."
+    script = f"""
 print(json.dumps({{"event": "refused", "words": "{words}"}}), flush=True)
 print('small: what nobody needs to read again', file=sys.stderr)
 sys.exit({CONFIGURATION_WRONG})
 """
-        small = role(tmp_path, script)
-        with pytest.raises(SupervisorError) as told:
-            await asyncio.wait_for(small.keep(), 30)
-        assert str(told.value).startswith("small does not start: size is 9\\n; at most 8....")
-        assert len(str(told.value)) < 1100
-        assert small.starts == 1
-
-    asyncio.run(scenario())
+    small = role(tmp_path, script)
+    with pytest.raises(SupervisorError) as told:
+        await asyncio.wait_for(small.keep(), 30)
+    assert str(told.value).startswith("small does not start: size is 9\\n; at most 8....")
+    assert len(str(told.value)) < 1100
+    assert small.starts == 1
 
 
 FAILS_AGAIN = """
@@ -361,40 +324,32 @@ sys.exit(CODE)
 
 
 @pytest.mark.parametrize("code", [1, CONFIGURATION_WRONG])
-def test_a_role_that_was_ready_may_fail_more_often(
+async def test_a_role_that_was_ready_may_fail_more_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
-
-    async def scenario() -> None:
-        small = role(tmp_path, FAILS_AGAIN.replace("CODE", str(code)))
-        keeping = asyncio.create_task(small.keep())
-        async with asyncio.timeout(40):
-            while not (small.starts == 8 and small.ready.is_set()):
-                assert not keeping.done() or keeping.result()
-                await asyncio.sleep(0.02)
-        await small.stop()
-        await keeping
-
-    asyncio.run(scenario())
+    small = role(tmp_path, FAILS_AGAIN.replace("CODE", str(code)))
+    keeping = asyncio.create_task(small.keep())
+    async with asyncio.timeout(40):
+        while not (small.starts == 8 and small.ready.is_set()):
+            assert not keeping.done() or keeping.result()
+            await asyncio.sleep(0.02)
+    await small.stop()
+    await keeping
 
 
-def test_a_role_that_is_not_ready_again_for_long_ends_everything(
+async def test_a_role_that_is_not_ready_again_for_long_ends_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("symphony_runtime.supervisor.role.GIVE_UP_SECONDS", 0.3)
-
-    async def scenario() -> None:
-        small = role(tmp_path, FAILS_AGAIN.replace("number == 8", "False").replace("CODE", "1"))
-        with pytest.raises(SupervisorError, match="does not start"):
-            await asyncio.wait_for(small.keep(), 40)
-        assert small.starts > 1
-
-    asyncio.run(scenario())
+    small = role(tmp_path, FAILS_AGAIN.replace("number == 8", "False").replace("CODE", "1"))
+    with pytest.raises(SupervisorError, match="does not start"):
+        await asyncio.wait_for(small.keep(), 40)
+    assert small.starts > 1
 
 
-def test_a_role_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_a_role_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 import subprocess
@@ -402,18 +357,14 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(json.dumps({"event": "ready", "pid": os.getpid(), "child": child.pid}), flush=True)
 time.sleep(600)
 """
-
-    async def scenario() -> None:
-        small = role(tmp_path, script)
-        keeping = asyncio.create_task(small.keep())
-        await asyncio.wait_for(small.ready.wait(), 20)
-        await asyncio.wait_for(small.stop(), 10)
-        await asyncio.wait_for(keeping, 20)
-        await asyncio.sleep(0.1)
-        assert not alive(small.about["pid"])
-        assert not alive(small.about["child"])
-
-    asyncio.run(scenario())
+    small = role(tmp_path, script)
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    await asyncio.wait_for(small.stop(), 10)
+    await asyncio.wait_for(keeping, 20)
+    await asyncio.sleep(0.1)
+    assert not alive(small.about["pid"])
+    assert not alive(small.about["child"])
 
 
 def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
@@ -584,25 +535,21 @@ def test_the_kernels_journal_is_beside_its_socket_unless_it_keeps_none(tmp_path:
         assert kernel.config["ended"] is None
 
 
-def test_a_role_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
+async def test_a_role_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
     script = """
 config = json.loads(sys.stdin.readline())
 print(json.dumps({"event": "ready", "ended": config["ended"]}), flush=True)
 sys.exit(7) if config["ended"] is None else sys.stdin.read()
 """
-
-    async def scenario() -> None:
-        small = role(tmp_path, script)
-        small.spec.config["ended"] = None
-        keeping = asyncio.create_task(small.keep())
-        while small.starts < 2 or not small.ready.is_set():
-            await small.ready.wait()
-            await asyncio.sleep(0.01)
-        assert small.about["ended"] == 7
-        await small.stop()
-        await keeping
-
-    asyncio.run(scenario())
+    small = role(tmp_path, script)
+    small.spec.config["ended"] = None
+    keeping = asyncio.create_task(small.keep())
+    while small.starts < 2 or not small.ready.is_set():
+        await small.ready.wait()
+        await asyncio.sleep(0.01)
+    assert small.about["ended"] == 7
+    await small.stop()
+    await keeping
 
 
 def test_one_data_directory_has_one_server(tmp_path: Path) -> None:

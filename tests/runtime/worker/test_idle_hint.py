@@ -8,7 +8,7 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol import messages as m
 
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 PROMPT = data(100, struct.pack("<4I", 5, 6, 7, 8))
 
@@ -19,7 +19,7 @@ def told(*steps: Step, costs: CostModel | None = None) -> list[tuple[int, ...]]:
     calls: list[tuple[int, ...]] = []
 
     async def main() -> None:
-        async with Rig(clock=clock, costs=costs) as rig:
+        async with WorkerRig(clock=clock, costs=costs) as rig:
             execute = rig.kernel.execute_calls
 
             def listen(port: Any, given: list[Any]) -> None:

@@ -18,6 +18,7 @@ from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.worker.__main__ import WorkerConfig
 from wasmtime import wat2wasm
 
+from tests.support.run_by import run_by
 from tests.support.sockets import temporary_socket_folder
 from tests.support.worker.guests import HELLO, SPIN
 from tests.support.worker.rig import LIMITS
@@ -135,116 +136,100 @@ def staged(test: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_it_retires_when_it_is_told_to() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        made.gateway.tell(m.Retire())
-        assert await made.exit_code() == 0
-
-    staged(test)
+@run_by(staged)
+async def test_it_retires_when_it_is_told_to(made: Scene) -> None:
+    await made.ready()
+    made.gateway.tell(m.Retire())
+    assert await made.exit_code() == 0
 
 
-def test_it_proves_itself_and_runs_programs() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        for role in (made.kernel, made.gateway):
-            hello = await role.next(m.Hello)
-            assert (hello.role, hello.name) == ("worker", "worker-0")
-            assert (hello.secret, hello.pid) == (bytes.fromhex(SECRET), made.child.pid)
-        made.start(HELLO)
-        assert (await made.gateway.next(m.Output)).messages == [[7, b"hello"]]
-        assert (await made.gateway.next(m.Ended)).status == "exited"
-
-    staged(test)
+@run_by(staged)
+async def test_it_proves_itself_and_runs_programs(made: Scene) -> None:
+    await made.ready()
+    for role in (made.kernel, made.gateway):
+        hello = await role.next(m.Hello)
+        assert (hello.role, hello.name) == ("worker", "worker-0")
+        assert (hello.secret, hello.pid) == (bytes.fromhex(SECRET), made.child.pid)
+    made.start(HELLO)
+    assert (await made.gateway.next(m.Output)).messages == [[7, b"hello"]]
+    assert (await made.gateway.next(m.Ended)).status == "exited"
 
 
 def of_process(pid: int, file: str) -> str:
     return Path(f"/proc/{pid}/{file}").read_text()
 
 
-def test_it_gives_up_what_it_does_not_need() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        assert "NoNewPrivs:\t1" in of_process(made.child.pid, "status")
-        limits = of_process(made.child.pid, "limits")
-        (core,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
-        assert core.split()[4:6] == ["0", "0"]
-
-    staged(test)
+@run_by(staged)
+async def test_it_gives_up_what_it_does_not_need(made: Scene) -> None:
+    await made.ready()
+    assert "NoNewPrivs:\t1" in of_process(made.child.pid, "status")
+    limits = of_process(made.child.pid, "limits")
+    (core,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+    assert core.split()[4:6] == ["0", "0"]
 
 
-def test_sigterm_ends_its_runs_and_itself() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        made.start(SPIN)
-        await made.all_is_taken()
-        made.child.send_signal(signal.SIGTERM)
-        ended = await made.gateway.next(m.Ended)
-        assert (ended.status, ended.reason) == ("failed", "the worker was stopped")
-        assert await made.exit_code() == 0
-
-    staged(test)
+@run_by(staged)
+async def test_sigterm_ends_its_runs_and_itself(made: Scene) -> None:
+    await made.ready()
+    made.start(SPIN)
+    await made.all_is_taken()
+    made.child.send_signal(signal.SIGTERM)
+    ended = await made.gateway.next(m.Ended)
+    assert (ended.status, ended.reason) == ("failed", "the worker was stopped")
+    assert await made.exit_code() == 0
 
 
-def test_many_ends_are_told_before_it_is_gone() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        made.start(SPIN, 1)
-        for instance in range(2, 2_000):
-            made.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
-        await made.all_is_taken()
-        made.child.send_signal(signal.SIGTERM)
-        ended = {(await made.gateway.next(m.Ended)).instance for _ in range(1, 2_000)}
-        assert ended == set(range(1, 2_000))
-        assert await made.exit_code() == 0
-
-    staged(test)
+@run_by(staged)
+async def test_many_ends_are_told_before_it_is_gone(made: Scene) -> None:
+    await made.ready()
+    made.start(SPIN, 1)
+    for instance in range(2, 2_000):
+        made.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
+    await made.all_is_taken()
+    made.child.send_signal(signal.SIGTERM)
+    ended = {(await made.gateway.next(m.Ended)).instance for _ in range(1, 2_000)}
+    assert ended == set(range(1, 2_000))
+    assert await made.exit_code() == 0
 
 
-def test_it_ends_with_its_supervisor() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        assert made.child.stdin is not None
-        made.child.stdin.close()
-        assert await made.exit_code() == 0
-
-    staged(test)
+@run_by(staged)
+async def test_it_ends_with_its_supervisor(made: Scene) -> None:
+    await made.ready()
+    assert made.child.stdin is not None
+    made.child.stdin.close()
+    assert await made.exit_code() == 0
 
 
-def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        first = await made.kernel.next(m.Hello)
-        made.start(SPIN)
-        await made.all_is_taken()
-        made.kernel.links[-1].close()
-        again = await made.kernel.next(m.Hello)
-        assert (first.received, again.session, again.received) == (-1, first.session, 0)
-        ended = await made.gateway.next(m.Ended)  # it was not known there
-        assert (ended.status, ended.reason) == ("failed", "the kernel died")
-        new = await made.kernel.next(m.Hello)
-        assert new.session != first.session
-        assert new.received == -1
-        made.start(HELLO, 8)
-        assert (await made.gateway.next(m.Ended)).status == "exited"
-
-    staged(test)
+@run_by(staged)
+async def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(made: Scene) -> None:
+    await made.ready()
+    first = await made.kernel.next(m.Hello)
+    made.start(SPIN)
+    await made.all_is_taken()
+    made.kernel.links[-1].close()
+    again = await made.kernel.next(m.Hello)
+    assert (first.received, again.session, again.received) == (-1, first.session, 0)
+    ended = await made.gateway.next(m.Ended)  # it was not known there
+    assert (ended.status, ended.reason) == ("failed", "the kernel died")
+    new = await made.kernel.next(m.Hello)
+    assert new.session != first.session
+    assert new.received == -1
+    made.start(HELLO, 8)
+    assert (await made.gateway.next(m.Ended)).status == "exited"
 
 
-def test_when_the_gateway_dies_it_forgets_and_connects_again() -> None:
-    async def test(made: Scene) -> None:
-        await made.ready()
-        await made.gateway.next(m.Hello)
-        made.start(SPIN)
-        await made.all_is_taken()
-        made.gateway.links[-1].close()
-        await made.gateway.next(m.Hello)
-        made.gateway.tell(m.Start(9, "program", "", b"", LIMITS))
-        ended = await made.gateway.next(m.Ended)
-        assert (ended.instance, ended.status) == (9, "failed")
-        assert ended.reason == "the worker does not have the program"
-
-    staged(test)
+@run_by(staged)
+async def test_when_the_gateway_dies_it_forgets_and_connects_again(made: Scene) -> None:
+    await made.ready()
+    await made.gateway.next(m.Hello)
+    made.start(SPIN)
+    await made.all_is_taken()
+    made.gateway.links[-1].close()
+    await made.gateway.next(m.Hello)
+    made.gateway.tell(m.Start(9, "program", "", b"", LIMITS))
+    ended = await made.gateway.next(m.Ended)
+    assert (ended.instance, ended.status) == (9, "failed")
+    assert ended.reason == "the worker does not have the program"
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"name": "x", "secret": "zz"}'])

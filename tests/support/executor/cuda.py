@@ -16,7 +16,7 @@ from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.torch_executor import TorchExecutor
 
 from tests.support.executor import flashinfer_reference
-from tests.support.executor.models import POOL_PAGES, Checkpoint, Rig
+from tests.support.executor.models import POOL_PAGES, Checkpoint, ExecutorRig
 
 LOGITS_PLACES = 96
 GRAPH_ROWS = (1, 2, 4, 8)
@@ -56,7 +56,7 @@ WAYS = [
 SIZES: dict[str, Any] = {"head_dim": 64}
 
 
-def load_cuda(checkpoint: Checkpoint, way: Way) -> Rig:
+def load_cuda(checkpoint: Checkpoint, way: Way) -> ExecutorRig:
     """Load a checkpoint into a rig whose network is a `CudaNetwork`."""
     if way.device == "cuda" and way.dtype == "bf16":
         pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
@@ -71,4 +71,4 @@ def load_cuda(checkpoint: Checkpoint, way: Way) -> Rig:
             return CudaNetwork(decoder, POOL_PAGES, LOGITS_PLACES, way.graph_rows, way.library)
 
     network = thread.call(build)
-    return Rig(TorchExecutor(model, network, POOL_PAGES, LOGITS_PLACES, thread))
+    return ExecutorRig(TorchExecutor(model, network, POOL_PAGES, LOGITS_PLACES, thread))

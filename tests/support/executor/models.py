@@ -77,17 +77,17 @@ def make_checkpoint(
     return Checkpoint(directory, peer)
 
 
-def load(checkpoint: Checkpoint | Path, dtype: str = "fp32", **given: Any) -> "Rig":
+def load(checkpoint: Checkpoint | Path, dtype: str = "fp32", **given: Any) -> "ExecutorRig":
     """Load a checkpoint into a rig with a small pool and one thread."""
     directory = checkpoint if isinstance(checkpoint, Path) else checkpoint.directory
     executor = TorchExecutor.load(
         directory, dtype=dtype, device="cpu", threads=1, pool_bytes=1 << 22, **given
     )
-    return Rig(executor)
+    return ExecutorRig(executor)
 
 
 @dataclass
-class Rig:
+class ExecutorRig:
     """An executor with pages handed out in random order, all poisoned before their first use."""
 
     executor: TorchExecutor
@@ -110,7 +110,6 @@ class Rig:
         return np.array(pages, np.int32)
 
     def run(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[bytes | SyscallError]:
-        """Run one step."""
         return asyncio.run(self.executor.run(Batch(list(rows), list(copies))))
 
     def logits(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[Float32]:
@@ -118,7 +117,6 @@ class Rig:
         return [as_logits(result) for result in self.run(rows, copies)]
 
     def close(self) -> None:
-        """Give the device back."""
         asyncio.run(self.executor.close())
 
 
@@ -162,7 +160,6 @@ def make_row(
 
 
 def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.uint32]:
-    """Return random token ids."""
     return np.random.default_rng(seed).integers(0, VOCAB, count).astype(np.uint32)
 
 

@@ -33,7 +33,6 @@ class FullDisk:
                     size //= 2
 
     def heal(self) -> None:
-        """There is room again."""
         self._filler.unlink(missing_ok=True)
 
 
@@ -55,7 +54,6 @@ class FailingDisk:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._usual[1]))
 
     def heal(self) -> None:
-        """Files may be written again."""
         resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
 
 

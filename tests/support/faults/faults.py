@@ -48,7 +48,6 @@ class Mode(IntEnum):
 
 @cache
 def library() -> Path:
-    """Return the compiled library; skip the test where nothing compiles it or can load it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) to make storage that fails")
@@ -63,7 +62,7 @@ def library() -> Path:
 
 
 class Faults:
-    """What becomes of files below `folder`; `control` is the file by which processes hear of it."""
+    """Faults of files below `folder`; processes read what to do from the file `control`."""
 
     def __init__(self, control: Path, folder: Path) -> None:
         self.environment = {"LD_PRELOAD": str(library()), "SYMPHONY_FAULTS": str(control)}
@@ -96,13 +95,11 @@ class Faults:
         _COUNTS.pack_into(self._memory, 0, 1, at, 0, 0, number, mode, kinds, pid)
 
     def disarm(self) -> int:
-        """Let everything succeed again; return how many calls met the fault."""
         self._memory[:8] = bytes(8)
         return self.met
 
     @property
     def met(self) -> int:
-        """How many calls have met the fault."""
         met: int = _COUNTS.unpack_from(self._memory, 0)[3]
         return met
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from symphony_runtime.client import ConnectionFailed, ServerError
 
 from tests.support.faults.faults import Faults, Kind, Mode
-from tests.support.faults.operations import DIED, DONE, NOT_DONE, OPERATIONS, House, Operation
+from tests.support.faults.operations import DIED, DONE, NOT_DONE, OPERATIONS, Clients, Operation
 from tests.support.server.planting import plant
 from tests.support.server.server import RunningServer, descendants, start_server
 
 POINTS_MAX = 150  # of one operation; none comes near
-Make = Callable[[House, int], Operation]
+Make = Callable[[Clients, int], Operation]
 # A role that dies hundreds of times within seconds is started again at once.
 _AT_ONCE = (
     "from symphony_runtime.supervisor import supervisor; supervisor._PAUSE_SECONDS = 0.05, 0.05"
@@ -102,15 +102,15 @@ class Matrix:
         self.cells: list[Cell] = []
         self._numbers = count(1)
         self._server: RunningServer
-        self._house: House
+        self._clients: Clients
 
     async def meet(self, fault: Fault, operations: Iterable[Make] = OPERATIONS) -> list[Cell]:
         """Let each operation meet the fault at each of its calls; return what became of each."""
         self._start()
         try:
-            self._house = House(self._server.client(), self._server.admin())
-            async with self._house.client, self._house.admin:
-                await self._house.begin()
+            self._clients = Clients(self._server.client(), self._server.admin())
+            async with self._clients.client, self._clients.admin:
+                await self._clients.begin()
                 for make in operations:
                     await self._meet(fault, make)
             await self._restart()
@@ -121,7 +121,7 @@ class Matrix:
 
     async def _meet(self, fault: Fault, make: Make) -> None:
         for at in self._points():
-            operation = make(self._house, next(self._numbers))
+            operation = make(self._clients, next(self._numbers))
             await operation.prepare()
             self.faults.arm(at, fault.number, fault.mode, fault.kinds)
             cell = Cell(operation, at, "", kills=fault.mode == Mode.KILL)
@@ -165,10 +165,10 @@ class Matrix:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
         self._start()
-        house = self._house
-        house.client, house.admin = self._server.client(), self._server.admin()
-        house.seen.clear()
-        async with house.client, house.admin:
+        clients = self._clients
+        clients.client, clients.admin = self._server.client(), self._server.admin()
+        clients.seen.clear()
+        async with clients.client, clients.admin:
             await self._server.wait_until_ready()
             for cell in self.cells:
                 state = await _state(cell.operation)

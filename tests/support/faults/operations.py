@@ -48,7 +48,7 @@ MARKER_WASM = wasm(
 
 
 @dataclass
-class House:
+class Clients:
     """A server's clients, and what operations remember of what they made."""
 
     client: Client
@@ -57,7 +57,6 @@ class House:
     seen: dict[Any, Any] = field(default_factory=dict)  # results of runs, since the last start
 
     async def begin(self) -> None:
-        """Upload what the operations run."""
         for name, program in (
             ("marker", MARKER_WASM), ("hang", HANG_WASM), ("parrot", PARROT_WASM),
             ("saver", SAVER_WASM),
@@ -72,27 +71,25 @@ class Operation:
     """One kind of request.
 
     `again`: it may be repeated when it is done, and changes nothing then. `exact`: one that was
-    answered with an error must not be done, for whoever asks again would have it twice.
-    `refusals` are statuses that are right for it beside those of the fault.
+    answered with an error must not be done: a client that retries would have it twice.
+    `refusals` are statuses that are right for it in addition to those of the fault.
     """
 
     again: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     refusals: ClassVar[tuple[int, ...]] = ()
 
-    def __init__(self, house: House, number: int) -> None:
-        self.house, self.number = house, number
+    def __init__(self, clients: Clients, number: int) -> None:
+        self.clients, self.number = clients, number
         self.name = f"{type(self).__name__.lower()}-{number}"
 
     @property
     def client(self) -> Client:
-        """The tenant's, of the server as it runs now."""
-        return self.house.client
+        return self.clients.client
 
     @property
     def admin(self) -> Client:
-        """The operator's."""
-        return self.house.admin
+        return self.clients.admin
 
     async def prepare(self) -> None:
         """Make what has to be there before."""
@@ -174,7 +171,7 @@ class Start(Operation):
     exact = True
 
     async def act(self) -> None:
-        self.house.notes[self.name] = await self.client.start("marker", self.name)
+        self.clients.notes[self.name] = await self.client.start("marker", self.name)
 
     async def settle(self) -> None:
         await asyncio.sleep(0.05)
@@ -182,13 +179,13 @@ class Start(Operation):
             await ended(self.client, run["id"])
 
     async def state(self) -> str:
-        runs = await outputs(self.house)
+        runs = await outputs(self.clients)
         if any(messages == [] and status == "running" for status, messages in runs.values()):
             return "a run stays `running`"
         mine = {r: status for r, (status, messages) in runs.items() if messages == [self.name]}
         if len(mine) > 1:
             return f"it ran {len(mine)} times"
-        run = self.house.notes.get(self.name)
+        run = self.clients.notes.get(self.name)
         status, _ = runs.get(run or "", ("", []))
         if run is not None and list(mine) != [run] and (mine or status != DIED):
             return f"the run that was acknowledged is {runs.get(run, 'not there')}"
@@ -213,27 +210,27 @@ class StartOnce(Start):
         with _translated():
             async with self.client._session.post(url, data=body, headers=headers) as response:
                 await _check(response)
-                self.house.notes[self.name] = json.loads(await response.read())["id"]
+                self.clients.notes[self.name] = json.loads(await response.read())["id"]
 
 
-async def outputs(house: House) -> dict[str, tuple[str, list[Any]]]:
+async def outputs(clients: Clients) -> dict[str, tuple[str, list[Any]]]:
     """Return all runs of the program that sends its input back: their status and messages."""
     runs: dict[str, tuple[str, list[Any]]] = {}
-    async for run in house.client.runs():
+    async for run in clients.client.runs():
         if run["program_name"] == "marker":
             key = run["id"], run["ended_ms"]
-            if key not in house.seen:
-                result = await house.client.result(run["id"])
+            if key not in clients.seen:
+                result = await clients.client.result(run["id"])
                 status = DIED if died(result) else result["status"]
-                house.seen[key] = status, result["messages"]
-            runs[run["id"]] = house.seen[key]
+                clients.seen[key] = status, result["messages"]
+            runs[run["id"]] = clients.seen[key]
             if run["ended_ms"] is None:
-                del house.seen[key]
+                del clients.seen[key]
     return runs
 
 
 class End(Operation):
-    """A run that was acknowledged before ends with its output, whatever storage says meanwhile."""
+    """A run that was acknowledged before the fault ends with its output."""
 
     async def prepare(self) -> None:
         self.run, self.told = await self.client.start("parrot"), ""
@@ -316,7 +313,6 @@ class DeleteRun(Operation):
         return NOT_DONE if self.is_whole(result) else f"half a run: {result}"
 
     def is_whole(self, result: dict[str, Any]) -> bool:
-        """Whether a run is as it was."""
         return (result["status"], result["messages"]) == ("exited", [self.name])
 
 
@@ -394,13 +390,13 @@ class CreateKey(Operation):
 
     async def act(self) -> None:
         made = await self.admin.create_key("default", name=self.name)
-        self.house.notes[self.name] = made["key"]
+        self.clients.notes[self.name] = made["key"]
 
     async def state(self) -> str:
         keys = [k for k in await self.admin.keys("default") if k["name"] == self.name]
         if len(keys) > 1:
             return f"{len(keys)} keys"
-        key = self.house.notes.get(self.name)
+        key = self.clients.notes.get(self.name)
         if key is not None and keys:
             async with Client(self.client.url, key) as holder:
                 await holder.live_runs()
@@ -408,7 +404,7 @@ class CreateKey(Operation):
 
 
 class RevokeKey(CreateKey):
-    """A key is not known any more, and lets nobody in."""
+    """A key is not known any more and is refused."""
 
     async def prepare(self) -> None:
         await super().act()
@@ -424,12 +420,11 @@ class RevokeKey(CreateKey):
             return f"it is listed, and refused with {error.status}"
         if listed == DONE:
             return NOT_DONE
-        if await self.lets_in(self.house.notes[self.name]):
+        if await self.lets_in(self.clients.notes[self.name]):
             return "it is not listed, and lets its owner in"
         return DONE
 
     async def lets_in(self, key: str) -> bool:
-        """Whether a key is one."""
         async with Client(self.client.url, key) as holder:
             try:
                 await holder.live_runs()
@@ -447,18 +442,18 @@ class RotateKey(RevokeKey):
 
     async def prepare(self) -> None:
         await super().prepare()
-        self.old = self.house.notes.pop(self.name)
+        self.old = self.clients.notes.pop(self.name)
 
     async def act(self) -> None:
         made = await self.admin.rotate_key("default", self.id)
-        self.house.notes[self.name] = made["key"]
+        self.clients.notes[self.name] = made["key"]
 
     async def state(self) -> str:
         ids = [k["id"] for k in await self.admin.keys("default") if k["name"] == self.name]
         if len(ids) != 1:
             return f"{len(ids)} keys"
         state = NOT_DONE if ids == [self.id] else DONE
-        for key, good in ((self.old, NOT_DONE), (self.house.notes.get(self.name), DONE)):
+        for key, good in ((self.old, NOT_DONE), (self.clients.notes.get(self.name), DONE)):
             if key is not None and await self.lets_in(key) != (state == good):
                 return f"{state}, and a key is not what it should be"
         return state
@@ -505,7 +500,7 @@ class PutKv(Operation):
     again = True
 
     async def act(self) -> None:
-        await self.client.kv_upload(self.name, self.house.notes["kv"])
+        await self.client.kv_upload(self.name, self.clients.notes["kv"])
 
     async def state(self) -> str:
         stat = await found(self.client.kv_stat(self.name))
@@ -543,7 +538,7 @@ class RemoveKv(PutKv):
         return {DONE: NOT_DONE, NOT_DONE: DONE}.get(there, there)
 
 
-OPERATIONS: tuple[Callable[[House, int], Operation], ...] = (
+OPERATIONS: tuple[Callable[[Clients, int], Operation], ...] = (
     Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, DeleteEnding,
     CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, RotateKey, PutSecret,
     DeleteSecret, PutKv, SaveKv, RemoveKv,

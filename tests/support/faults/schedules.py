@@ -64,7 +64,7 @@ class JournalSchedule(Schedule):
     """A state of which each step is a record, and now and then all an image."""
 
     def run(self) -> None:
-        """Live some lives; each goes on with exactly what the one before had written."""
+        """Live some lives; each continues with exactly what the one before has written."""
         state: list[int] = []
         kept = False  # there is a journal
         for life in range(LIVES):
@@ -118,7 +118,7 @@ class JournalSchedule(Schedule):
         elif self.chance.random() < 0.5:
             self.well()
             self.faults.arm(self.chance.randint(1, 4), mode=Mode.ON)
-        with suppress(OSError):  # the kernel dies of it, before anybody has heard more
+        with suppress(OSError):  # the kernel dies of it before it sends anything more
             store.remove()
 
 
@@ -134,7 +134,7 @@ class NamesSchedule(Schedule):
 
     async def _live(self, life: int) -> None:
         self.shop = Shop(make_kvfs(64, None), self.folder / "kv")
-        if self.chance.random() < 0.5:  # else names are changed that nobody has opened
+        if self.chance.random() < 0.5:  # else names that are not open are changed
             await self._check(f"life {life} begins")
         for step in range(self.chance.randint(1, 6)):
             crash = self.misfortune()
@@ -146,7 +146,6 @@ class NamesSchedule(Schedule):
         await self.shop.finish()
 
     async def _change(self) -> None:
-        """Save or remove a name."""
         name = self.chance.choice(NAMES)
         self.made += 1
         wanted = 0
@@ -169,7 +168,6 @@ class NamesSchedule(Schedule):
         return file
 
     async def _check(self, when: str) -> None:
-        """Open each name: the checker."""
         listed = {stat.path for stat in self.shop.kvfs.listing("t")}
         for name in NAMES:
             held = await self._content(name) if name in listed else 0
@@ -220,7 +218,6 @@ def _plant(bug: str) -> None:
 
 
 def main(folder: Path, first: int, count: int, planted: str = "") -> int:
-    """Run schedules; return how many are wrong."""
     _plant(planted)
     # Segments as short as they may be: with many of them, and one anew now and then.
     journal_store.__dict__["Log"] = partial(Log, segment_bytes=128)

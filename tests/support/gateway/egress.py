@@ -46,7 +46,6 @@ def asking(what: str, *, kv: bool = False) -> bytes:
 
 
 def listing() -> bytes:
-    """A program that lists its tools."""
     return _wasm((("tools", ROOM_AT, ROOM), ("show", ROOM_AT, result(0))))
 
 
@@ -73,14 +72,12 @@ class Asked:
 
 
 async def ask(client: Client, what: str, request: Any = None, **options: Any) -> Asked:
-    """Run a program that makes one call."""
     return await finish(client, await start(client, what, request, **options))
 
 
 async def start(
     client: Client, what: str, request: Any, *, kv: bool = False, **options: Any
 ) -> str:
-    """Start such a program; return the run's id."""
     uploaded = await client.upload(listing() if what == "tools" else asking(what, kv=kv))
     run = await client.start(uploaded["id"], **options)
     if what != "tools":
@@ -89,7 +86,6 @@ async def start(
 
 
 async def finish(client: Client, run: str) -> Asked:
-    """Wait for such a program's end."""
     log = [e.data["text"] async for e in client.events(run) if e.kind == "log"]
     found = await client.result(run)
     assert (found["status"], found["exit_code"]) == ("exited", 0), found

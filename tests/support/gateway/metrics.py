@@ -60,7 +60,6 @@ def value(series: Series, name: str, **labels: str) -> float:
 
 
 def names(series: Series) -> set[str]:
-    """Return the names, without their prefix."""
     return {name for name, _ in series}
 
 

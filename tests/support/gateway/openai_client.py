@@ -15,7 +15,6 @@ TOKENS = 24
 
 
 def connect(server: RunningServer, key: str | None = None) -> openai.OpenAI:
-    """A client that tries once."""
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key or server.key, max_retries=0)
 
 

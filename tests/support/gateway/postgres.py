@@ -44,7 +44,6 @@ class Cluster:
         return f"postgresql:///postgres?host={self.folder}&user=symphony"
 
     def new_url(self) -> str:
-        """Return the URL of a schema that is empty."""
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f'CREATE SCHEMA "{name}"'.encode())

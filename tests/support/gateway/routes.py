@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from symphony_runtime.gateway.api.openapi import build_document
 from symphony_runtime.gateway.api.routes import ROUTES
 
-_GONE = 499  # whoever asked has gone: nobody got to see it
+_GONE = 499  # the client has gone and does not see it
 
 
 def filled(path: str, /, **names: str) -> str:

@@ -8,8 +8,6 @@ from symphony_runtime.gateway.storage.store import Store
 
 
 def with_store(folder: Path, url: str, scenario: Callable[[Store], Awaitable[None]]) -> None:
-    """Run a scenario with a store: SQLite in a folder, or the PostgreSQL of a URL."""
-
     async def main() -> None:
         store = Store(folder / "db", url)
         try:

@@ -1,7 +1,7 @@
 """A real gateway, kernel (simulated executor) and worker in one process, on real sockets.
 
 async def scenario() -> None:
-    async with House(tmp_path) as house, house.client() as client:
+    async with SystemRig(tmp_path) as system, system.client() as client:
         ...
 """
 
@@ -40,10 +40,10 @@ WORKER_SECRET = b"w" * 32
 GATEWAY_SECRET = b"g" * 32
 
 
-class House:
+class SystemRig:
     """Enter it to have all roles up and linked.
 
-    Leaving it checks the kernel's books, that the document names whatever was answered, and that
+    Leaving it checks the kernel's books, that OpenAPI names every answered status, and that
     no error of a task or a future was dropped.
     """
 
@@ -80,7 +80,7 @@ class House:
         self.kernel: Kernel
         self.worker: Worker
 
-    async def __aenter__(self) -> "House":
+    async def __aenter__(self) -> "SystemRig":
         self._stack = contextlib.AsyncExitStack()
         self._stack.callback(shutil.rmtree, self._sockets)
         self._unheard: list[str] = []  # what asyncio complains of
@@ -103,7 +103,7 @@ class House:
         if self._with_worker:
             self.worker.close()
             assert not self.worker.faults
-        await asyncio.sleep(0.01)  # the kernel hears of the ends
+        await asyncio.sleep(0.01)  # the kernel learns of the ends
         await self.stop_kernel()
         assert not self._unheard, self._unheard
         assert not undocumented(self.gateway.services.runs.metrics.responses)
@@ -166,15 +166,13 @@ class House:
         return Client(self.url, self.key)
 
 
-Scenario = Callable[[House, Client], Awaitable[None]]
+Scenario = Callable[[SystemRig, Client], Awaitable[None]]
 
 
-def in_house(data_dir: Path, scenario: Scenario, **config: Any) -> None:
-    """Play a scenario in a house, with a client of its tenant `default`."""
-
+def with_system(data_dir: Path, scenario: Scenario, **config: Any) -> None:
     async def play() -> None:
-        async with House(data_dir, **config) as house, house.client() as client:
-            await scenario(house, client)
+        async with SystemRig(data_dir, **config) as system, system.client() as client:
+            await scenario(system, client)
 
     asyncio.run(play())
 

@@ -15,7 +15,7 @@ STEPS = 3  # that follow each other, of which it tells at once
 
 
 class InLots(SimulatedExecutor):
-    """Begins a step that follows before anybody hears of the one before, as a thread does."""
+    """Starts the next step before the end of the one before is known, as a thread does."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -24,7 +24,6 @@ class InLots(SimulatedExecutor):
         self.lots: list[int] = []  # steps told of at once
 
     def start(self, batch: Batch) -> StepFuture[Results]:
-        """Compute one step."""
         outcome: StepFuture[Results] = StepFuture()
         self._given.append((batch, outcome))
         if self._course is None:

@@ -18,7 +18,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from tokenizers import Tokenizer
 
-from tests.support.kernel.rig import A, Rig, Worker, ids, options, poisoned, start, tokens
+from tests.support.kernel.rig import A, KernelRig, Worker, ids, options, poisoned, start, tokens
 
 JSON_SCHEMA, REGEX, LARK = 0, 1, 2
 PERSON = {
@@ -36,7 +36,7 @@ EOS = 0
 PROMPT = tokens(*range(1, 40))
 LENGTH = len(PROMPT) // 4
 
-Test = Callable[[Rig], Coroutine[Any, Any, None]]
+Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
 
 
 @lru_cache(maxsize=1)
@@ -59,13 +59,11 @@ def text_of(ids: list[int]) -> str:
 
 
 def ids_of(text: str) -> list[int]:
-    """Return a text's tokens."""
     found: list[int] = _tokenizer().encode(text, add_special_tokens=False).ids
     return found
 
 
 def schema(value: Any) -> bytes:
-    """Return a JSON schema's text."""
     return json.dumps(value).encode()
 
 
@@ -75,7 +73,6 @@ def sampled(seed: int) -> dict[str, Any]:
 
 
 async def constraint(worker: Worker, kind: int, text: bytes, instance: int = 1) -> int:
-    """Return a constraint's handle."""
     result = await worker.call(instance, Op.CONSTRAINT, kind, text)
     assert isinstance(result, int), msgpack.unpackb(result)
     assert result > 0, result
@@ -91,7 +88,6 @@ async def refused(worker: Worker, kind: int, text: bytes, instance: int = 1) -> 
 
 
 async def generate(worker: Worker, instance: int = 1, handle: int = A, **given: Any) -> list[int]:
-    """Return what a generation behind PROMPT gives."""
     made = worker.generate(instance, handle, PROMPT, **{"max": 400, **given})
     assert await made.end == b""
     return made.ids
@@ -100,7 +96,7 @@ async def generate(worker: Worker, instance: int = 1, handle: int = A, **given: 
 @contextlib.asynccontextmanager
 async def kernel_with_text(
     executor: Executor | None = None, options: KernelOptions | None = None, fixed_us: float = 200.0
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[KernelRig]:
     """A kernel with a worker and a gateway."""
     clock = RealClock()
     device = executor or SimulatedExecutor(
@@ -109,18 +105,16 @@ async def kernel_with_text(
     kernel = Kernel(device, describe(assets()), clock, poisoned(options))
     running = asyncio.create_task(kernel.run())
     try:
-        yield Rig(kernel)
+        yield KernelRig(kernel)
     finally:
         await kernel.close()
         await running
 
 
-__all__ = ["EOS", "PROMPT", "A", "Rig", "Worker", "np", "start"]
+__all__ = ["EOS", "PROMPT", "A", "KernelRig", "Worker", "np", "start"]
 
 
 def with_text(test: Test) -> None:
-    """Run a test beside a kernel with a tokenizer, in real time."""
-
     async def main() -> None:
         async with kernel_with_text() as rig:
             await start(rig)
@@ -130,7 +124,9 @@ def with_text(test: Test) -> None:
     asyncio.run(main())
 
 
-async def generated(rig: Rig, seed: int, handle: int, file: int = A, **given: Any) -> list[int]:
+async def generated(
+    rig: KernelRig, seed: int, handle: int, file: int = A, **given: Any
+) -> list[int]:
     made = rig.worker.generate(
         1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
     )

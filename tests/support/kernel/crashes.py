@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +25,60 @@ SECRET = b"s" * 16
 IDENTITY = bytes(range(32))
 
 
+def kill(kernel: Kernel) -> None:
+    """Stop a kernel with a journal at once: it writes and sends nothing more."""
+    assert kernel.hooks is not None
+    kernel.hooks.abandon()
+    kernel._step_loop.halt()
+    recovery = kernel._recovery
+    assert recovery is not None
+    recovery._recorder = None  # no image, even if one is due
+    kernel._kvfs.tiers.spill_tier.close()
+
+
+def doom(kernel: Kernel, chance: random.Random, then: Callable[[], None]) -> None:
+    """Kill it in the middle of its next turn's record, which is written by chance, then call."""
+    recorder, written = kernel.hooks, chance.random() < 0.5
+    assert isinstance(recorder, Recorder)
+    log = recorder._log
+    append = log.append
+
+    def last(payload: bytes) -> None:
+        if written:
+            append(payload)
+        recorder.abandon()
+        asyncio.get_running_loop().call_soon(then)
+
+    log.append = last  # type: ignore[method-assign]
+
+
+def close_or_abort(links: Iterable[Link], chance: random.Random) -> None:
+    """End a dead kernel's links; what it has sent arrives by chance."""
+    for link in links:
+        (link.close if chance.random() < 0.5 else link.abort)()
+
+
+def image(kernel: Kernel) -> bytes:
+    """Return what the kernel holds now, as its journal would."""
+    kernel.flush()
+    assert kernel._recovery is not None
+    return kernel._recovery.take_snapshot()
+
+
+def recovered_image(store: Store, kernel: Kernel, log_bytes: int) -> bytes | None:
+    """Return what a new `kernel` would hold that comes back from the journal; None without one."""
+    found = store._newest()
+    if found is None:
+        return None
+    recovery = kernel.make_recovery(store, log_bytes, threads=False)
+    recovery.replay(found, Replay(kernel, kernel._kvfs))
+    return recovery.take_snapshot()
+
+
 class Peer:
     """A peer's way to the kernel: connects again whenever a connection ends."""
 
-    def __init__(self, rig: "DyingRig", role: str, name: str) -> None:
+    def __init__(self, rig: "CrashingKernelRig", role: str, name: str) -> None:
         self._rig = rig
         self.dialer = Dialer(role, name, SECRET, lambda _: None, self)
         self.lost = 0  # sessions that the kernel did not know any more
@@ -68,7 +118,7 @@ class Peer:
         self.lost += 1
 
 
-class DyingRig:
+class CrashingKernelRig:
     """One kernel after the other, with one journal in `folder`."""
 
     def __init__(
@@ -93,12 +143,10 @@ class DyingRig:
         self.boot()
 
     def make(self) -> Kernel:
-        """Return another kernel of the same configuration."""
         executor = self._device(self.clock, self._pages, costs=self._costs)
         return Kernel(executor, describe(ASSETS), self.clock, self._options)
 
     def boot(self) -> None:
-        """Start a kernel from what is in the journal."""
         self.kernel = self.make()
         store = Store(self.folder, IDENTITY)
         found = store.find(self.clock.now(), -9)
@@ -116,32 +164,17 @@ class DyingRig:
         return Gateway(gateway), Worker(worker)
 
     def die(self, chance: random.Random) -> None:
-        """Kill the kernel where it stands: nothing more is written, nothing more leaves."""
+        """Kill the kernel where it stands."""
         self.deaths += 1
         self.alive.clear()
-        assert self.kernel.hooks is not None
-        self.kernel.hooks.abandon()
-        self.kernel._step_loop.halt()
+        kill(self.kernel)
         self._running.cancel()
         links, self.links = self.links, []
-        for link in links:  # what it has written may have reached its peers, or not
-            (link.close if chance.random() < 0.5 else link.abort)()
+        close_or_abort(links, chance)
 
     def doom(self, chance: random.Random) -> None:
-        """Let the kernel die in the middle of its next turn's record: it is there, or it is not."""
-        recorder = self.kernel.hooks
-        assert isinstance(recorder, Recorder)
-        log, written = recorder._log, chance.random() < 0.5
-        append = log.append
-
-        def last(payload: bytes) -> None:
-            if written:
-                append(payload)
-            recorder.abandon()
-            self.alive.clear()
-            asyncio.get_running_loop().call_soon(self.die, chance)
-
-        log.append = last  # type: ignore[method-assign]
+        """Kill the kernel in the middle of its next turn's record."""
+        doom(self.kernel, chance, lambda: self.die(chance))
 
     async def close(self) -> None:
         for peer in self.peers:
@@ -152,30 +185,24 @@ class DyingRig:
         await self._running
 
     def image(self) -> bytes:
-        """Return what the kernel holds now, as its journal would."""
-        self.kernel.flush()
-        assert self.kernel._recovery is not None
-        return self.kernel._recovery.take_snapshot()
+        return image(self.kernel)
 
     def recovered_image(self) -> bytes:
-        """Return what a kernel that came back from the journal would hold, before it goes on."""
-        other = self.make()
-        store = Store(self.folder, IDENTITY)
-        found = store._newest()
+        found = recovered_image(Store(self.folder, IDENTITY), self.make(), self._log_bytes)
         assert found is not None
-        recovery = other.make_recovery(store, self._log_bytes, threads=False)
-        recovery.replay(found, Replay(other, other._kvfs))
-        return recovery.take_snapshot()
+        return found
 
 
-def with_dying_kernel(
-    folder: Path, test: Callable[[DyingRig, Gateway, Worker], Coroutine[Any, Any, T]], **given: Any
+def with_crashing_kernel(
+    folder: Path,
+    test: Callable[[CrashingKernelRig, Gateway, Worker], Coroutine[Any, Any, T]],
+    **given: Any,
 ) -> T:
-    """Run `test` beside a kernel that may die, in virtual time."""
+    """Run `test` with a kernel that may die, in virtual time."""
     clock = VirtualClock()
 
     async def main() -> T:
-        rig = DyingRig(clock, folder, **given)
+        rig = CrashingKernelRig(clock, folder, **given)
         gateway, worker = await rig.join()
         testing = asyncio.create_task(test(rig, gateway, worker))
         failing = asyncio.create_task(_watch(rig))
@@ -208,7 +235,6 @@ def facts(image: bytes) -> dict[str, Any]:
 
 
 def differences(one: bytes, other: bytes) -> list[str]:
-    """Return in words where two images differ."""
     left, right = facts(one), facts(other)
     return [
         f"{key}: {str(left.get(key))[:300]} != {str(right.get(key))[:300]}"
@@ -217,7 +243,7 @@ def differences(one: bytes, other: bytes) -> list[str]:
     ]
 
 
-async def _watch(rig: DyingRig) -> None:
+async def _watch(rig: CrashingKernelRig) -> None:
     """Return when a kernel of the rig's has gone wrong."""
     while rig.kernel._failure is None:
         await rig.clock.sleep(0.05)

@@ -19,7 +19,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.executor.models import Checkpoint, Float32, as_logits, relative_error
 from tests.support.kernel.dense_attention import Dense
-from tests.support.kernel.rig import ASSETS, Rig, options, tokens
+from tests.support.kernel.rig import ASSETS, KernelRig, options, tokens
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 _FIRST_HANDLE = 1 << 16
@@ -41,7 +41,7 @@ class Sheet:
 class Desk:
     """One instance's files."""
 
-    rig: Rig
+    rig: KernelRig
     dense: Dense
     instance: int = 1
     made: int = 0
@@ -150,7 +150,7 @@ def at_a_desk(
         kernel = Kernel(executor, describe(ASSETS), RealClock(), kernel_options)
         running = asyncio.create_task(kernel.run())
         try:
-            rig = Rig(kernel)
+            rig = KernelRig(kernel)
             assert (await rig.gateway.register(1)).errno == 0
             await scenario(Desk(rig, Dense(checkpoint)))
             await rig.gateway.check_integrity()

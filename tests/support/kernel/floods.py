@@ -22,7 +22,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.syscalls.table import Handler
 
-from tests.support.kernel.rig import A, Rig, Worker, start, with_kernel
+from tests.support.kernel.rig import A, KernelRig, Worker, start, with_kernel
 
 VICTIM, HOSTILE = "victim", "hostile"
 PAGES = 1 << 15  # room for all of them
@@ -183,7 +183,7 @@ def measure(
     told = told or device.told()
     tenants = [f"{HOSTILE}{number}" for number in range(attackers)]
 
-    async def test(rig: Rig) -> Got:
+    async def test(rig: KernelRig) -> Got:
         take_time(rig.kernel, call_us)
         hostile = []
         for instance, (flood, tenant) in enumerate(product(floods, tenants), 1):
@@ -238,7 +238,7 @@ def fair(device: Device, wanted: Completions) -> Got:
 
 
 async def _stream(
-    rig: Rig, numbers: Iterator[int], wanted: Completions, completions: int
+    rig: KernelRig, numbers: Iterator[int], wanted: Completions, completions: int
 ) -> list[list[float]]:
     """Return of each completion when it began and when each of its tokens came."""
     loop, found = asyncio.get_running_loop(), []

@@ -224,7 +224,7 @@ class Gateway:
         assert (answer.errno, answer.value) == (0, 0)
 
 
-class Rig:
+class KernelRig:
     """A running kernel with a gateway and the worker "w" on in-memory links."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -243,7 +243,7 @@ class Rig:
         return Worker(theirs)
 
 
-async def start(rig: Rig, instance: int = 1, **given: Any) -> Worker:
+async def start(rig: KernelRig, instance: int = 1, **given: Any) -> Worker:
     """Register an instance of the worker "w" with an empty file at handle A."""
     answer = await rig.gateway.register(instance, **given)
     assert answer.errno == 0, answer
@@ -265,7 +265,7 @@ async def decode(worker: Worker, instance: int, handle: int, first: int, count: 
 
 
 def poisoned(given: KernelOptions | None = None) -> KernelOptions:
-    """Return options under which freed pages and frames show when anybody reads them."""
+    """Return options that poison freed pages and frames, so that a read of them shows."""
     given = given or KernelOptions()
     return replace(given, places=replace(given.places, poison=True))
 
@@ -276,14 +276,14 @@ def audited(given: KernelOptions | None = None) -> KernelOptions:
 
 
 def with_kernel(
-    test: Callable[[Rig], Coroutine[Any, Any, T]],
+    test: Callable[[KernelRig], Coroutine[Any, Any, T]],
     *,
     pages: int = 256,
     costs: CostModel | None = None,
     executor: Callable[[Clock], Executor] | None = None,
     kernel_options: KernelOptions | None = None,
 ) -> T:
-    """Run `test` beside a kernel in virtual time; afterwards everything must have come back."""
+    """Run `test` with a kernel in virtual time; afterwards it must hold nothing."""
     clock = VirtualClock()
 
     async def main() -> T:
@@ -294,7 +294,7 @@ def with_kernel(
         )
         kernel = Kernel(device, describe(ASSETS), clock, poisoned(kernel_options))
         running = asyncio.create_task(kernel.run())
-        rig = Rig(kernel)
+        rig = KernelRig(kernel)
         testing = asyncio.create_task(test(rig))
         await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
         await kernel.close()

@@ -7,7 +7,7 @@ from typing import Any
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import Rig, options, pairs, tokens
+from tests.support.kernel.rig import KernelRig, options, pairs, tokens
 
 FIRST = 1 << 16
 
@@ -24,7 +24,7 @@ class Script:
 class Lip:
     """Runs a script and notes all that the kernel answers."""
 
-    def __init__(self, rig: Rig, instance: int, script: Script) -> None:
+    def __init__(self, rig: KernelRig, instance: int, script: Script) -> None:
         self.rig, self.instance, self.script = rig, instance, script
         self.files = [FIRST]
         self.answers: list[Any] = []

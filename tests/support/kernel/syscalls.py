@@ -84,7 +84,7 @@ class RecordingScheduler:
 
 
 class SyscallRig:
-    """One tenant's run (instance 1) on one worker, and whatever else a test registers."""
+    """One tenant's run (instance 1) on one worker, and what else a test registers."""
 
     def __init__(self, pages: int = 64, limits: TenantLimits | None = None) -> None:
         self.time = ManualTime()
@@ -117,7 +117,6 @@ class SyscallRig:
         return self._seq
 
     def reply(self, seq: int) -> Result | None:
-        """Return the answer to a call, or None."""
         found = [result for _, number, result in self.replies if number == seq]
         assert len(found) <= 1, "answered twice"
         return found[0] if found else None

@@ -21,9 +21,9 @@ from tests.support.server.server import RunningServer
 from tests.support.worker.guests import data, main
 
 PATH = "cuts/file"
-PAUSE_SECONDS = (0.0, 0.4)  # from the first save that the client hears of to the kill
+PAUSE_SECONDS = (0.0, 0.4)  # from the first save that the client knows of to the kill
 
-# Opens what there is, and goes on from there: appends token n, saves it, sends n; until it fails.
+# Opens the file if it exists, then appends token n, saves it and sends n, until it fails.
 SAVER_WASM = bytes(
     wat2wasm(
         main(

@@ -23,7 +23,7 @@ NAMES = list(crash_guests.PROGRAMS)
 
 
 async def upload(client: Client) -> None:
-    """Upload the programs of `mortal`."""
+    """Upload the programs of `crash_guests`."""
     for name, program in crash_guests.PROGRAMS.items():
         await client.upload(program, name)
 
@@ -61,7 +61,7 @@ def difference(wanted: Result, found: Result) -> str:
     return f"{words}: {' '.join(told)}"
 
 
-async def kill(server: RunningServer, role: str, seconds: float = 60) -> float:
+async def kill_role(server: RunningServer, role: str, seconds: float = 60) -> float:
     """kill -9; return the seconds until runs can start again, with another process in its place."""
     old = (await server.pids())[role]
     os.kill(old, signal.SIGKILL)

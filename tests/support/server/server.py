@@ -22,7 +22,7 @@ STOP_SECONDS_MAX = 30
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@dataclass
+@dataclass(eq=False)
 class RunningServer:
     """A server's processes. `log` is what it has said on stderr."""
 
@@ -33,7 +33,6 @@ class RunningServer:
 
     @property
     def key(self) -> str:
-        """The default tenant's key."""
         return (self.data_dir / "default.key").read_text().strip()
 
     @property
@@ -43,15 +42,12 @@ class RunningServer:
                 "SYMPHONY_KEY": self.key}  # fmt: skip
 
     def client(self) -> Client:
-        """A client with the default tenant's key."""
         return Client(self.url, self.key)
 
     def admin(self) -> Client:
-        """A client with the admin key."""
         return Client(self.url, (self.data_dir / "admin.key").read_text().strip())
 
     async def pids(self) -> dict[str, int]:
-        """The roles' processes."""
         async with self.client() as client:
             _, roles = await client.ready()
         return {role["role"]: role["pid"] for role in roles}
@@ -63,7 +59,6 @@ class RunningServer:
             return kernel
 
     async def wait_until_ready(self, seconds: float = START_SECONDS_MAX) -> None:
-        """Wait until a run can start."""
         async with asyncio.timeout(seconds), Client(self.url) as client:
             while True:
                 with contextlib.suppress(ClientError):

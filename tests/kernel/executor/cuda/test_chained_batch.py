@@ -21,7 +21,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from tests.support.executor.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     POOL_PAGES,
-    Rig,
+    ExecutorRig,
     make_checkpoint,
     make_row,
     random_tokens,
@@ -39,13 +39,13 @@ PADDED = CPU_WAYS["torch, padded"]
 
 
 @pytest.fixture
-def rig(tmp_path: Path, way: Way) -> Iterator[Rig]:
+def rig(tmp_path: Path, way: Way) -> Iterator[ExecutorRig]:
     rig = load_cuda(make_checkpoint(tmp_path, "llama", **SIZES), way)
     yield rig
     rig.close()
 
 
-def network_of(rig: Rig) -> CudaNetwork:
+def network_of(rig: ExecutorRig) -> CudaNetwork:
     network = rig.executor.network
     assert isinstance(network, CudaNetwork)
     return network
@@ -118,7 +118,7 @@ async def chained(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_chain_stays_on_the_device_and_gives_the_same_tokens(
-    rig: Rig, way: Way, count: int
+    rig: ExecutorRig, way: Way, count: int
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(count)]
     options = [SAMPLE, ARGMAX, NARROW, LIKELY]
@@ -130,7 +130,7 @@ def test_a_chain_stays_on_the_device_and_gives_the_same_tokens(
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 def test_a_truncation_that_reaches_further_is_decided_on_the_host(
-    rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [WIDE, ARGMAX, LIKELY]
@@ -141,7 +141,9 @@ def test_a_truncation_that_reaches_further_is_decided_on_the_host(
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, way: Way) -> None:
+def test_rows_that_drop_out_and_change_places_take_their_own_tokens(
+    rig: ExecutorRig, way: Way
+) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, NARROW]
     expected = asyncio.run(one_by_one(rig.executor, tables, options))
@@ -163,24 +165,22 @@ def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, wa
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["taken back", "stopped"])
-def test_what_does_not_begin_leaves_nothing_behind(rig: Rig, way: Way, stopped: bool) -> None:
+async def test_what_does_not_begin_leaves_nothing_behind(
+    rig: ExecutorRig, way: Way, stopped: bool
+) -> None:
     prompt = random_tokens(20)
     [expected] = rig.logits([make_row(prompt, rig.table(20))])
     table = rig.table(20)
-
-    async def run() -> list[Results]:
-        async with Held(rig.executor) as held:
-            held.give([make_row(prompt[:18], table, 0, ARGMAX)])
-            rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
-            follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
-            for row, follow in zip(rows, follows, strict=True):
-                held.give(row, follow)
-            if not stopped:
-                assert all(follow.revoke() for follow in follows)
-            held.give([make_row(prompt[18:], table, 18)])
-            return await held.results()
-
-    first, *empty, last = asyncio.run(run())
+    async with Held(rig.executor) as held:
+        held.give([make_row(prompt[:18], table, 0, ARGMAX)])
+        rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
+        follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
+        for row, follow in zip(rows, follows, strict=True):
+            held.give(row, follow)
+        if not stopped:
+            assert all(follow.revoke() for follow in follows)
+        held.give([make_row(prompt[18:], table, 18)])
+        first, *empty, last = await held.results()
     assert tokens_of(first) == [int(expected[17].argmax())]
     assert empty == [[], []]
     assert isinstance(last[0], bytes)
@@ -190,7 +190,7 @@ def test_what_does_not_begin_leaves_nothing_behind(rig: Rig, way: Way, stopped: 
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> None:
+def test_a_step_that_brings_copies_waits_for_its_turn(rig: ExecutorRig, way: Way) -> None:
     prompt = random_tokens(17)
     source, target = rig.table(18), rig.table(18)
     rig.run([make_row(prompt[:16], source, 0, ARGMAX)])
@@ -217,7 +217,7 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> Non
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
-    rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, LIKELY]
@@ -240,7 +240,7 @@ def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 @pytest.mark.parametrize("words", [None, "an illegal address"], ids=["whole", "broken"])
 def test_a_device_that_an_error_has_broken_is_told_of(
-    rig: Rig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
+    rig: ExecutorRig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
     network = network_of(rig)

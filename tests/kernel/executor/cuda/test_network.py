@@ -23,8 +23,8 @@ from tests.support.executor.models import (
     ALL_LOGITS,
     VOCAB,
     Checkpoint,
+    ExecutorRig,
     Float32,
-    Rig,
     as_logits,
     load,
     make_checkpoint,
@@ -47,7 +47,6 @@ TREE = [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    """Every model once."""
     return {
         name: make_checkpoint(tmp_path_factory.mktemp(name), kind, **{**SIZES, **settings})
         for name, (kind, settings) in MODELS.items()
@@ -72,13 +71,13 @@ def expected(checkpoints: dict[str, Checkpoint]) -> Callable[[str], list[list[Fl
 
 
 @pytest.fixture
-def rig(checkpoints: dict[str, Checkpoint], way: Way) -> Iterator[Rig]:
+def rig(checkpoints: dict[str, Checkpoint], way: Way) -> Iterator[ExecutorRig]:
     rig = load_cuda(checkpoints["llama"], way)
     yield rig
     rig.close()
 
 
-def drive(rig: Rig) -> list[list[Float32]]:
+def drive(rig: ExecutorRig) -> list[list[Float32]]:
     """Compute ragged batches of every kind of row, and return all their logits."""
     steps = []
     lengths = [40, 3, 16, 61, 17]
@@ -117,7 +116,7 @@ def tree_positions(start: int) -> list[int]:
     return [start + depth for depth in depths]
 
 
-def some_logits(rig: Rig, rows: list[Row]) -> list[Float32]:
+def some_logits(rig: ExecutorRig, rows: list[Row]) -> list[Float32]:
     """Run rows of which some want nothing, and return the logits of the others."""
     results = rig.run(rows)
     assert [result for row, result in zip(rows, results, strict=True) if not len(row.places)] == [
@@ -170,7 +169,9 @@ def test_greedy_generation_gives_the_tokens_of_transformers(tmp_path: Path, way:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(rig: Rig, way: Way) -> None:
+def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(
+    rig: ExecutorRig, way: Way
+) -> None:
     tokens, executor = random_tokens(50), rig.executor
     table, elsewhere = rig.table(50), rig.table(50)
     [whole] = rig.logits([make_row(tokens, rig.table(50))])
@@ -186,7 +187,7 @@ def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(rig: Rig, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_copied_slots_are_the_same_entries(rig: Rig, way: Way) -> None:
+def test_copied_slots_are_the_same_entries(rig: ExecutorRig, way: Way) -> None:
     tokens = random_tokens(30)
     source, target = rig.table(30), rig.table(30)
     [whole] = rig.logits([make_row(tokens, source)])
@@ -198,7 +199,7 @@ def test_copied_slots_are_the_same_entries(rig: Rig, way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_more_places_than_fit_are_answered_in_portions(rig: Rig, way: Way) -> None:
+def test_more_places_than_fit_are_answered_in_portions(rig: ExecutorRig, way: Way) -> None:
     tokens = [random_tokens(60, seed) for seed in range(2)]
     alone = [rig.logits([make_row(given, rig.table(60))])[0] for given in tokens]
     together = rig.logits([make_row(given, rig.table(60)) for given in tokens])
@@ -208,7 +209,7 @@ def test_more_places_than_fit_are_answered_in_portions(rig: Rig, way: Way) -> No
 
 @pytest.mark.parametrize("way", [pytest.param(w, id=n) for n, w in CPU_WAYS.items()])
 def test_every_kind_of_answer_is_that_of_plain_torch(
-    checkpoints: dict[str, Checkpoint], rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Checkpoint], rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYMPHONY_NATIVE", "0")
     plain = load(checkpoints["llama"])
@@ -266,7 +267,7 @@ class Odd:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: Rig, way: Way) -> None:
+def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: ExecutorRig, way: Way) -> None:
     tokens = random_tokens(6)
     [logits] = rig.logits([make_row(tokens, rig.table(6))])
     rows = [make_row(tokens, rig.table(6), options=PredOptions()) for _ in range(3)]
@@ -278,7 +279,7 @@ def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: Rig, way: Way)
 
 
 @pytest.mark.parametrize("way", [CPU_WAYS["torch, padded"]], ids=["padded"])
-def test_steps_that_only_decode_are_padded_to_the_next_size(rig: Rig, way: Way) -> None:
+def test_steps_that_only_decode_are_padded_to_the_next_size(rig: ExecutorRig, way: Way) -> None:
     network = rig.executor.network
     assert isinstance(network, CudaNetwork)
 

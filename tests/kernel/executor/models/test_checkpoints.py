@@ -36,12 +36,10 @@ def _config(**settings: Any) -> ModelConfig:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small checkpoint that a test may break."""
     return make_checkpoint(tmp_path / "some-model", SHAPES["small"], "fp32")
 
 
 def _rewrite(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None removes one."""
     values = json.loads(path.read_text()) if path.exists() else {}
     values = {k: v for k, v in (values | changes).items() if v is not None}
     path.write_text(json.dumps(values))

@@ -175,7 +175,6 @@ def _compute(
 
 
 def _check(scene: Scene, library: Library, threads: int) -> list[list[Tensor]]:
-    """Compute all rows and compare them with the oracle; return what was found."""
     found = _compute(scene, library, list(range(len(scene.rows))), threads)
     shape = scene.pool.shape
     tolerance = 8e-3 if shape.element_bytes == 2 else 5e-6

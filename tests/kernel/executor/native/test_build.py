@@ -24,7 +24,7 @@ from symphony_kernel.executor.torch_executor import TorchExecutor
 
 from tests.support.executor.models import (
     ALL_LOGITS,
-    Rig,
+    ExecutorRig,
     load,
     make_checkpoint,
     make_row,
@@ -169,7 +169,7 @@ def test_kernels_compute_where_they_compile(tmp_path: Path) -> None:
     assert_computes(rig)
 
 
-def assert_computes(rig: Rig) -> None:
+def assert_computes(rig: ExecutorRig) -> None:
     [logits] = rig.logits([make_row(random_tokens(9), rig.table(9), options=ALL_LOGITS)])
     assert logits.shape[0] == 9
     assert abs(logits).max() > 0

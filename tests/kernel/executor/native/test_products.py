@@ -44,7 +44,6 @@ def numbers(rows: int, columns: int, kind: str, seed: int) -> Array:
 
 
 def exact(values: Array) -> npt.NDArray[np.float64]:
-    """Return the numbers in float64."""
     if values.dtype == np.float32:
         return values.astype(np.float64)
     return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

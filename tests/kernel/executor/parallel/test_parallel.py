@@ -19,7 +19,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.models import (
     ALL_LOGITS,
-    Rig,
+    ExecutorRig,
     as_logits,
     load,
     make_checkpoint,
@@ -37,11 +37,11 @@ GREEDY = PredOptions(get=Get.ARGMAX)
 class Pair:
     """Two ranks, one process with the same model, and what was heard of lost ranks."""
 
-    two: Rig
-    one: Rig
+    two: ExecutorRig
+    one: ExecutorRig
     lost: list[str] = field(default_factory=list)
 
-    def each(self) -> tuple[Rig, Rig]:
+    def each(self) -> tuple[ExecutorRig, ExecutorRig]:
         return self.two, self.one
 
 
@@ -105,7 +105,7 @@ def test_ranks_can_be_reached_from_this_machine_alone(pair: Pair) -> None:
 
 
 def test_a_ragged_mixed_batch(pair: Pair) -> None:
-    def step(rig: Rig) -> list[Any]:
+    def step(rig: ExecutorRig) -> list[Any]:
         tables = [rig.table(count) for count in (40, 9, 3, 33)]
         tokens = [random_tokens(count, seed) for seed, count in enumerate((40, 9, 3, 33))]
         rig.logits([make_row(tokens[0][:39], tables[0]), make_row(tokens[3][:20], tables[3])])
@@ -125,7 +125,7 @@ def test_a_ragged_mixed_batch(pair: Pair) -> None:
 def test_greedy_tokens_and_seeded_ones_are_the_same(pair: Pair) -> None:
     sampled = PredOptions(get=Get.SAMPLE, sampling=Sampling(seed=3, temperature=1.0))
 
-    def generate(rig: Rig) -> list[int]:
+    def generate(rig: ExecutorRig) -> list[int]:
         table = rig.table(48)
         prompt = random_tokens(16, 5)
         rig.run([make_row(prompt, table)])
@@ -144,7 +144,7 @@ def test_greedy_tokens_and_seeded_ones_are_the_same(pair: Pair) -> None:
 
 
 def test_a_tree(pair: Pair) -> None:
-    def step(rig: Rig) -> list[Any]:
+    def step(rig: ExecutorRig) -> list[Any]:
         table = rig.table(24)
         tokens = random_tokens(19, 7)
         rig.logits([make_row(tokens[:12], table)])
@@ -158,7 +158,7 @@ def test_a_tree(pair: Pair) -> None:
 
 
 def test_copies_of_a_prefix(pair: Pair) -> None:
-    def step(rig: Rig) -> list[Any]:
+    def step(rig: ExecutorRig) -> list[Any]:
         table, fork = rig.table(24), rig.table(24)
         tokens = random_tokens(21, 8)
         rig.logits([make_row(tokens[:20], table)])
@@ -176,7 +176,7 @@ def test_copies_of_a_prefix(pair: Pair) -> None:
 
 
 def test_pages_go_through_the_host_tier(pair: Pair) -> None:
-    def step(rig: Rig) -> list[Any]:
+    def step(rig: ExecutorRig) -> list[Any]:
         tokens = random_tokens(41, 9)
         table, back = rig.table(41), rig.table(41)
         rig.logits([make_row(tokens[:40], table)])
@@ -223,7 +223,7 @@ def test_pages_leave_and_enter_whole(pair: Pair) -> None:
 def test_more_places_than_logits_fit_are_answered_in_portions(pair: Pair) -> None:
     pair.two.executor._logits_places, before = 7, pair.two.executor._logits_places
 
-    def step(rig: Rig) -> list[Any]:
+    def step(rig: ExecutorRig) -> list[Any]:
         table = rig.table(20)
         found = rig.logits([make_row(random_tokens(20, 11), table, options=ALL_LOGITS)])
         rig.free += [int(page) for page in table]

@@ -47,380 +47,320 @@ def refused(call: Callable[..., Any], *args: Any, **given: Any) -> Errno:
     return caught.value.errno
 
 
-def test_what_is_acknowledged_is_there_in_the_next_life(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        file = make_file(shop, *range(40))
-        file.expires_ms = 77
-        shop.save("first", file, "a/b")
-        assert shop.answers.all == []
-        assert refused(shop.kvfs.named, "t", "a/b") is Errno.ENOENT
-        extend(file, 99)  # the name has what the file held when it was saved
-        assert await shop.finish() == ["first: done"]
-        assert on_disk(shop) == {("t", "a/b"): 40}
-        shop.kvfs.check_integrity({file: 1})
+async def test_what_is_acknowledged_is_there_in_the_next_life(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    file = make_file(shop, *range(40))
+    file.expires_ms = 77
+    shop.save("first", file, "a/b")
+    assert shop.answers.all == []
+    assert refused(shop.kvfs.named, "t", "a/b") is Errno.ENOENT
+    extend(file, 99)  # the name has what the file held when it was saved
+    assert await shop.finish() == ["first: done"]
+    assert on_disk(shop) == {("t", "a/b"): 40}
+    shop.kvfs.check_integrity({file: 1})
 
-        later = make_shop(tmp_path)
-        (listed,) = later.kvfs.listing("t")
-        assert (listed.path, listed.len, listed.tier) == ("a/b", 40, "disk")
-        assert (listed.durable, listed.expires_ms) == (True, 77)
-        assert later.kvfs.tenant("t").durable_bytes == shop.kvfs.tenant("t").durable_bytes > 0
-        view = await later.opened("a/b")
-        assert view.tokens.tolist() == list(range(40))
-        assert later.slots.of(view) == [7 * token for token in range(40)]
-        assert view.plain == 40
-        assert view.tier is Tier.DEVICE
-        later.kvfs.check_integrity({view: 1})
-
-    asyncio.run(main())
+    later = make_shop(tmp_path)
+    (listed,) = later.kvfs.listing("t")
+    assert (listed.path, listed.len, listed.tier) == ("a/b", 40, "disk")
+    assert (listed.durable, listed.expires_ms) == (True, 77)
+    assert later.kvfs.tenant("t").durable_bytes == shop.kvfs.tenant("t").durable_bytes > 0
+    view = await later.opened("a/b")
+    assert view.tokens.tolist() == list(range(40))
+    assert later.slots.of(view) == [7 * token for token in range(40)]
+    assert view.plain == 40
+    assert view.tier is Tier.DEVICE
+    later.kvfs.check_integrity({view: 1})
 
 
-def test_a_loaded_name_is_opened_at_once_and_read_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("s", make_file(shop, 1, 2, 3), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        views = await asyncio.gather(*(later.opened("a") for _ in range(5)))
-        assert [view.tokens.tolist() for view in views] == [[1, 2, 3]] * 5
-        assert later.kvfs.pool.pages - later.kvfs.pool.free == 1
-        (listed,) = later.kvfs.listing("t")
-        assert listed.tier != "disk"
-        await later.finish()
-
-    asyncio.run(main())
+async def test_a_loaded_name_is_opened_at_once_and_read_once(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("s", make_file(shop, 1, 2, 3), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    views = await asyncio.gather(*(later.opened("a") for _ in range(5)))
+    assert [view.tokens.tolist() for view in views] == [[1, 2, 3]] * 5
+    assert later.kvfs.pool.pages - later.kvfs.pool.free == 1
+    (listed,) = later.kvfs.listing("t")
+    assert listed.tier != "disk"
+    await later.finish()
 
 
-def test_kv_that_are_nowhere_are_computed_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.slots.absent = True
-        shop.save("s", make_file(shop, 1, 2, 3), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        view = await later.opened("a")
-        assert (view.tokens.tolist(), view.tier) == ([1, 2, 3], Tier.TOKENS)
-        later.kvfs.check_integrity({view: 1})
-
-    asyncio.run(main())
+async def test_kv_that_are_nowhere_are_computed_again(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.slots.absent = True
+    shop.save("s", make_file(shop, 1, 2, 3), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    view = await later.opened("a")
+    assert (view.tokens.tolist(), view.tier) == ([1, 2, 3], Tier.TOKENS)
+    later.kvfs.check_integrity({view: 1})
 
 
-def test_kv_for_which_there_is_no_room_are_computed_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("s", make_file(shop, 1, 2, 3), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        later.slots.full = True
-        assert (await later.opened("a")).tier is Tier.TOKENS
-
-    asyncio.run(main())
+async def test_kv_for_which_there_is_no_room_are_computed_again(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("s", make_file(shop, 1, 2, 3), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    later.slots.full = True
+    assert (await later.opened("a")).tier is Tier.TOKENS
 
 
-def test_kv_of_another_model_are_computed_again_if_tokens_say_how(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("plain", make_file(shop, 1, 2, 3), "plain")
-        file = make_file(shop, *range(20))
-        edited = shop.kvfs.create("t", file.owner)
-        edited.append(file, np.array([0, 1, 7, 8, 9]))
-        shop.slots.compute(edited)
-        shop.save("edited", edited, "edited")
-        lost = make_file(shop, 1, 2, 3)
-        lost.restore_lineage(lost_trail(3))
-        lost.plain = 0
-        shop.save("lost", lost, "lost")
-        await shop.finish()
+async def test_kv_of_another_model_are_computed_again_if_tokens_say_how(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("plain", make_file(shop, 1, 2, 3), "plain")
+    file = make_file(shop, *range(20))
+    edited = shop.kvfs.create("t", file.owner)
+    edited.append(file, np.array([0, 1, 7, 8, 9]))
+    shop.slots.compute(edited)
+    shop.save("edited", edited, "edited")
+    lost = make_file(shop, 1, 2, 3)
+    lost.restore_lineage(lost_trail(3))
+    lost.plain = 0
+    shop.save("lost", lost, "lost")
+    await shop.finish()
 
-        later = make_shop(tmp_path)
-        later.identity = replace(later.identity, weights="others")
-        assert (await later.opened("plain")).tier is Tier.TOKENS
-        view = await later.opened("edited")
-        assert view.tier is Tier.TOKENS
-        assert view.plan(np.arange(5))[0].tokens[:2].tolist() == [0, 1]
-        with pytest.raises(SyscallError) as caught:
-            await later.opened("lost")
-        assert caught.value.errno is Errno.ENOMEM
-        again = make_shop(tmp_path)
-        assert again.slots.of(await again.opened("lost")) == [7, 14, 21]
-
-    asyncio.run(main())
+    later = make_shop(tmp_path)
+    later.identity = replace(later.identity, weights="others")
+    assert (await later.opened("plain")).tier is Tier.TOKENS
+    view = await later.opened("edited")
+    assert view.tier is Tier.TOKENS
+    assert view.plan(np.arange(5))[0].tokens[:2].tolist() == [0, 1]
+    with pytest.raises(SyscallError) as caught:
+        await later.opened("lost")
+    assert caught.value.errno is Errno.ENOMEM
+    again = make_shop(tmp_path)
+    assert again.slots.of(await again.opened("lost")) == [7, 14, 21]
 
 
-def test_what_nothing_brings_back_is_not_saved_without_its_kv(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        lost = make_file(shop, 1, 2, 3)
-        lost.restore_lineage(lost_trail(3))
-        shop.slots.absent = True
-        shop.save("lost", lost, "lost")
-        assert await shop.finish() == ["lost: EAGAIN"]
-
-    asyncio.run(main())
+async def test_what_nothing_brings_back_is_not_saved_without_its_kv(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    lost = make_file(shop, 1, 2, 3)
+    lost.restore_lineage(lost_trail(3))
+    shop.slots.absent = True
+    shop.save("lost", lost, "lost")
+    assert await shop.finish() == ["lost: EAGAIN"]
 
 
-def test_a_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path, pages=256)
-        shop.save("a", make_file(shop, *range(1000)), "a")
-        await shop.finish()
-        places = TierConfig(pages_a_frame=8)
-        later = Shop(KVFS(32, ManualTime(), places=places), tmp_path / "kv")
-        later.slots.full = True
-        view = await later.opened("a")
-        assert view.tokens.tolist() == list(range(1000))
-        assert later.kvfs.pool.free_frames == 32
-
-    asyncio.run(main())
+async def test_a_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, pages=256)
+    shop.save("a", make_file(shop, *range(1000)), "a")
+    await shop.finish()
+    places = TierConfig(pages_a_frame=8)
+    later = Shop(KVFS(32, ManualTime(), places=places), tmp_path / "kv")
+    later.slots.full = True
+    view = await later.opened("a")
+    assert view.tokens.tolist() == list(range(1000))
+    assert later.kvfs.pool.free_frames == 32
 
 
-def test_changes_of_one_name_keep_their_order(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("one", make_file(shop, 1), "a")
-        shop.save("two", make_file(shop, 1, 2), "a")
-        shop.save("kept", make_file(shop, 5), "a", replace=False)
-        shop.remove("gone", "a")
-        shop.remove("twice", "a")
-        shop.save("three", make_file(shop, 1, 2, 3), "a")
-        shop.save("memory", make_file(shop, 1, 2, 3, 4), "a", durable=False)
-        shop.save("other", make_file(shop, 9), "b", durable=False)  # waits for nothing
-        assert shop.answers.all == ["other: done"]
-        assert await shop.finish() == [
-            "other: done", "one: done", "two: done", "kept: EEXIST", "gone: done",
-            "twice: ENOENT", "three: done", "memory: done",
-        ]  # fmt: skip
-        assert [(f.path, f.len, f.durable) for f in shop.kvfs.listing("t")] == [
-            ("a", 4, False),
-            ("b", 1, False),
-        ]
-        assert on_disk(shop) == {}  # the name's content is not durable: the old one must not return
-        assert shop.kvfs.tenant("t").durable_bytes == 0
-
-    asyncio.run(main())
+async def test_changes_of_one_name_keep_their_order(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("one", make_file(shop, 1), "a")
+    shop.save("two", make_file(shop, 1, 2), "a")
+    shop.save("kept", make_file(shop, 5), "a", replace=False)
+    shop.remove("gone", "a")
+    shop.remove("twice", "a")
+    shop.save("three", make_file(shop, 1, 2, 3), "a")
+    shop.save("memory", make_file(shop, 1, 2, 3, 4), "a", durable=False)
+    shop.save("other", make_file(shop, 9), "b", durable=False)  # waits for nothing
+    assert shop.answers.all == ["other: done"]
+    assert await shop.finish() == [
+        "other: done", "one: done", "two: done", "kept: EEXIST", "gone: done",
+        "twice: ENOENT", "three: done", "memory: done",
+    ]  # fmt: skip
+    assert [(f.path, f.len, f.durable) for f in shop.kvfs.listing("t")] == [
+        ("a", 4, False),
+        ("b", 1, False),
+    ]
+    assert on_disk(shop) == {}  # the name's content is not durable: the old one must not return
+    assert shop.kvfs.tenant("t").durable_bytes == 0
 
 
-def test_tenants_take_turns(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path, pages=256)
-        for number in range(20):
-            shop.save(f"many {number}", make_file(shop, number), f"n{number}")
-        shop.save("single", make_file(shop, 1, tenant="other"), "a")
-        answers = await shop.finish()
-        assert len(answers) == 21
-        assert answers.index("single: done") < 3
-
-    asyncio.run(main())
+async def test_tenants_take_turns(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, pages=256)
+    for number in range(20):
+        shop.save(f"many {number}", make_file(shop, number), f"n{number}")
+    shop.save("single", make_file(shop, 1, tenant="other"), "a")
+    answers = await shop.finish()
+    assert len(answers) == 21
+    assert answers.index("single: done") < 3
 
 
-def test_quotas_of_disk_and_names(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path, durable_bytes=9_000, names=2)
-        shop.save("fits", make_file(shop, 1), "a")
-        shop.save("too much", make_file(shop, *range(600)), "b")
-        assert await shop.finish() == ["fits: done", "too much: EDQUOT"]
-        shop.save("in its place", make_file(shop, 1, 2), "a")
-        shop.save("b", make_file(shop, 1), "b", durable=False)
-        shop.save("c", make_file(shop, 1), "c")
-        assert (await shop.finish())[2:] == ["b: done", "in its place: done", "c: EDQUOT"]
-        assert on_disk(shop) == {("t", "a"): 2}
-
-    asyncio.run(main())
+async def test_quotas_of_disk_and_names(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, durable_bytes=9_000, names=2)
+    shop.save("fits", make_file(shop, 1), "a")
+    shop.save("too much", make_file(shop, *range(600)), "b")
+    assert await shop.finish() == ["fits: done", "too much: EDQUOT"]
+    shop.save("in its place", make_file(shop, 1, 2), "a")
+    shop.save("b", make_file(shop, 1), "b", durable=False)
+    shop.save("c", make_file(shop, 1), "c")
+    assert (await shop.finish())[2:] == ["b: done", "in its place: done", "c: EDQUOT"]
+    assert on_disk(shop) == {("t", "a"): 2}
 
 
-def test_a_full_disk_is_said_and_the_old_one_stays(
+async def test_a_full_disk_is_said_and_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("old", make_file(shop, 1, 2), "a")
-        await shop.finish()
+    shop = make_shop(tmp_path)
+    shop.save("old", make_file(shop, 1, 2), "a")
+    await shop.finish()
 
-        def full(*_: Any) -> int:
-            raise OSError(errno.ENOSPC, "no space left")
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
 
-        monkeypatch.setattr(shop.directory, "put", full)
-        files = shop.kvfs.statistics().files
-        file = make_file(shop, 3)
-        shop.save("new", file, "a")
-        assert (await shop.finish())[1:] == ["new: ENOSPC"]
-        assert shop.kvfs.statistics().files == files + 1
-        assert describe("a", shop.kvfs.named("t", "a")).len == 2
-        monkeypatch.setattr(shop.directory, "remove", full)
-        shop.remove("gone", "a")
-        assert (await shop.finish())[2:] == ["gone: ENOSPC"]
-        assert on_disk(shop) == {("t", "a"): 2}
-        assert describe("a", shop.kvfs.named("t", "a")).len == 2
-
-    asyncio.run(main())
+    monkeypatch.setattr(shop.directory, "put", full)
+    files = shop.kvfs.statistics().files
+    file = make_file(shop, 3)
+    shop.save("new", file, "a")
+    assert (await shop.finish())[1:] == ["new: ENOSPC"]
+    assert shop.kvfs.statistics().files == files + 1
+    assert describe("a", shop.kvfs.named("t", "a")).len == 2
+    monkeypatch.setattr(shop.directory, "remove", full)
+    shop.remove("gone", "a")
+    assert (await shop.finish())[2:] == ["gone: ENOSPC"]
+    assert on_disk(shop) == {("t", "a"): 2}
+    assert describe("a", shop.kvfs.named("t", "a")).len == 2
 
 
-def test_a_broken_file_answers_eio_and_hurts_nobody_else(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, 1, 2), "a")
-        shop.save("b", make_file(shop, 3), "b")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        path = later.directory._path("t", "a")
-        path.write_bytes(path.read_bytes()[:-1] + b"\xee")
-        for _ in range(2):
-            with pytest.raises(SyscallError) as caught:
-                await later.opened("a")
-            assert caught.value.errno is Errno.EIO
-        assert (await later.opened("b")).tokens.tolist() == [3]
-        assert on_disk(later) == {("t", "b"): 1}
-        later.save("again", make_file(later, 4), "a")
-        assert await later.finish() == ["again: done"]
-        assert (await later.opened("a")).tokens.tolist() == [4]
-
-    asyncio.run(main())
-
-
-def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, 1, 2), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        later.directory._path("t", "a").unlink()  # as by a removal refused, and not undone
+async def test_a_broken_file_answers_eio_and_hurts_nobody_else(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, 1, 2), "a")
+    shop.save("b", make_file(shop, 3), "b")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    path = later.directory._path("t", "a")
+    path.write_bytes(path.read_bytes()[:-1] + b"\xee")
+    for _ in range(2):
         with pytest.raises(SyscallError) as caught:
             await later.opened("a")
-        assert caught.value.errno is Errno.ENOENT
-        assert refused(later.kvfs.named, "t", "a") is Errno.ENOENT
-        later.kvfs.check_integrity({})
-        assert later.kvfs.statistics().files == 0
-        await later.finish()
+        assert caught.value.errno is Errno.EIO
+    assert (await later.opened("b")).tokens.tolist() == [3]
+    assert on_disk(later) == {("t", "b"): 1}
+    later.save("again", make_file(later, 4), "a")
+    assert await later.finish() == ["again: done"]
+    assert (await later.opened("a")).tokens.tolist() == [4]
 
-    asyncio.run(main())
+
+async def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, 1, 2), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    later.directory._path("t", "a").unlink()  # as by a removal refused, and not undone
+    with pytest.raises(SyscallError) as caught:
+        await later.opened("a")
+    assert caught.value.errno is Errno.ENOENT
+    assert refused(later.kvfs.named, "t", "a") is Errno.ENOENT
+    later.kvfs.check_integrity({})
+    assert later.kvfs.statistics().files == 0
+    await later.finish()
 
 
-def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, 1, 2), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        named = later.kvfs.named("t", "a")
+async def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, 1, 2), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    named = later.kvfs.named("t", "a")
+    later.saving.load(named, later.answers.named("load"))
+    later.remove("gone", "a")
+    answers = await later.finish()
+    assert set(answers) in ({"load: done", "gone: done"}, {"load: ENOENT", "gone: done"})
+    later.kvfs.check_integrity({})
+    assert later.kvfs.statistics().files == 0
+
+
+async def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, 1, 2), "a")
+    await shop.finish()
+    later = make_shop(tmp_path)
+    named = later.kvfs.named("t", "a")
+    for _ in range(TENANT_DISK_CALLS_MAX):
         later.saving.load(named, later.answers.named("load"))
-        later.remove("gone", "a")
-        answers = await later.finish()
-        assert set(answers) in ({"load: done", "gone: done"}, {"load: ENOENT", "gone: done"})
-        later.kvfs.check_integrity({})
-        assert later.kvfs.statistics().files == 0
-
-    asyncio.run(main())
+    assert refused(later.saving.load, named, later.answers.named("more")) is Errno.EAGAIN
+    assert await later.finish() == ["load: done"] * TENANT_DISK_CALLS_MAX
 
 
-def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, 1, 2), "a")
-        await shop.finish()
-        later = make_shop(tmp_path)
-        named = later.kvfs.named("t", "a")
-        for _ in range(TENANT_DISK_CALLS_MAX):
-            later.saving.load(named, later.answers.named("load"))
-        assert refused(later.saving.load, named, later.answers.named("more")) is Errno.EAGAIN
-        assert await later.finish() == ["load: done"] * TENANT_DISK_CALLS_MAX
-
-    asyncio.run(main())
-
-
-def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, *range(40)), "a")
-        await shop.finish()
-        later = make_shop(tmp_path, pages=4)
-        other = make_file(later, *range(40))
-        files = later.kvfs.statistics().files
-        with pytest.raises(SyscallError) as caught:
-            await later.opened("a")
-        assert caught.value.errno is Errno.ENOMEM
-        assert later.kvfs.statistics().files == files
-        later.kvfs.offer(other)
-        later.kvfs.release(other)
-        assert later.kvfs.pool.unused < 3, "the prefix cache has some"
-        assert (await later.opened("a")).length == 40
-
-    asyncio.run(main())
+async def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, *range(40)), "a")
+    await shop.finish()
+    later = make_shop(tmp_path, pages=4)
+    other = make_file(later, *range(40))
+    files = later.kvfs.statistics().files
+    with pytest.raises(SyscallError) as caught:
+        await later.opened("a")
+    assert caught.value.errno is Errno.ENOMEM
+    assert later.kvfs.statistics().files == files
+    later.kvfs.offer(other)
+    later.kvfs.release(other)
+    assert later.kvfs.pool.unused < 3, "the prefix cache has some"
+    assert (await later.opened("a")).length == 40
 
 
-def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
+async def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    file = make_file(shop, 1)
+    assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
+    assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
+    assert refused(shop.remove, "r", "nothing") is Errno.ENOENT
+    shop.saving.disk = None
+    assert refused(shop.save, "s", file, "a") is Errno.ENOSYS
+    shop.save("memory", file, "a", durable=False)
+
+
+async def test_a_public_file_is_public_in_the_next_life(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, publish=True)
+    shop.save("p", make_file(shop, 1, 2), "a", public=True)
+    await shop.finish()
+    # Without the operator's consent it is its owner's alone, whatever the file says.
+    alone = make_shop(tmp_path)
+    assert refused(alone.kvfs.named, "other", "public/t/a") is Errno.ENOENT
+    assert alone.kvfs.listing("other", "public/t/") == []
+    assert [file.public for file in alone.kvfs.listing("t")] == [False]
+    assert (await alone.opened("a")).tokens.tolist() == [1, 2]
+    # Once it is given again the file is what its owner has made it.
+    later = make_shop(tmp_path, publish=True)
+    view = await later.opened("public/t/a", "other")
+    assert view.tokens.tolist() == [1, 2]
+    assert view.tenant == "other"
+    assert later.kvfs.tenant("t").account.pages == 1
+    assert later.kvfs.tenant("other").account.pages == 0
+
+
+async def test_what_waits_is_bounded(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    file = make_file(shop, 1)
+    for number in range(TENANT_DISK_CALLS_MAX):
+        shop.save(f"{number}", file, f"n{number}")
+    assert refused(shop.save, "more", file, "more") is Errno.EAGAIN
+    other = make_file(shop, 1, tenant="other")
+    shop.save("other", other, "a")
+    for queue in shop.saving.queues.values():
+        while len(queue) > 1:  # so that the test takes no time
+            change = queue.pop()
+            assert change.file is not None
+            shop.kvfs.release(change.file)
+    await shop.finish()
+
+
+async def test_names_end_when_their_time_has_come(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    for path, durable in (("a", True), ("b", False), ("c", True)):
         file = make_file(shop, 1)
-        assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
-        assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
-        assert refused(shop.remove, "r", "nothing") is Errno.ENOENT
-        shop.saving.disk = None
-        assert refused(shop.save, "s", file, "a") is Errno.ENOSYS
-        shop.save("memory", file, "a", durable=False)
-
-    asyncio.run(main())
-
-
-def test_a_public_file_is_public_in_the_next_life(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path, publish=True)
-        shop.save("p", make_file(shop, 1, 2), "a", public=True)
-        await shop.finish()
-        # Without the operator's consent it is its owner's alone, whatever the file says.
-        alone = make_shop(tmp_path)
-        assert refused(alone.kvfs.named, "other", "public/t/a") is Errno.ENOENT
-        assert alone.kvfs.listing("other", "public/t/") == []
-        assert [file.public for file in alone.kvfs.listing("t")] == [False]
-        assert (await alone.opened("a")).tokens.tolist() == [1, 2]
-        # Once it is given again the file is what its owner has made it.
-        later = make_shop(tmp_path, publish=True)
-        view = await later.opened("public/t/a", "other")
-        assert view.tokens.tolist() == [1, 2]
-        assert view.tenant == "other"
-        assert later.kvfs.tenant("t").account.pages == 1
-        assert later.kvfs.tenant("other").account.pages == 0
-
-    asyncio.run(main())
-
-
-def test_what_waits_is_bounded(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        file = make_file(shop, 1)
-        for number in range(TENANT_DISK_CALLS_MAX):
-            shop.save(f"{number}", file, f"n{number}")
-        assert refused(shop.save, "more", file, "more") is Errno.EAGAIN
-        other = make_file(shop, 1, tenant="other")
-        shop.save("other", other, "a")
-        for queue in shop.saving.queues.values():
-            while len(queue) > 1:  # so that the test takes no time
-                change = queue.pop()
-                assert change.file is not None
-                shop.kvfs.release(change.file)
-        await shop.finish()
-
-    asyncio.run(main())
-
-
-def test_names_end_when_their_time_has_come(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        for path, durable in (("a", True), ("b", False), ("c", True)):
-            file = make_file(shop, 1)
-            file.expires_ms = 1_000
-            shop.save(path, file, path, durable=durable)
-        await shop.finish()
-        shop.save("c again", make_file(shop, 2), "c")
-        await shop.finish()
-        shop.saving.expire(999)
-        await shop.finish()
-        assert [f.path for f in shop.kvfs.listing("t")] == ["a", "b", "c"]
-        shop.saving.expire(1_000)
-        await shop.finish()
-        assert [f.path for f in shop.kvfs.listing("t")] == ["c"]
-        assert on_disk(shop) == {("t", "c"): 1}
-
-    asyncio.run(main())
+        file.expires_ms = 1_000
+        shop.save(path, file, path, durable=durable)
+    await shop.finish()
+    shop.save("c again", make_file(shop, 2), "c")
+    await shop.finish()
+    shop.saving.expire(999)
+    await shop.finish()
+    assert [f.path for f in shop.kvfs.listing("t")] == ["a", "b", "c"]
+    shop.saving.expire(1_000)
+    await shop.finish()
+    assert [f.path for f in shop.kvfs.listing("t")] == ["c"]
+    assert on_disk(shop) == {("t", "c"): 1}
 
 
 def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[Any]":
@@ -430,81 +370,72 @@ def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[An
     return ended
 
 
-def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.save("a", make_file(shop, *range(20)), "a")
-        await shop.finish()
-        upload, whole = tmp_path / "upload", shop.directory._path("t", "a").read_bytes()
-        upload.write_bytes(whole)
-        assert await put(shop, upload, "b/c", expires_ms=5) is None
-        put_file = describe("b/c", shop.kvfs.named("t", "b/c"))
-        assert (put_file.len, put_file.expires_ms) == (20, 5)
-        view = await shop.opened("b/c")
-        assert (view.tokens.tolist(), view.plain) == (list(range(20)), 20)
-        assert shop.slots.of(view) == [7 * token for token in range(20)]
+async def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.save("a", make_file(shop, *range(20)), "a")
+    await shop.finish()
+    upload, whole = tmp_path / "upload", shop.directory._path("t", "a").read_bytes()
+    upload.write_bytes(whole)
+    assert await put(shop, upload, "b/c", expires_ms=5) is None
+    put_file = describe("b/c", shop.kvfs.named("t", "b/c"))
+    assert (put_file.len, put_file.expires_ms) == (20, 5)
+    view = await shop.opened("b/c")
+    assert (view.tokens.tolist(), view.plain) == (list(range(20)), 20)
+    assert shop.slots.of(view) == [7 * token for token in range(20)]
 
-        await shop.finish()
-        assert not upload.exists()
-        upload.write_bytes(whole)
-        error = await put(shop, upload, "b/c", replace=False)
-        await shop.finish()
-        upload.write_bytes(whole)
-        assert error.errno is Errno.EEXIST
-        shop.identity = replace(shop.identity, dtype="float32")
-        error = await put(shop, upload, "d")
-        assert isinstance(error, RefusedError)
-        assert error.kind == "other-model"
-        await shop.finish()
-        upload.write_bytes(whole)
-        assert await put(shop, upload, "d", recompute=True) is None
-        assert (await shop.opened("d")).tokens.tolist() == list(range(20))
-        await shop.finish()
-        upload.write_bytes(b"\0" * 100)
-        error = await put(shop, upload, "e")
-        assert isinstance(error, RefusedError)
-        assert error.kind == "bad-file"
-        assert sorted(path for _, path in on_disk(shop)) == ["a", "b/c", "d"]
-        shop.kvfs.check_integrity({f: f.references for f in shop.kvfs._files if f.name is None})
-
-    asyncio.run(main())
+    await shop.finish()
+    assert not upload.exists()
+    upload.write_bytes(whole)
+    error = await put(shop, upload, "b/c", replace=False)
+    await shop.finish()
+    upload.write_bytes(whole)
+    assert error.errno is Errno.EEXIST
+    shop.identity = replace(shop.identity, dtype="float32")
+    error = await put(shop, upload, "d")
+    assert isinstance(error, RefusedError)
+    assert error.kind == "other-model"
+    await shop.finish()
+    upload.write_bytes(whole)
+    assert await put(shop, upload, "d", recompute=True) is None
+    assert (await shop.opened("d")).tokens.tolist() == list(range(20))
+    await shop.finish()
+    upload.write_bytes(b"\0" * 100)
+    error = await put(shop, upload, "e")
+    assert isinstance(error, RefusedError)
+    assert error.kind == "bad-file"
+    assert sorted(path for _, path in on_disk(shop)) == ["a", "b/c", "d"]
+    shop.kvfs.check_integrity({f: f.references for f in shop.kvfs._files if f.name is None})
 
 
-def test_the_books_hold_while_changes_are_under_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        file = make_file(shop, 1, 2)
-        for number in range(4):
-            shop.save(str(number), file, "a")
-        for _ in range(12):
-            await asyncio.sleep(0)
-            shop.kvfs.check_integrity({file: 1})
-        await shop.finish()
+async def test_the_books_hold_while_changes_are_under_way(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    file = make_file(shop, 1, 2)
+    for number in range(4):
+        shop.save(str(number), file, "a")
+    for _ in range(12):
+        await asyncio.sleep(0)
         shop.kvfs.check_integrity({file: 1})
-        assert shop.saving.statistics()["durable_changes_waiting"] == 0
-
-    asyncio.run(main())
-
-
-def test_restored_names_are_there_past_their_quota(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        for path in "abc":
-            shop.save(path, make_file(shop, 1), path)
-        await shop.finish()
-        later = make_shop(tmp_path, files=1, names=1, durable_bytes=1)
-        assert [f.path for f in later.kvfs.listing("t")] == ["a", "b", "c"]
-        later.kvfs.check_integrity({})
-        kvfs: KVFS = later.kvfs
-        for path in "abc":
-            later.remove(path, path)
-        await later.finish()
-        assert kvfs.tenant("t").files == 0
-
-    asyncio.run(main())
+    await shop.finish()
+    shop.kvfs.check_integrity({file: 1})
+    assert shop.saving.statistics()["durable_changes_waiting"] == 0
 
 
-def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Path) -> None:
+async def test_restored_names_are_there_past_their_quota(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    for path in "abc":
+        shop.save(path, make_file(shop, 1), path)
+    await shop.finish()
+    later = make_shop(tmp_path, files=1, names=1, durable_bytes=1)
+    assert [f.path for f in later.kvfs.listing("t")] == ["a", "b", "c"]
+    later.kvfs.check_integrity({})
+    kvfs: KVFS = later.kvfs
+    for path in "abc":
+        later.remove(path, path)
+    await later.finish()
+    assert kvfs.tenant("t").files == 0
+
+
+async def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Path) -> None:
     """As a journal does it: the same calls and happenings give the same names and files."""
 
     async def calls(shop: Shop) -> None:
@@ -516,40 +447,34 @@ def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Path) -> 
         named = shop.kvfs.named("t", "kept")
         shop.saving.load(named, shop.answers.named("load"))
 
-    async def main() -> None:
-        for root in ("live", "told"):
-            before = make_shop(tmp_path / root)
-            before.save("kept", make_file(before, 7, 8, 9), "kept")
-            await before.finish()
-        live, told = make_shop(tmp_path / "live"), make_shop(tmp_path / "told")
-        told.saving.live = False
-        await calls(live)
-        answers = await live.finish()
-        await calls(told)
-        assert told.answers.all == []
-        for what, arguments in live.events:
-            getattr(told.saving, what)(*arguments)
-        assert told.answers.all == answers
-        assert len(answers) == 5
-        seen = [[f._replace(tier="") for f in shop.kvfs.listing("t")] for shop in (live, told)]
-        assert seen[0] == seen[1]
-        assert told.kvfs.named("t", "kept").tokens.tolist() == [7, 8, 9]
-        assert told.kvfs.tenant("t").durable_bytes == live.kvfs.tenant("t").durable_bytes
-        assert on_disk(told) == {("t", "kept"): 3}, "nothing was asked of the disk"
-
-    asyncio.run(main())
+    for root in ("live", "told"):
+        before = make_shop(tmp_path / root)
+        before.save("kept", make_file(before, 7, 8, 9), "kept")
+        await before.finish()
+    live, told = make_shop(tmp_path / "live"), make_shop(tmp_path / "told")
+    told.saving.live = False
+    await calls(live)
+    answers = await live.finish()
+    await calls(told)
+    assert told.answers.all == []
+    for what, arguments in live.events:
+        getattr(told.saving, what)(*arguments)
+    assert told.answers.all == answers
+    assert len(answers) == 5
+    seen = [[f._replace(tier="") for f in shop.kvfs.listing("t")] for shop in (live, told)]
+    assert seen[0] == seen[1]
+    assert told.kvfs.named("t", "kept").tokens.tolist() == [7, 8, 9]
+    assert told.kvfs.tenant("t").durable_bytes == live.kvfs.tenant("t").durable_bytes
+    assert on_disk(told) == {("t", "kept"): 3}, "nothing was asked of the disk"
 
 
-def test_a_life_goes_on_with_what_the_one_before_had_under_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        shop = make_shop(tmp_path)
-        shop.saving.live = False  # nobody has told how these came out
-        shop.save("one", make_file(shop, 1), "a")
-        shop.save("two", make_file(shop, 1, 2), "a")
-        assert shop.answers.all == []
-        assert on_disk(shop) == {}
-        shop.saving.resume()
-        assert await shop.finish() == ["one: done", "two: done"]
-        assert on_disk(shop) == {("t", "a"): 2}
-
-    asyncio.run(main())
+async def test_a_life_goes_on_with_what_the_one_before_had_under_way(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path)
+    shop.saving.live = False  # nobody has told how these came out
+    shop.save("one", make_file(shop, 1), "a")
+    shop.save("two", make_file(shop, 1, 2), "a")
+    assert shop.answers.all == []
+    assert on_disk(shop) == {}
+    shop.saving.resume()
+    assert await shop.finish() == ["one: done", "two: done"]
+    assert on_disk(shop) == {("t", "a"): 2}

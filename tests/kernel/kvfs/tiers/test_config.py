@@ -1,6 +1,5 @@
 """Where pages may be: how much room there is by default, and what moves are measured to cost."""
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -84,17 +83,14 @@ def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
     clock.run(main())
 
 
-def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
-    async def main() -> None:
-        device = executor()
-        device.open_host(16)
-        places = TierConfig(host_slots=16, disk_slots=8, disk_directory=tmp_path)
-        kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
-        open_disk(kvfs.tiers, device, places)
-        assert kvfs.tiers.spill_tier.slots == 8
-        kvfs.tiers.spill_tier.close()
-        with pytest.raises(OSError, match="No such"):
-            open_disk(kvfs.tiers, device, TierConfig(16, 8, tmp_path / "away"))
-
-    asyncio.run(main())
+async def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
+    device = executor()
+    device.open_host(16)
+    places = TierConfig(host_slots=16, disk_slots=8, disk_directory=tmp_path)
+    kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
+    open_disk(kvfs.tiers, device, places)
+    assert kvfs.tiers.spill_tier.slots == 8
+    kvfs.tiers.spill_tier.close()
+    with pytest.raises(OSError, match="No such"):
+        open_disk(kvfs.tiers, device, TierConfig(16, 8, tmp_path / "away"))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.kvfs.tiers.tiers import Tier
 
-from tests.support.kernel.rig import ANY_MS, A, Rig, decode, ids, start, tokens, with_kernel
+from tests.support.kernel.rig import ANY_MS, A, KernelRig, decode, ids, start, tokens, with_kernel
 
 T = TypeVar("T")
 FRAMES, HOST_SLOTS, DISK_SLOTS = 44, 64, 512
@@ -45,8 +45,7 @@ class SlowRunner:
         pass
 
 
-def give_disk(rig: Rig, directory: Path) -> SlowRunner:
-    """Open a disk tier in virtual time."""
+def give_disk(rig: KernelRig, directory: Path) -> SlowRunner:
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
     spill = SpillFile(directory, DISK_SLOTS, len(executor.pages.host_page(0)), runner)
@@ -56,7 +55,7 @@ def give_disk(rig: Rig, directory: Path) -> SlowRunner:
     return runner
 
 
-async def talk(rig: Rig, instance: int) -> list[int]:
+async def talk(rig: KernelRig, instance: int) -> list[int]:
     worker = await start(rig, instance)
     out: list[int] = []
     for turn in range(3):
@@ -68,7 +67,7 @@ async def talk(rig: Rig, instance: int) -> list[int]:
     return out
 
 
-async def talks(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+async def talks(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
     outputs = await asyncio.gather(*(talk(rig, i) for i in range(1, LIPS + 1)))
     await rig.gateway.check_integrity()
     return list(outputs), await rig.gateway.statistics()
@@ -84,7 +83,7 @@ def expected() -> list[list[int]]:
 def test_what_went_to_disk_comes_to_the_same(
     tmp_path: Path, expected: list[list[int]], fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+    async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
         runner = give_disk(rig, tmp_path)
         if fails:
             asyncio.get_running_loop().call_later(2.0, lambda: setattr(runner, "fails", True))

@@ -13,12 +13,24 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import ANY_MS, A, B, Rig, decode, ids, start, tokens, with_kernel
+from tests.support.kernel.rig import (
+    ANY_MS,
+    A,
+    B,
+    KernelRig,
+    decode,
+    ids,
+    start,
+    tokens,
+    with_kernel,
+)
 
 ROOMY = 4_096
 
 
-def crowded(test: Callable[[Rig], Coroutine[Any, Any, Any]], pages: int, **places: Any) -> Any:
+def crowded(
+    test: Callable[[KernelRig], Coroutine[Any, Any, Any]], pages: int, **places: Any
+) -> Any:
     """Run with so few frames, but pages enough."""
     options = KernelOptions(places=TierConfig(pages_a_frame=64, poison=True, **places))
     return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
@@ -28,7 +40,9 @@ def prompt(instance: int, n: int) -> bytes:
     return tokens(*((instance * 1_000 + i) % 4_000 + 1 for i in range(n)))
 
 
-async def talk(rig: Rig, instance: int, turns: int, prompt_tokens: int, decodes: int) -> list[int]:
+async def talk(
+    rig: KernelRig, instance: int, turns: int, prompt_tokens: int, decodes: int
+) -> list[int]:
     """Some turns of a prompt and a decoded answer each, with a pause that makes the file idle."""
     worker = await start(rig, instance)
     out: list[int] = []
@@ -40,7 +54,7 @@ async def talk(rig: Rig, instance: int, turns: int, prompt_tokens: int, decodes:
     return out
 
 
-async def talks(rig: Rig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
+async def talks(rig: KernelRig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
     outputs = await asyncio.gather(*(talk(rig, i, **how) for i in range(1, lips + 1)))
     await rig.gateway.check_integrity()
     return list(outputs), await rig.gateway.statistics()
@@ -52,7 +66,7 @@ async def talks(rig: Rig, lips: int, **how: int) -> tuple[list[list[int]], dict[
     ids=["tokens only", "a little host", "host"],
 )
 def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
-    async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+    async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
         return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
 
     # Twenty files of 22 pages each: 440 pages on 44 frames.
@@ -67,7 +81,7 @@ def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str
 def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> None:
     """Without a host an eighth of the device is for what nobody could compute again."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         assert await worker.pred(1, A, prompt(1, most * PAGE_TOKENS + 1)) == -Errno.ENOMEM
         assert isinstance(await worker.pred(1, A, prompt(1, most * PAGE_TOKENS)), bytes)
@@ -79,7 +93,7 @@ def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> 
 def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
     """What is copied while it is away takes no frames and no time; there are only so many pages."""
 
-    async def test(rig: Rig) -> Any:
+    async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tenant="greedy")
         await worker.pred(1, A, prompt(1, 20 * PAGE_TOKENS))
         await asyncio.sleep(1)
@@ -100,7 +114,7 @@ def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
 
 
 def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
-    async def test(rig: Rig) -> list[int]:
+    async def test(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         await start(rig, 2)
         await worker.pred(1, A, prompt(1, 13 * PAGE_TOKENS))
@@ -113,7 +127,7 @@ def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
 
 
 def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
-    async def test(rig: Rig) -> tuple[list[int], int]:
+    async def test(rig: KernelRig) -> tuple[list[int], int]:
         worker = await start(rig)
         await start(rig, 2)
         await worker.pred(1, A, prompt(1, 10 * PAGE_TOKENS + 5))
@@ -141,7 +155,7 @@ def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
 def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
     """A program may wish for its files in turn as often as it likes: others' steps go on."""
 
-    async def test(rig: Rig) -> None:
+    async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
         await worker.call(1, Op.KV_CREATE, B)
@@ -160,7 +174,7 @@ def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
 
 
 # -- Whose turn it is --------------------------------------------------------------------------
-async def hog(rig: Rig, instance: int, tenant: str, over: asyncio.Event) -> int:
+async def hog(rig: KernelRig, instance: int, tenant: str, over: asyncio.Event) -> int:
     """Decode without a pause behind 150 entries; return how many tokens."""
     worker = await start(rig, instance, tenant=tenant)
     (token,) = ids(await worker.pred(instance, A, prompt(instance, 150)))
@@ -176,7 +190,7 @@ async def hog(rig: Rig, instance: int, tenant: str, over: asyncio.Event) -> int:
 def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
     """Four LIPs of one tenant and one of another: it has half of what it has alone, or more."""
 
-    async def test(rig: Rig, many: int) -> tuple[int, int]:
+    async def test(rig: KernelRig, many: int) -> tuple[int, int]:
         over = asyncio.Event()
         lips = [asyncio.create_task(hog(rig, i, "many", over)) for i in range(1, 1 + many)]
         lips.append(asyncio.create_task(hog(rig, 9, "one", over)))
@@ -192,7 +206,7 @@ def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
 
 
 def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
-    async def test(rig: Rig) -> list[float]:
+    async def test(rig: KernelRig) -> list[float]:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         hogs = [asyncio.create_task(hog(rig, i, "t", over)) for i in (1, 2, 3)]
         await asyncio.sleep(2)
@@ -211,7 +225,7 @@ def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
     assert max(waits) < 3 * 256 * 0.011
 
 
-async def spoil(rig: Rig, instance: int) -> list[int]:
+async def spoil(rig: KernelRig, instance: int) -> list[int]:
     """Make files that nobody can compute again, as many as one may; return what was heard."""
     worker = await start(rig, instance, tenant="spoiler")
     heard: list[int] = []
@@ -236,7 +250,7 @@ def test_who_makes_what_nobody_can_compute_again_hears_it_and_others_do_not(
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_ENTRIES_MAX", 3)
 
-    async def test(rig: Rig) -> tuple[list[int], list[list[int]]]:
+    async def test(rig: KernelRig) -> tuple[list[int], list[list[int]]]:
         spoiler = asyncio.create_task(spoil(rig, 50))
         outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
         assert statistics["preds_starved"] == 0

@@ -12,14 +12,14 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.executor.native import native_library
-from tests.support.kernel.rig import ASSETS, A, B, Rig, options, start, tokens
+from tests.support.kernel.rig import ASSETS, A, B, KernelRig, options, start, tokens
 
 LIPS, COUNT = 8, 20
 FRAMES = 9  # of the 64 that the LIPs' files come to
 SCORED = {"get": "argmax", "logprobs": 3}
 
 
-async def program(rig: Rig, instance: int) -> list[Any]:
+async def program(rig: KernelRig, instance: int) -> list[Any]:
     """A prompt, tokens behind it, a pause, and both of an extracted file and the file itself."""
     worker = await start(rig, instance)
     prompt = tokens(*((instance * 37 + 11 * i) % 400 + 5 for i in range(70)))
@@ -47,7 +47,7 @@ def outcomes(frames: int, places: TierConfig) -> tuple[list[list[Any]], dict[str
         kernel = Kernel(device, describe(ASSETS), RealClock(), KernelOptions(places=places))
         running = asyncio.create_task(kernel.run())
         try:
-            rig = Rig(kernel)
+            rig = KernelRig(kernel)
             said = await asyncio.gather(*(program(rig, i) for i in range(1, LIPS + 1)))
             await rig.gateway.check_integrity()
             found = await rig.gateway.statistics()

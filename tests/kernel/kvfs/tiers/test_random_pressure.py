@@ -10,7 +10,7 @@ from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import Rig, with_kernel
+from tests.support.kernel.rig import KernelRig, with_kernel
 from tests.support.kernel.scripts import Lip, Script
 
 OPERATIONS = ("prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause",
@@ -46,7 +46,7 @@ async def answers(lip: Lip) -> list[Any]:
 
 
 def outcomes(scripts: list[Script], frames: int, places: TierConfig, steps: StepLimits) -> Any:
-    async def test(rig: Rig) -> Any:
+    async def test(rig: KernelRig) -> Any:
         lips = [Lip(rig, i, script) for i, script in enumerate(scripts, start=1)]
         running = [asyncio.create_task(answers(lip)) for lip in lips]
         looks = 0

@@ -21,7 +21,7 @@ FRAMES = 64
 WHATS = ("plain", "lost", "lost", "fork", "append", "extend", "close", "clear")
 
 
-class House:
+class SmallDevice:
     """A device, host slots below it, and tenants with lost files."""
 
     def __init__(self, host_slots: int = 0) -> None:
@@ -95,166 +95,166 @@ def refused(call: Callable[[], object]) -> Errno:
 
 
 def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -> None:
-    house = House(host_slots=40)
-    room = house.kvfs.quotas.unrecomputable_max
+    device = SmallDevice(host_slots=40)
+    room = device.kvfs.quotas.unrecomputable_max
     assert FRAMES * UNRECOMPUTABLE_DEVICE_SHARE < room < 40
-    first = house.lost("a", room // 2 * PAGE_TOKENS)
-    assert refused(lambda: house.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
-    second = house.lost("b", room // 4 * PAGE_TOKENS)
-    assert refused(lambda: house.lost("b", 2 * PAGE_TOKENS)) is Errno.EDQUOT
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (room // 2, room // 4)
-    house.check()
-    house.close(first)
-    assert house.unrecomputable("a") == 0
-    house.close(house.lost("a", room // 3 * PAGE_TOKENS), second)
-    assert house.kvfs.quotas.unrecomputable_pages == 0
-    house.check()
+    first = device.lost("a", room // 2 * PAGE_TOKENS)
+    assert refused(lambda: device.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
+    second = device.lost("b", room // 4 * PAGE_TOKENS)
+    assert refused(lambda: device.lost("b", 2 * PAGE_TOKENS)) is Errno.EDQUOT
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (room // 2, room // 4)
+    device.check()
+    device.close(first)
+    assert device.unrecomputable("a") == 0
+    device.close(device.lost("a", room // 3 * PAGE_TOKENS), second)
+    assert device.kvfs.quotas.unrecomputable_pages == 0
+    device.check()
 
 
 def test_an_operators_bound_on_the_host_is_one_on_what_is_tied() -> None:
-    house = House(host_slots=40)
-    house.kvfs.tenant("a").account.host_max = 3
-    house.lost("a", 3 * PAGE_TOKENS)
-    assert refused(lambda: house.lost("a", 1)) is Errno.EDQUOT
-    house.lost("b", 5 * PAGE_TOKENS)
-    house.check()
+    device = SmallDevice(host_slots=40)
+    device.kvfs.tenant("a").account.host_max = 3
+    device.lost("a", 3 * PAGE_TOKENS)
+    assert refused(lambda: device.lost("a", 1)) is Errno.EDQUOT
+    device.lost("b", 5 * PAGE_TOKENS)
+    device.check()
 
 
 def test_a_page_is_charged_once_and_until_the_last_lost_file_has_let_go_of_it() -> None:
-    house = House(host_slots=40)
-    file = house.lost("a", 2 * PAGE_TOKENS + 5)
-    fork = house.fork(file)
-    assert house.unrecomputable("a") == 3
+    device = SmallDevice(host_slots=40)
+    file = device.lost("a", 2 * PAGE_TOKENS + 5)
+    fork = device.fork(file)
+    assert device.unrecomputable("a") == 3
     extend(fork, 1)  # its own copy of the last page
-    assert house.unrecomputable("a") == 4
+    assert device.unrecomputable("a") == 4
     extend(fork, *range(2 * PAGE_TOKENS))
-    assert house.unrecomputable("a") == 6
-    house.kvfs.save(fork, "kept", replace=False)
-    house.close(file, fork)
-    assert house.unrecomputable("a") == 5
-    house.check()
-    house.kvfs.remove("a", "kept")
-    assert house.unrecomputable("a") == 0
-    house.check()
+    assert device.unrecomputable("a") == 6
+    device.kvfs.save(fork, "kept", replace=False)
+    device.close(file, fork)
+    assert device.unrecomputable("a") == 5
+    device.check()
+    device.kvfs.remove("a", "kept")
+    assert device.unrecomputable("a") == 0
+    device.check()
 
 
 def test_who_holds_a_page_of_a_lost_file_otherwise_is_not_charged_for_ever() -> None:
-    house = House(host_slots=40)
-    plain = house.plain("a", 2 * PAGE_TOKENS)
-    lost = house.lost("a", PAGE_TOKENS)
+    device = SmallDevice(host_slots=40)
+    plain = device.plain("a", 2 * PAGE_TOKENS)
+    lost = device.lost("a", PAGE_TOKENS)
     lost.append(plain, np.arange(2 * PAGE_TOKENS))
-    assert house.unrecomputable("a") == 3, (
+    assert device.unrecomputable("a") == 3, (
         "two pages are shared with a file that could do without a copy"
     )
-    house.check()
+    device.check()
     lost.truncate(2 * PAGE_TOKENS)
-    assert house.unrecomputable("a") == 2
+    assert device.unrecomputable("a") == 2
     lost.truncate(0)
-    assert house.unrecomputable("a") == 0
+    assert device.unrecomputable("a") == 0
     assert not lost.unrecomputable
     extend(lost, 1)
-    assert house.unrecomputable("a") == 0
-    house.check()
+    assert device.unrecomputable("a") == 0
+    device.check()
 
 
 def test_what_a_reader_goes_on_with_is_the_readers_once_nobody_else_has_it() -> None:
-    house = House(host_slots=40)
-    file = house.lost("a", 2 * PAGE_TOKENS)
-    name = house.kvfs.snapshot(file, "shown")
-    house.kvfs.put_name("shown", name, Name(public=True))
-    house.close(file)
-    account = make_account(house.kvfs, "b")
-    view = house.kvfs.open("b", "public/a/shown", account)
-    house.files[view] = 1
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (2, 0)
+    device = SmallDevice(host_slots=40)
+    file = device.lost("a", 2 * PAGE_TOKENS)
+    name = device.kvfs.snapshot(file, "shown")
+    device.kvfs.put_name("shown", name, Name(public=True))
+    device.close(file)
+    account = make_account(device.kvfs, "b")
+    view = device.kvfs.open("b", "public/a/shown", account)
+    device.files[view] = 1
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (2, 0)
     extend(view, 1)
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (2, 1)
-    house.kvfs.remove("a", "shown")
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 3)
-    house.check()
-    house.close(view)
-    assert house.unrecomputable("b") == 0
-    house.check()
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (2, 1)
+    device.kvfs.remove("a", "shown")
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 3)
+    device.check()
+    device.close(view)
+    assert device.unrecomputable("b") == 0
+    device.check()
 
 
 def test_another_tenants_page_is_charged_to_who_ties_it() -> None:
-    house = House(host_slots=40)
-    file = house.plain("a", 2 * PAGE_TOKENS)
-    house.kvfs.put_name("shown", house.kvfs.snapshot(file, "shown"), Name(public=True))
-    view = house.kvfs.open("b", "public/a/shown", make_account(house.kvfs, "b"))
-    house.files[view] = 1
-    lost = house.lost("b", PAGE_TOKENS)
+    device = SmallDevice(host_slots=40)
+    file = device.plain("a", 2 * PAGE_TOKENS)
+    device.kvfs.put_name("shown", device.kvfs.snapshot(file, "shown"), Name(public=True))
+    view = device.kvfs.open("b", "public/a/shown", make_account(device.kvfs, "b"))
+    device.files[view] = 1
+    lost = device.lost("b", PAGE_TOKENS)
     lost.append(view, np.arange(2 * PAGE_TOKENS))
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 3)
-    house.close(lost)
-    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 0)
-    house.check()
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 3)
+    device.close(lost)
+    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 0)
+    device.check()
 
 
 def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not() -> None:
-    house = House(host_slots=16)
-    others = [house.plain("b", 6 * PAGE_TOKENS) for _ in range(3)]
-    house.time.seconds += 1
+    device = SmallDevice(host_slots=16)
+    others = [device.plain("b", 6 * PAGE_TOKENS) for _ in range(3)]
+    device.time.seconds += 1
     for file in others:
-        house.kvfs.tiers.evict(file.pages)
-    assert house.kvfs.tiers.free_slots == 0
-    lost = house.lost("a", 7 * PAGE_TOKENS)
-    house.time.seconds += 1
-    assert house.kvfs.eviction.make_free(FRAMES)
+        device.kvfs.tiers.evict(file.pages)
+    assert device.kvfs.tiers.free_slots == 0
+    lost = device.lost("a", 7 * PAGE_TOKENS)
+    device.time.seconds += 1
+    assert device.kvfs.eviction.make_free(FRAMES)
     assert lost.tier is Tier.HOST
     assert {file.tier for file in others} <= {Tier.HOST, Tier.TOKENS}
-    house.fetch(lost)
-    house.check()
+    device.fetch(lost)
+    device.check()
 
 
 def test_a_pred_on_a_device_of_its_own_copies_hears_enomem_and_nobody_waits_for_it() -> None:
     """A copy on write takes a page beside the one that it copies."""
-    house = House(host_slots=16)
-    file = house.plain("a", FRAMES * PAGE_TOKENS - 1)
-    house.fork(file)
+    device = SmallDevice(host_slots=16)
+    file = device.plain("a", FRAMES * PAGE_TOKENS - 1)
+    device.fork(file)
     assert refused(lambda: extend(file, 1)) is Errno.ENOMEM
-    house.check()
+    device.check()
 
 
 @pytest.mark.parametrize("host_slots", [0, 5, 12, 80])
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed: int) -> None:
     """But for a share of it that is known before, where the host has no room for that."""
-    house = House(host_slots)
+    device = SmallDevice(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
-    usable = house.kvfs.eviction.usable
+    usable = device.kvfs.eviction.usable
     assert usable == FRAMES - max(
         int(FRAMES * UNRECOMPUTABLE_DEVICE_SHARE) - host_slots * 7 // 8, 0
     )
     for _ in range(150):
         tenant = chance.choice("abc")
-        files = [file for file in house.files if file.tenant == tenant]
+        files = [file for file in device.files if file.tenant == tenant]
         what = chance.choice(
             ("plain", "lost", "lost", "fork", "append", "extend", "close", "clear")
         )
         try:
             if what == "plain" or not files:
-                house.plain(tenant, chance.randrange(1, 200))
+                device.plain(tenant, chance.randrange(1, 200))
             elif what == "lost":
-                house.lost(tenant, chance.randrange(1, 100))
+                device.lost(tenant, chance.randrange(1, 100))
             elif what == "fork":
-                house.fork(chance.choice(files))
+                device.fork(chance.choice(files))
             elif what == "append":
                 into, source = chance.choice(files), chance.choice(files)
                 entries = np.arange(chance.randrange(source.length + 1), source.length)
                 into.append(source, entries[:120])
             elif what == "extend":
                 file = chance.choice(files)
-                house.fetch(file)
+                device.fetch(file)
                 extend(file, *range(chance.randrange(1, 40)))
             elif what == "close":
-                house.close(chance.choice(files))
+                device.close(chance.choice(files))
             else:
-                assert house.clear(usable)
+                assert device.clear(usable)
         except SyscallError as error:
             assert error.errno in (Errno.EDQUOT, Errno.ENOMEM)  # noqa: PT017 - either may come
-        house.time.seconds += 5
-        house.check()
-        for file in house.files:
+        device.time.seconds += 5
+        device.check()
+        for file in device.files:
             assert not file.unrecomputable or file.tier is not Tier.TOKENS
-    assert house.clear(usable)
+    assert device.clear(usable)

@@ -12,7 +12,7 @@ from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
 from tests.runtime.gateway.admission.test_retry_estimates import Time
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import main
 
 
@@ -116,7 +116,6 @@ def test_what_is_away_is_told_as_long_as_it_is_away() -> None:
 
 
 async def refusal(client: Client) -> ServerError:
-    """Start runs until one is refused."""
     async with asyncio.timeout(20):
         while True:
             error = await started(client)
@@ -150,32 +149,28 @@ FLOOD = guests.wasm(
 )
 
 
-def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
+async def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
     """One tenant's preds wait for longer than they may; probes, cancels and deletes go on."""
-
-    async def scenario() -> None:
-        async with (
-            House(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as house,
-            house.client() as client,
-        ):
-            await client.upload(FLOOD, "flood")
-            await client.upload(guests.HANG_WASM, "hang")
-            await client.upload(guests.HELLO_WASM, "hello")
-            ended = (await client.run("hello"))["id"]
-            live = [await client.start("flood") for _ in range(4)]
-            error = await refusal(client)
-            assert (error.status, error.problem["type"]) == (429, "urn:symphony:problem:queue-full")
-            assert error.retry_after is not None
-            assert error.retry_after >= 1
-            assert (await client.ready())[0]
-            await client.delete_run(ended)
-            for run in live:
-                assert (await client.cancel(run))["status"] == "killed"
-            async with asyncio.timeout(20):
-                while await started(client):  # noqa: ASYNC110 - there is nothing to wait on
-                    await asyncio.sleep(0.1)
-
-    asyncio.run(scenario())
+    async with (
+        SystemRig(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as system,
+        system.client() as client,
+    ):
+        await client.upload(FLOOD, "flood")
+        await client.upload(guests.HANG_WASM, "hang")
+        await client.upload(guests.HELLO_WASM, "hello")
+        ended = (await client.run("hello"))["id"]
+        live = [await client.start("flood") for _ in range(4)]
+        error = await refusal(client)
+        assert (error.status, error.problem["type"]) == (429, "urn:symphony:problem:queue-full")
+        assert error.retry_after is not None
+        assert error.retry_after >= 1
+        assert (await client.ready())[0]
+        await client.delete_run(ended)
+        for run in live:
+            assert (await client.cancel(run))["status"] == "killed"
+        async with asyncio.timeout(20):
+            while await started(client):  # noqa: ASYNC110 - there is nothing to wait on
+                await asyncio.sleep(0.1)
 
 
 def test_memory_left_is_read_at_most_twice_a_second() -> None:

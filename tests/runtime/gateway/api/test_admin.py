@@ -13,15 +13,16 @@ from symphony_runtime.gateway.api.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import House, Scenario, refusal
+from tests.support.gateway.system import Scenario, SystemRig, refusal
+from tests.support.run_by import run_by
 
 PATIENCE = 20
 
 
 def administer(tmp_path: Path, scenario: Scenario) -> None:
     async def main() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            await scenario(house, admin)
+        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+            await scenario(system, admin)
 
     asyncio.run(main())
 
@@ -30,225 +31,213 @@ async def all_of(listing: Any) -> list[Any]:
     return [item async for item in listing]
 
 
-def test_tenants_come_and_change_and_go(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        made = await admin.create_tenant("acme", weight=2, quotas={"live_runs": 3})
-        assert made == await admin.tenant("acme")
-        assert (made["made_by"], made["suspended"], made["keys"]) == ("operator", False, 0)
-        assert made["quotas"] == {"live_runs": 3}
-        assert house.kernel._scheduler._queue._tenant("acme").weight == 2
-        assert await refusal(admin.create_tenant("acme")) == (409, "exists")
-        for wrong in ("", "Acme", "../up", "a/b", "~server", "x" * 64, "a b"):
-            assert await refusal(admin.create_tenant(wrong)) == (400, "bad-tenant")
-        assert [t["id"] async for t in admin.tenants()] == ["acme", "default"]
+@run_by(administer, "tmp_path")
+async def test_tenants_come_and_change_and_go(system: SystemRig, admin: Client) -> None:
+    made = await admin.create_tenant("acme", weight=2, quotas={"live_runs": 3})
+    assert made == await admin.tenant("acme")
+    assert (made["made_by"], made["suspended"], made["keys"]) == ("operator", False, 0)
+    assert made["quotas"] == {"live_runs": 3}
+    assert system.kernel._scheduler._queue._tenant("acme").weight == 2
+    assert await refusal(admin.create_tenant("acme")) == (409, "exists")
+    for wrong in ("", "Acme", "../up", "a/b", "~server", "x" * 64, "a b"):
+        assert await refusal(admin.create_tenant(wrong)) == (400, "bad-tenant")
+    assert [t["id"] async for t in admin.tenants()] == ["acme", "default"]
 
-        changed = await admin.change_tenant("acme", weight=None, quotas={"live_runs": None})
-        assert (changed["weight"], changed["quotas"]) == (None, {})
-        assert house.kernel._scheduler._queue._tenant("acme").weight == 1
-        changes: list[dict[str, Any]] = [
-            {"weight": 0}, {"weight": "2"}, {"suspended": 1}, {"quotas": []}, {"id": "b"},
-            {"quotas": {"wishes": 3}}, {"quotas": {"live_runs": -1}}, {"quotas": {"live_runs": 1.5}}
-        ]  # fmt: skip
-        for said in changes:
-            assert (await refusal(admin.change_tenant("acme", **said)))[0] == 400
-        assert await admin.tenant("acme") == changed
+    changed = await admin.change_tenant("acme", weight=None, quotas={"live_runs": None})
+    assert (changed["weight"], changed["quotas"]) == (None, {})
+    assert system.kernel._scheduler._queue._tenant("acme").weight == 1
+    changes: list[dict[str, Any]] = [
+        {"weight": 0}, {"weight": "2"}, {"suspended": 1}, {"quotas": []}, {"id": "b"},
+        {"quotas": {"wishes": 3}}, {"quotas": {"live_runs": -1}}, {"quotas": {"live_runs": 1.5}}
+    ]  # fmt: skip
+    for said in changes:
+        assert (await refusal(admin.change_tenant("acme", **said)))[0] == 400
+    assert await admin.tenant("acme") == changed
 
-        key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme:
-            await acme.upload(guests.SAVE_WASM, name="save")
-            run = await acme.run("save")
-            assert await refusal(admin.delete_tenant("acme")) == (409, "not-empty")
-            await acme.delete_run(run["id"])
-            await acme.delete_program("save")
-            with pytest.raises(ServerError, match="KV files"):
-                await admin.delete_tenant("acme")
-            for file in await all_of(acme.kv()):
-                await acme.kv_remove(file["path"])
+    key = (await admin.create_key("acme"))["key"]
+    async with Client(system.url, key) as acme:
+        await acme.upload(guests.SAVE_WASM, name="save")
+        run = await acme.run("save")
+        assert await refusal(admin.delete_tenant("acme")) == (409, "not-empty")
+        await acme.delete_run(run["id"])
+        await acme.delete_program("save")
+        with pytest.raises(ServerError, match="KV files"):
             await admin.delete_tenant("acme")
-            assert await refusal(all_of(acme.runs())) == (401, "unauthorized")
-        assert await refusal(admin.tenant("acme")) == (404, "not-found")
-        # What it used stays in the books.
-        assert [(u["tenant"], u["runs"]) async for u in admin.usage()] == [("acme", 1)]
-
-    administer(tmp_path, scenario)
-
-
-def test_a_weight_outlives_a_kernel(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        await admin.create_tenant("acme", weight=4)
-        await house.stop_kernel()
-        await house.start_kernel()
-        await house.link_worker_to_kernel()
-        queue = house.kernel._scheduler._queue
-        async with asyncio.timeout(PATIENCE):
-            while queue._tenant("acme").weight != 4:  # noqa: ASYNC110 - the gateway tells it
-                await asyncio.sleep(0.01)
-
-    administer(tmp_path, scenario)
+        for file in await all_of(acme.kv()):
+            await acme.kv_remove(file["path"])
+        await admin.delete_tenant("acme")
+        assert await refusal(all_of(acme.runs())) == (401, "unauthorized")
+    assert await refusal(admin.tenant("acme")) == (404, "not-found")
+    # What it used stays in the books.
+    assert [(u["tenant"], u["runs"]) async for u in admin.usage()] == [("acme", 1)]
 
 
-def test_a_suspended_tenant_ends_and_only_that_one(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme, house.client() as other:
-            for client in (acme, other):
-                await client.upload(guests.PARROT_WASM, name="parrot")
-            runs = [await client.start("parrot") for client in (acme, other)]
-            events = acme.events(runs[0])
-            assert (await anext(events)).data["status"] == "running"
-            shown = await admin.change_tenant("acme", suspended=True)
-            assert (shown["suspended"], shown["live_runs"]) == (True, 0)
-            # Who reads hears why it ended.
-            *_, last = await all_of(events)
-            assert (last.data["status"], last.data["reason"]) == (
-                "killed", "the tenant was suspended"
-            )  # fmt: skip
-            for asked in (acme.result(runs[0]), acme.upload(guests.PARROT_WASM), acme.metrics()):
-                assert await refusal(asked) == (403, "suspended")
-            await other.send(runs[1], b"still here", close=True)
-            assert (await all_of(other.events(runs[1])))[-1].data["status"] == "exited"
-            await admin.change_tenant("acme", suspended=False)
-            assert (await acme.result(runs[0]))["reason"] == "the tenant was suspended"
-            assert [u["tenant"] async for u in admin.usage()] == ["acme", "default"]
-
-    administer(tmp_path, scenario)
+@run_by(administer, "tmp_path")
+async def test_a_weight_outlives_a_kernel(system: SystemRig, admin: Client) -> None:
+    await admin.create_tenant("acme", weight=4)
+    await system.stop_kernel()
+    await system.start_kernel()
+    await system.link_worker_to_kernel()
+    queue = system.kernel._scheduler._queue
+    async with asyncio.timeout(PATIENCE):
+        while queue._tenant("acme").weight != 4:  # noqa: ASYNC110 - the gateway tells it
+            await asyncio.sleep(0.01)
 
 
-def test_a_revoked_key_is_cut_off_from_what_it_has_open(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        made, kept = [await admin.create_key("default", name=name) for name in ("gone", "kept")]
-        names = {key["name"] for key in await admin.keys("default")}  # of one instant in any order
-        assert names == {"first start", "gone", "kept"}
-        async with (
-            Client(house.url, made["key"]) as gone,
-            Client(house.url, kept["key"]) as stays,
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {made['key']}"}) as session,
-        ):
-            await gone.upload(guests.PARROT_WASM, name="parrot")
-            run = await gone.start("parrot")
-            events = [client.events(run) for client in (gone, stays)]
-            for each in events:
-                await anext(each)
-            socket = await session.ws_connect(f"{house.url}/v1/runs/{run}/ws")
-            await admin.revoke_key("default", made["id"])
-            with pytest.raises(ConnectionFailed):
-                await asyncio.wait_for(all_of(events[0]), PATIENCE)
-            message = await socket.receive(timeout=PATIENCE)
-            assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
-            assert await refusal(gone.result(run)) == (401, "unauthorized")
-            # The run is the tenant's, and so goes on for its other keys.
-            await stays.send(run, b"hello", close=True)
-            assert (await all_of(events[1]))[-1].data["status"] == "exited"
-
-    administer(tmp_path, scenario)
+@run_by(administer, "tmp_path")
+async def test_a_suspended_tenant_ends_and_only_that_one(system: SystemRig, admin: Client) -> None:
+    await admin.create_tenant("acme")
+    key = (await admin.create_key("acme"))["key"]
+    async with Client(system.url, key) as acme, system.client() as other:
+        for client in (acme, other):
+            await client.upload(guests.PARROT_WASM, name="parrot")
+        runs = [await client.start("parrot") for client in (acme, other)]
+        events = acme.events(runs[0])
+        assert (await anext(events)).data["status"] == "running"
+        shown = await admin.change_tenant("acme", suspended=True)
+        assert (shown["suspended"], shown["live_runs"]) == (True, 0)
+        # Who reads hears why it ended.
+        *_, last = await all_of(events)
+        assert (last.data["status"], last.data["reason"]) == (
+            "killed", "the tenant was suspended"
+        )  # fmt: skip
+        for asked in (acme.result(runs[0]), acme.upload(guests.PARROT_WASM), acme.metrics()):
+            assert await refusal(asked) == (403, "suspended")
+        await other.send(runs[1], b"still here", close=True)
+        assert (await all_of(other.events(runs[1])))[-1].data["status"] == "exited"
+        await admin.change_tenant("acme", suspended=False)
+        assert (await acme.result(runs[0]))["reason"] == "the tenant was suspended"
+        assert [u["tenant"] async for u in admin.usage()] == ["acme", "default"]
 
 
-def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        eyes = (await admin.create_key("default", role="read-only"))["key"]
-        looks = (await admin.create_key(None, role="read-only"))["key"]
-        async with aiohttp.ClientSession() as session:
-            for route in ROUTES:
-                if route.access is Access.OPEN:
-                    continue
-                key = looks if route.access is Access.ADMIN else eyes
-                url = house.url + filled(route.path)
-                headers = {"Authorization": f"Bearer {key}"}
-                async with session.request(route.method, url, headers=headers) as response:
-                    refused = response.status == 403
-                    assert refused is route.writes, route.name
-        assert {route.name for route in ROUTES if route.method == "GET" and route.writes} == {
-            "websocket"
-        }
-        denied = await all_of(admin.audit({"kind": "denied", "tenant": "default"}))
-        assert "startRun" in {note["action"] for note in denied}
-        assert {note["status"] for note in denied} == {403}
-
-    administer(tmp_path, scenario)
-
-
-def test_keys_are_shown_once_rotate_and_keep_operators_in(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        (first,) = await admin.keys(None)
-        assert await refusal(admin.revoke_key(None, first["id"])) == (409, "last-admin-key")
-        made = await admin.rotate_key(None, first["id"], grace_ms=600_000)
-        assert all("key" not in key and "hash" not in key for key in await admin.keys(None))
-        async with Client(house.url, made["key"]) as renewed:
-            leaving, new = await renewed.keys(None)
-            assert (leaving["id"], leaving["expires_ms"] > 0) == (first["id"], True)
-            assert new == {name: made[name] for name in new}
-            await renewed.revoke_key(None, first["id"])
-            assert await refusal(admin.keys(None)) == (401, "unauthorized")
-            for wrong in ({"role": "admin"}, {"role": "root"}, {"expires_ms": 5}, {"more": 1}):
-                assert (await refusal(renewed.create_key("default", **wrong)))[0] == 400
-            assert await refusal(renewed.create_key(None, role="tenant")) == (400, "bad-role")
-            assert await refusal(renewed.create_key("nobody")) == (404, "not-found")
-            # Another tenant's path finds no key.
-            await renewed.create_tenant("acme")
-            (key,) = await renewed.keys("default")
-            assert await refusal(renewed.revoke_key("acme", key["id"])) == (404, "not-found")
-            notes = await all_of(renewed.audit({"kind": "admin"}))
-            assert [note["action"] for note in notes[-2:]] == ["rotateAdminKey", "revokeAdminKey"]
-            assert made["key"] not in repr(notes)
-
-    administer(tmp_path, scenario)
+@run_by(administer, "tmp_path")
+async def test_a_revoked_key_is_cut_off_from_what_it_has_open(
+    system: SystemRig, admin: Client
+) -> None:
+    made, kept = [await admin.create_key("default", name=name) for name in ("gone", "kept")]
+    names = {key["name"] for key in await admin.keys("default")}  # of one instant in any order
+    assert names == {"first start", "gone", "kept"}
+    async with (
+        Client(system.url, made["key"]) as gone,
+        Client(system.url, kept["key"]) as stays,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {made['key']}"}) as session,
+    ):
+        await gone.upload(guests.PARROT_WASM, name="parrot")
+        run = await gone.start("parrot")
+        events = [client.events(run) for client in (gone, stays)]
+        for each in events:
+            await anext(each)
+        socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
+        await admin.revoke_key("default", made["id"])
+        with pytest.raises(ConnectionFailed):
+            await asyncio.wait_for(all_of(events[0]), PATIENCE)
+        message = await socket.receive(timeout=PATIENCE)
+        assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+        assert await refusal(gone.result(run)) == (401, "unauthorized")
+        # The run is the tenant's, and so goes on for its other keys.
+        await stays.send(run, b"hello", close=True)
+        assert (await all_of(events[1]))[-1].data["status"] == "exited"
 
 
-def test_gateways_are_listed_and_those_that_are_there_stay(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        (here,) = await all_of(admin.gateways())
-        name = (tmp_path / "gateway.id").read_text().strip()
-        assert (here["id"], here["here"], here["forgetting"]) == (name, True, [])
-        assert await refusal(admin.drop_gateway(name)) == (409, "alive")
-        assert await refusal(admin.drop_gateway("nobody")) == (404, "not-found")
-        assert await all_of(admin.gateways()) == [here]
-
-    administer(tmp_path, scenario)
-
-
-def test_usage_is_told_by_page_and_as_csv(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme, house.client() as other:
-            for client in (acme, other):
-                await client.upload(guests.SAVE_WASM, name="save")
-                result = await client.run("save")
-            await acme.run("save")
-        used = await all_of(admin.usage())
-        assert [(row["tenant"], row["runs"]) for row in used] == [("acme", 2), ("default", 1)]
-        assert used[1]["prompt_tokens"] == result["usage"]["prompt_tokens"]
-        assert await all_of(admin.usage({"tenant": "acme"})) == used[:1]
-        assert await all_of(admin.usage({"from": "2100-01-01"})) == []
-        rows = list(csv.DictReader(io.StringIO(await admin.usage_csv())))
-        assert rows == [{name: str(value) for name, value in row.items()} for row in used]
-        assert (await refusal(all_of(admin.usage({"from": "yesterday"}))))[0] == 400
-        page = await admin._json("GET", "/v1/admin/usage", {"limit": "1"})
-        assert page["data"] == used[:1]
-        query = {"limit": "1", "after": page["next"]}
-        assert (await admin._json("GET", "/v1/admin/usage", query))["data"] == used[1:]
-
-    administer(tmp_path, scenario)
+@run_by(administer, "tmp_path")
+async def test_a_key_that_only_reads_changes_nothing(system: SystemRig, admin: Client) -> None:
+    eyes = (await admin.create_key("default", role="read-only"))["key"]
+    looks = (await admin.create_key(None, role="read-only"))["key"]
+    async with aiohttp.ClientSession() as session:
+        for route in ROUTES:
+            if route.access is Access.OPEN:
+                continue
+            key = looks if route.access is Access.ADMIN else eyes
+            url = system.url + filled(route.path)
+            headers = {"Authorization": f"Bearer {key}"}
+            async with session.request(route.method, url, headers=headers) as response:
+                refused = response.status == 403
+                assert refused is route.writes, route.name
+    assert {route.name for route in ROUTES if route.method == "GET" and route.writes} == {
+        "websocket"
+    }
+    denied = await all_of(admin.audit({"kind": "denied", "tenant": "default"}))
+    assert "startRun" in {note["action"] for note in denied}
+    assert {note["status"] for note in denied} == {403}
 
 
-def test_what_is_done_and_denied_is_noted(tmp_path: Path) -> None:
-    async def scenario(house: House, admin: Client) -> None:
-        await admin.create_tenant("acme")
-        await refusal(admin.create_tenant("acme"))
-        for key in ("sym_x_y", house.key):
-            async with Client(house.url, key) as stranger:
-                await refusal(stranger.keys("acme"))
-        notes = await all_of(admin.audit())
-        assert sorted((n["kind"], n["action"], n["status"]) for n in notes) == [
-            ("admin", "createTenant", 201), ("admin", "createTenant", 409),
-            ("denied", "listTenantKeys", 401), ("denied", "listTenantKeys", 401),
-        ]  # fmt: skip
-        assert {n["detail"] for n in notes if n["kind"] == "admin"} == {"acme"}
-        (known,) = [n for n in notes if n["tenant"] == "default"]
-        assert known["key"] == house.key.split("_")[1]
-        assert known["target"] == "/v1/admin/tenants/acme/keys"
-        assert {n["address"] for n in notes} == {"127.0.0.1"}
-        assert (await refusal(all_of(admin.audit({"kind": "all"}))))[0] == 400
+@run_by(administer, "tmp_path")
+async def test_keys_are_shown_once_rotate_and_keep_operators_in(
+    system: SystemRig, admin: Client
+) -> None:
+    (first,) = await admin.keys(None)
+    assert await refusal(admin.revoke_key(None, first["id"])) == (409, "last-admin-key")
+    made = await admin.rotate_key(None, first["id"], grace_ms=600_000)
+    assert all("key" not in key and "hash" not in key for key in await admin.keys(None))
+    async with Client(system.url, made["key"]) as renewed:
+        leaving, new = await renewed.keys(None)
+        assert (leaving["id"], leaving["expires_ms"] > 0) == (first["id"], True)
+        assert new == {name: made[name] for name in new}
+        await renewed.revoke_key(None, first["id"])
+        assert await refusal(admin.keys(None)) == (401, "unauthorized")
+        for wrong in ({"role": "admin"}, {"role": "root"}, {"expires_ms": 5}, {"more": 1}):
+            assert (await refusal(renewed.create_key("default", **wrong)))[0] == 400
+        assert await refusal(renewed.create_key(None, role="tenant")) == (400, "bad-role")
+        assert await refusal(renewed.create_key("nobody")) == (404, "not-found")
+        # Another tenant's path finds no key.
+        await renewed.create_tenant("acme")
+        (key,) = await renewed.keys("default")
+        assert await refusal(renewed.revoke_key("acme", key["id"])) == (404, "not-found")
+        notes = await all_of(renewed.audit({"kind": "admin"}))
+        assert [note["action"] for note in notes[-2:]] == ["rotateAdminKey", "revokeAdminKey"]
+        assert made["key"] not in repr(notes)
 
-    administer(tmp_path, scenario)
+
+@run_by(administer, "tmp_path")
+async def test_gateways_are_listed_and_those_that_are_there_stay(
+    system: SystemRig, admin: Client, *, tmp_path: Path
+) -> None:
+    (here,) = await all_of(admin.gateways())
+    name = (tmp_path / "gateway.id").read_text().strip()
+    assert (here["id"], here["here"], here["forgetting"]) == (name, True, [])
+    assert await refusal(admin.drop_gateway(name)) == (409, "alive")
+    assert await refusal(admin.drop_gateway("nobody")) == (404, "not-found")
+    assert await all_of(admin.gateways()) == [here]
+
+
+@run_by(administer, "tmp_path")
+async def test_usage_is_told_by_page_and_as_csv(system: SystemRig, admin: Client) -> None:
+    await admin.create_tenant("acme")
+    key = (await admin.create_key("acme"))["key"]
+    async with Client(system.url, key) as acme, system.client() as other:
+        for client in (acme, other):
+            await client.upload(guests.SAVE_WASM, name="save")
+            result = await client.run("save")
+        await acme.run("save")
+    used = await all_of(admin.usage())
+    assert [(row["tenant"], row["runs"]) for row in used] == [("acme", 2), ("default", 1)]
+    assert used[1]["prompt_tokens"] == result["usage"]["prompt_tokens"]
+    assert await all_of(admin.usage({"tenant": "acme"})) == used[:1]
+    assert await all_of(admin.usage({"from": "2100-01-01"})) == []
+    rows = list(csv.DictReader(io.StringIO(await admin.usage_csv())))
+    assert rows == [{name: str(value) for name, value in row.items()} for row in used]
+    assert (await refusal(all_of(admin.usage({"from": "yesterday"}))))[0] == 400
+    page = await admin._json("GET", "/v1/admin/usage", {"limit": "1"})
+    assert page["data"] == used[:1]
+    query = {"limit": "1", "after": page["next"]}
+    assert (await admin._json("GET", "/v1/admin/usage", query))["data"] == used[1:]
+
+
+@run_by(administer, "tmp_path")
+async def test_what_is_done_and_denied_is_noted(system: SystemRig, admin: Client) -> None:
+    await admin.create_tenant("acme")
+    await refusal(admin.create_tenant("acme"))
+    for key in ("sym_x_y", system.key):
+        async with Client(system.url, key) as stranger:
+            await refusal(stranger.keys("acme"))
+    notes = await all_of(admin.audit())
+    assert sorted((n["kind"], n["action"], n["status"]) for n in notes) == [
+        ("admin", "createTenant", 201), ("admin", "createTenant", 409),
+        ("denied", "listTenantKeys", 401), ("denied", "listTenantKeys", 401),
+    ]  # fmt: skip
+    assert {n["detail"] for n in notes if n["kind"] == "admin"} == {"acme"}
+    (known,) = [n for n in notes if n["tenant"] == "default"]
+    assert known["key"] == system.key.split("_")[1]
+    assert known["target"] == "/v1/admin/tenants/acme/keys"
+    assert {n["address"] for n in notes} == {"127.0.0.1"}
+    assert (await refusal(all_of(admin.audit({"kind": "all"}))))[0] == 400

@@ -14,16 +14,17 @@ from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, PATH_BYTES_MAX
 from symphony_runtime.client import Client
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import House, Scenario, in_house, refusal
+from tests.support.gateway.system import Scenario, SystemRig, refusal, with_system
+from tests.support.run_by import run_by
 
 
 def ask(tmp_path: Path, scenario: Scenario, **config: Any) -> None:
-    async def filled(house: House, client: Client) -> None:
+    async def filled(system: SystemRig, client: Client) -> None:
         await client.upload(guests.SAVE_WASM, name="save")
         assert (await client.run("save"))["exit_code"] == 0
-        await scenario(house, client)
+        await scenario(system, client)
 
-    in_house(tmp_path, filled, **config)
+    with_system(tmp_path, filled, **config)
 
 
 async def download(client: Client, path: str = "notes/first") -> bytes:
@@ -39,90 +40,81 @@ def bare(count: int) -> bytes:
     return save({"tokens": tokens, "positions": np.arange(count, dtype=np.int32)})
 
 
-def test_a_file_is_sent_taken_and_removed(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        data = await download(client)
-        tensors = load(data)
-        assert set(tensors) == {"tokens", "positions", "kv"}
-        stat = await client.kv_upload("copies/ä b", data)
-        assert (stat["path"], stat["len"], stat["durable"]) == ("copies/ä b", 3, True)
-        assert await paths(client, "copies/") == ["copies/ä b"]
-        shown = await client.kv_stat("copies/ä b")
-        assert shown == stat | {"tier": "disk"}
-        assert load(await download(client, "copies/ä b"))["tokens"].tolist() == (
-            tensors["tokens"].tolist()
-        )
-        await client.kv_remove("copies/ä b")
-        assert await paths(client, "copies/") == []
-        assert (await refusal(client.kv_remove("copies/ä b")))[0] == 404
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_a_file_is_sent_taken_and_removed(system: SystemRig, client: Client) -> None:
+    data = await download(client)
+    tensors = load(data)
+    assert set(tensors) == {"tokens", "positions", "kv"}
+    stat = await client.kv_upload("copies/ä b", data)
+    assert (stat["path"], stat["len"], stat["durable"]) == ("copies/ä b", 3, True)
+    assert await paths(client, "copies/") == ["copies/ä b"]
+    shown = await client.kv_stat("copies/ä b")
+    assert shown == stat | {"tier": "disk"}
+    assert load(await download(client, "copies/ä b"))["tokens"].tolist() == (
+        tensors["tokens"].tolist()
+    )
+    await client.kv_remove("copies/ä b")
+    assert await paths(client, "copies/") == []
+    assert (await refusal(client.kv_remove("copies/ä b")))[0] == 404
 
 
-def test_durable_files_outlive_the_kernel(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        data = await download(client)
-        await client.kv_upload("kept", data)
-        await house.stop_kernel()
-        await house.start_kernel()
-        await house.link_worker_to_kernel()
-        await house.wait_until_ready()
-        assert await paths(client) == ["kept"]
-        assert (
-            await download(client, "kept")
-            == (house.data_dir / "kv" / next(_files(house.data_dir))).read_bytes()
-        )
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_durable_files_outlive_the_kernel(system: SystemRig, client: Client) -> None:
+    data = await download(client)
+    await client.kv_upload("kept", data)
+    await system.stop_kernel()
+    await system.start_kernel()
+    await system.link_worker_to_kernel()
+    await system.wait_until_ready()
+    assert await paths(client) == ["kept"]
+    assert (
+        await download(client, "kept")
+        == (system.data_dir / "kv" / next(_files(system.data_dir))).read_bytes()
+    )
 
 
 def _files(root: Path) -> Any:
     return ((path.relative_to(root / "kv")) for path in (root / "kv").glob("*/*.safetensors"))
 
 
-def test_a_listing_has_pages(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        for number in range(5):
-            await client.kv_upload(f"n/{number}", bare(3), rebuild=True)
-        async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {house.key}"}
-        ) as session:
-            page = f"{house.url}/v1/kv?prefix=n/&limit=2"
-            seen: list[str] = []
-            after: str | None = ""
-            while after is not None:
-                async with session.get(f"{page}&after={after}") as response:
-                    document = await response.json()
-                assert len(document["data"]) <= 2
-                seen += [file["path"] for file in document["data"]]
-                after = document["next"]
-        assert seen == [f"n/{number}" for number in range(5)]
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_a_listing_has_pages(system: SystemRig, client: Client) -> None:
+    for number in range(5):
+        await client.kv_upload(f"n/{number}", bare(3), rebuild=True)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as session:
+        page = f"{system.url}/v1/kv?prefix=n/&limit=2"
+        seen: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            async with session.get(f"{page}&after={after}") as response:
+                document = await response.json()
+            assert len(document["data"]) <= 2
+            seen += [file["path"] for file in document["data"]]
+            after = document["next"]
+    assert seen == [f"n/{number}" for number in range(5)]
 
 
-def test_a_large_file_passes_in_pieces(tmp_path: Path) -> None:
+@run_by(ask, "tmp_path")
+async def test_a_large_file_passes_in_pieces(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
     """Both ways, from a client that sends and takes it piece by piece."""
+    data = bare(30_000)
+    whole = save({**load(data), "lineage": np.zeros(3 * KV_CHUNK_BYTES_MAX, np.uint8)})
 
-    async def scenario(house: House, client: Client) -> None:
-        data = bare(30_000)
-        whole = save({**load(data), "lineage": np.zeros(3 * KV_CHUNK_BYTES_MAX, np.uint8)})
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(whole), 100_000):
+            yield whole[at : at + 100_000]
 
-        async def pieces() -> AsyncIterator[bytes]:
-            for at in range(0, len(whole), 100_000):
-                yield whole[at : at + 100_000]
-
-        stat = await client.kv_upload("large", pieces(), rebuild=True)
-        assert stat["len"] == 30_000
-        (tmp_path / "large").write_bytes(whole)
-        with (tmp_path / "large").open("rb") as file:
-            assert (await client.kv_upload("large", file, rebuild=True))["len"] == 30_000
-        assert load(await download(client, "large"))["tokens"].tolist() == (
-            load(data)["tokens"].tolist()
-        )
-        assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
-
-    ask(tmp_path, scenario)
+    stat = await client.kv_upload("large", pieces(), rebuild=True)
+    assert stat["len"] == 30_000
+    (tmp_path / "large").write_bytes(whole)
+    with (tmp_path / "large").open("rb") as file:
+        assert (await client.kv_upload("large", file, rebuild=True))["len"] == 30_000
+    assert load(await download(client, "large"))["tokens"].tolist() == (
+        load(data)["tokens"].tolist()
+    )
+    assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
 
 @pytest.mark.parametrize(
@@ -136,93 +128,93 @@ def test_a_large_file_passes_in_pieces(tmp_path: Path) -> None:
         (bare(3), {"rebuild": True, "keep_ms": 0}, 400, "bad-request"),
     ],
 )
-def test_what_cannot_be_taken_is_a_problem(
-    tmp_path: Path, data: bytes, options: dict[str, Any], status: int, kind: str
+@run_by(ask, "tmp_path")
+async def test_what_cannot_be_taken_is_a_problem(
+    system: SystemRig,
+    client: Client,
+    *,
+    data: bytes,
+    options: dict[str, Any],
+    status: int,
+    kind: str,
 ) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        assert await refusal(client.kv_upload("a", data, **options)) == (status, kind)
-        assert await paths(client, "a") == []
-
-    ask(tmp_path, scenario)
+    assert await refusal(client.kv_upload("a", data, **options)) == (status, kind)
+    assert await paths(client, "a") == []
 
 
-def test_a_body_larger_than_any_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        async def endless() -> AsyncIterator[bytes]:
-            while True:
-                yield bytes(1 << 20)
+@run_by(ask, "tmp_path")
+async def test_a_body_larger_than_any_file_is_refused_before_it_is_read(
+    system: SystemRig, client: Client
+) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
 
-        assert await refusal(client.kv_upload("a", endless(), rebuild=True)) == (413, "too-large")
-        assert not list((house.data_dir / "kv" / "uploads").iterdir())
-
-    ask(tmp_path, scenario)
-
-
-def test_names_are_replaced_unless_they_are_to_be_kept(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.kv_upload("a", bare(3), rebuild=True)
-        again = client.kv_upload("a", bare(4), rebuild=True, replace=False)
-        assert await refusal(again) == (409, "exists")
-        assert (await client.kv_upload("a", bare(5), rebuild=True))["len"] == 5
-        long = "x" * (PATH_BYTES_MAX + 1)
-        assert await refusal(client.kv_upload(long, bare(3))) == (400, "bad-request")
-        assert (await refusal(client.kv_upload("a//b", bare(3), rebuild=True)))[0] == 400
-        public = client.kv_upload("public/default/a", bare(3), rebuild=True)
-        assert await refusal(public) == (403, "forbidden")
-
-    ask(tmp_path, scenario)
+    assert await refusal(client.kv_upload("a", endless(), rebuild=True)) == (413, "too-large")
+    assert not list((system.data_dir / "kv" / "uploads").iterdir())
 
 
-def test_a_file_ends_when_its_time_has_come(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        before = 1000 * time.time()
-        stat = await client.kv_upload("a", bare(3), rebuild=True, keep_ms=1_000)
-        assert before + 999 <= stat["expires_ms"] <= 1000 * time.time() + 1_001
-        async with asyncio.timeout(20):
-            while await paths(client, "a"):  # noqa: ASYNC110 - another process decides
-                await asyncio.sleep(0.02)
-
-    ask(tmp_path, scenario)
-
-
-def test_the_file_is_sent_to_who_accepts_it(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        headers = {"Authorization": f"Bearer {house.key}"}
-        url = f"{house.url}/v1/kv/notes/first"
-        async with aiohttp.ClientSession(headers=headers) as session:
-            async with session.get(url) as response:
-                assert (await response.json())["path"] == "notes/first"
-            binary = {"Accept": "application/octet-stream"}
-            for given, query in ((binary, ""), ({}, "?download=1"), ({}, "?download=true")):
-                async with session.get(url + query, headers=given) as response:
-                    assert response.content_type == "application/octet-stream"
-                    assert response.headers["Content-Disposition"].endswith("first.safetensors")
-                    assert int(response.headers["Content-Length"]) == len(await response.read())
-            async with session.get(url + "?download=0", headers=binary) as response:
-                assert response.content_type == "application/json"
-            async with session.get(f"{house.url}/v1/kv/none?download=1") as response:
-                assert response.status == 404
-            packed = {"Content-Encoding": "gzip"}
-            async with session.put(url, data=b"x", headers=packed) as response:
-                assert response.status == 415
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_names_are_replaced_unless_they_are_to_be_kept(
+    system: SystemRig, client: Client
+) -> None:
+    await client.kv_upload("a", bare(3), rebuild=True)
+    again = client.kv_upload("a", bare(4), rebuild=True, replace=False)
+    assert await refusal(again) == (409, "exists")
+    assert (await client.kv_upload("a", bare(5), rebuild=True))["len"] == 5
+    long = "x" * (PATH_BYTES_MAX + 1)
+    assert await refusal(client.kv_upload(long, bare(3))) == (400, "bad-request")
+    assert (await refusal(client.kv_upload("a//b", bare(3), rebuild=True)))[0] == 400
+    public = client.kv_upload("public/default/a", bare(3), rebuild=True)
+    assert await refusal(public) == (403, "forbidden")
 
 
-def test_a_client_that_goes_away_leaves_no_transfer(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        async def endless() -> AsyncIterator[bytes]:
-            yield bare(3)
-            await asyncio.sleep(60)
+@run_by(ask, "tmp_path")
+async def test_a_file_ends_when_its_time_has_come(system: SystemRig, client: Client) -> None:
+    before = 1000 * time.time()
+    stat = await client.kv_upload("a", bare(3), rebuild=True, keep_ms=1_000)
+    assert before + 999 <= stat["expires_ms"] <= 1000 * time.time() + 1_001
+    async with asyncio.timeout(20):
+        while await paths(client, "a"):  # noqa: ASYNC110 - another process decides
+            await asyncio.sleep(0.02)
 
-        uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
-        transfers = house.kernel._durable_names._transfers
-        async with asyncio.timeout(20):
-            while not len(transfers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            uploading.cancel()
-            while len(transfers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        assert await paths(client, "a") == []
 
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_the_file_is_sent_to_who_accepts_it(system: SystemRig, client: Client) -> None:
+    headers = {"Authorization": f"Bearer {system.key}"}
+    url = f"{system.url}/v1/kv/notes/first"
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.get(url) as response:
+            assert (await response.json())["path"] == "notes/first"
+        binary = {"Accept": "application/octet-stream"}
+        for given, query in ((binary, ""), ({}, "?download=1"), ({}, "?download=true")):
+            async with session.get(url + query, headers=given) as response:
+                assert response.content_type == "application/octet-stream"
+                assert response.headers["Content-Disposition"].endswith("first.safetensors")
+                assert int(response.headers["Content-Length"]) == len(await response.read())
+        async with session.get(url + "?download=0", headers=binary) as response:
+            assert response.content_type == "application/json"
+        async with session.get(f"{system.url}/v1/kv/none?download=1") as response:
+            assert response.status == 404
+        packed = {"Content-Encoding": "gzip"}
+        async with session.put(url, data=b"x", headers=packed) as response:
+            assert response.status == 415
+
+
+@run_by(ask, "tmp_path")
+async def test_a_client_that_goes_away_leaves_no_transfer(
+    system: SystemRig, client: Client
+) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield bare(3)
+        await asyncio.sleep(60)
+
+    uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
+    transfers = system.kernel._durable_names._transfers
+    async with asyncio.timeout(20):
+        while not len(transfers):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        uploading.cancel()
+        while len(transfers):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert await paths(client, "a") == []

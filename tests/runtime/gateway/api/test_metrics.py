@@ -16,167 +16,155 @@ from symphony_runtime.gateway.tenancy.authentication import _make_key
 from tests.e2e import programs as guests
 from tests.support.gateway.metrics import DECODE, Series, names, tenants, value
 from tests.support.gateway.metrics import scrape as scrape_url
-from tests.support.gateway.system import House, in_house
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 TRAP = guests.wasm(main("unreachable"))
 SPIN = guests.wasm(main("(loop $on (br $on)) (i32.const 0)"))
 
 
-async def scrape(house: House, key: str) -> Series:
-    return await scrape_url(house.url, key)
+async def scrape(system: SystemRig, key: str) -> Series:
+    return await scrape_url(system.url, key)
 
 
-def test_counters_move_with_runs(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        house.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
-        before = await scrape(house, house.key)
-        assert value(before, "num_requests_running") == 0
-        for name, wasm in (
-            ("decode", DECODE),
-            ("trap", TRAP),
-            ("spin", SPIN),
-            ("hang", guests.HANG_WASM),
-        ):
-            await client.upload(wasm, name)
-        result = await client.run("decode")
-        assert result["exit_code"] == 0, result
-        await client.run("trap")
-        await client.run("spin", limits={"cpu_ms": 20})
-        await client.cancel(await client.start("hang"))
-        held = await client.start("hang")
-        house.gateway.services.kernel_figures._asked = float("-inf")
-        series = await scrape(house, house.key)
-        assert value(series, "runs_live") == 1
-        assert value(series, "runs_started_total") == 5
-        for status, count in (("exited", 1), ("trapped", 1), ("killed", 2), ("failed", 0)):
-            assert value(series, "request_success_total", finished_reason=status) == count
-        for reason, count in (("cpu_ms", 1), ("cancel", 1), ("wall_ms", 0), ("other", 0)):
-            assert value(series, "runs_killed_total", reason=reason) == count
-        assert value(series, "prompt_tokens_total") == result["usage"]["prompt_tokens"] == 8
-        assert value(series, "generation_tokens_total") == result["usage"]["completion_tokens"] == 5
-        assert value(series, "preds_total") == 5
-        assert value(series, "steps_total") == 5
-        assert value(series, "iteration_tokens_total_sum") == 12
-        assert value(series, "iteration_tokens_total_count") == 5
-        assert value(series, "time_to_first_token_seconds_count") == 1
-        assert value(series, "inter_token_latency_seconds_count") == 4
-        assert value(series, "e2e_request_latency_seconds_count") == 4
-        assert value(series, "time_to_first_message_seconds_count") == 1
-        assert value(series, "e2e_request_latency_seconds_bucket", le="+Inf") == 4
-        assert value(series, "device_busy_seconds_total") > 0
-        assert value(series, "program_cpu_seconds_total") >= 0.02
-        assert value(series, "kv_cache_usage_perc") == 0
-        assert value(series, "instances") == 1
-        assert {dict(labels).get("model_name") for _, labels in series} == {"simulated"}
-        await client.cancel(held)
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_counters_move_with_runs(system: SystemRig, client: Client) -> None:
+    system.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
+    before = await scrape(system, system.key)
+    assert value(before, "num_requests_running") == 0
+    for name, wasm in (
+        ("decode", DECODE),
+        ("trap", TRAP),
+        ("spin", SPIN),
+        ("hang", guests.HANG_WASM),
+    ):
+        await client.upload(wasm, name)
+    result = await client.run("decode")
+    assert result["exit_code"] == 0, result
+    await client.run("trap")
+    await client.run("spin", limits={"cpu_ms": 20})
+    await client.cancel(await client.start("hang"))
+    held = await client.start("hang")
+    system.gateway.services.kernel_figures._asked = float("-inf")
+    series = await scrape(system, system.key)
+    assert value(series, "runs_live") == 1
+    assert value(series, "runs_started_total") == 5
+    for status, count in (("exited", 1), ("trapped", 1), ("killed", 2), ("failed", 0)):
+        assert value(series, "request_success_total", finished_reason=status) == count
+    for reason, count in (("cpu_ms", 1), ("cancel", 1), ("wall_ms", 0), ("other", 0)):
+        assert value(series, "runs_killed_total", reason=reason) == count
+    assert value(series, "prompt_tokens_total") == result["usage"]["prompt_tokens"] == 8
+    assert value(series, "generation_tokens_total") == result["usage"]["completion_tokens"] == 5
+    assert value(series, "preds_total") == 5
+    assert value(series, "steps_total") == 5
+    assert value(series, "iteration_tokens_total_sum") == 12
+    assert value(series, "iteration_tokens_total_count") == 5
+    assert value(series, "time_to_first_token_seconds_count") == 1
+    assert value(series, "inter_token_latency_seconds_count") == 4
+    assert value(series, "e2e_request_latency_seconds_count") == 4
+    assert value(series, "time_to_first_message_seconds_count") == 1
+    assert value(series, "e2e_request_latency_seconds_bucket", le="+Inf") == 4
+    assert value(series, "device_busy_seconds_total") > 0
+    assert value(series, "program_cpu_seconds_total") >= 0.02
+    assert value(series, "kv_cache_usage_perc") == 0
+    assert value(series, "instances") == 1
+    assert {dict(labels).get("model_name") for _, labels in series} == {"simulated"}
+    await client.cancel(held)
 
 
-def test_pages_that_are_held_are_use_of_the_cache(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(guests.SAVE_WASM, "save")
-        await client.run("save")
-        series = await scrape(house, house.key)
-        pages = value(series, "kv_pages")
-        assert value(series, "kv_cache_usage_perc") == pytest.approx(1 / pages)
-        assert value(series, "kv_pages_free") == pages - 1
-        assert value(series, "kv_pages_held") == 1
-        assert PAGE_TOKENS > 3
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_pages_that_are_held_are_use_of_the_cache(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.SAVE_WASM, "save")
+    await client.run("save")
+    series = await scrape(system, system.key)
+    pages = value(series, "kv_pages")
+    assert value(series, "kv_cache_usage_perc") == pytest.approx(1 / pages)
+    assert value(series, "kv_pages_free") == pages - 1
+    assert value(series, "kv_pages_held") == 1
+    assert PAGE_TOKENS > 3
 
 
-def test_each_key_sees_its_own(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path):
-            pass
-        store = Store(tmp_path / "symphony.sqlite")
-        key = await _make_key(store, tmp_path / "acme.key", "acme")
-        await store.close()
-        async with (
-            House(tmp_path) as house,
-            house.client() as owner,
-            Client(house.url, key) as acme,
-        ):
-            for client, times in ((owner, 3), (acme, 1)):
-                await client.upload(DECODE, "decode")
-                for _ in range(times):
-                    await client.run("decode")
-            admin = await scrape(house, house.admin_key)
-            assert tenants(admin) == {"default", "acme"}
-            assert value(admin, "request_success_total", tenant="default") == 3
-            assert value(admin, "request_success_total", tenant="acme") == 1
-            assert value(admin, "generation_tokens_total", tenant="acme") == 5
-            assert value(admin, "generation_tokens_total") == 20
-            assert value(admin, "role_up") == 3
-            assert value(admin, "role_resident_memory_bytes", role="gateway") > 1 << 20
-            assert value(admin, "http_responses_total", route="startRun", status="200") == 4
-            own = await scrape(house, key)
-            assert tenants(own) == set()
-            assert value(own, "request_success_total") == 1
-            assert value(own, "generation_tokens_total") == 5
-            # Nothing from which the other tenant's use could be reckoned.
-            assert names(own) <= {name for name, labels in admin if "tenant" in dict(labels)}
-            assert "preds_total" not in names(own)
-
-    asyncio.run(scenario())
+async def test_each_key_sees_its_own(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path):
+        pass
+    store = Store(tmp_path / "symphony.sqlite")
+    key = await _make_key(store, tmp_path / "acme.key", "acme")
+    await store.close()
+    async with (
+        SystemRig(tmp_path) as system,
+        system.client() as owner,
+        Client(system.url, key) as acme,
+    ):
+        for client, times in ((owner, 3), (acme, 1)):
+            await client.upload(DECODE, "decode")
+            for _ in range(times):
+                await client.run("decode")
+        admin = await scrape(system, system.admin_key)
+        assert tenants(admin) == {"default", "acme"}
+        assert value(admin, "request_success_total", tenant="default") == 3
+        assert value(admin, "request_success_total", tenant="acme") == 1
+        assert value(admin, "generation_tokens_total", tenant="acme") == 5
+        assert value(admin, "generation_tokens_total") == 20
+        assert value(admin, "role_up") == 3
+        assert value(admin, "role_resident_memory_bytes", role="gateway") > 1 << 20
+        assert value(admin, "http_responses_total", route="startRun", status="200") == 4
+        own = await scrape(system, key)
+        assert tenants(own) == set()
+        assert value(own, "request_success_total") == 1
+        assert value(own, "generation_tokens_total") == 5
+        # Nothing from which the other tenant's use could be reckoned.
+        assert names(own) <= {name for name, labels in admin if "tenant" in dict(labels)}
+        assert "preds_total" not in names(own)
 
 
-def test_the_page_names_every_family_and_no_other(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path", disk_bytes_max=1 << 40)
+async def test_the_page_names_every_family_and_no_other(system: SystemRig, client: Client) -> None:
     page = (Path(__file__).parents[4] / "docs/metrics.md").read_text()
     rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
-
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(DECODE, "decode")
-        await client.run("decode")
-        served = names(await scrape(house, house.admin_key))
-        histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
-        parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
-        assert described == served - parts | histograms
-
-    in_house(tmp_path, scenario, disk_bytes_max=1 << 40)
+    await client.upload(DECODE, "decode")
+    await client.run("decode")
+    served = names(await scrape(system, system.admin_key))
+    histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+    assert described == served - parts | histograms
 
 
-def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path, worker=False) as house, aiohttp.ClientSession() as session:
-            progress = house.gateway.services.progress
+async def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path, worker=False) as system, aiohttp.ClientSession() as session:
+        progress = system.gateway.services.progress
 
-            async def ready() -> tuple[int, dict[str, Any]]:
-                async with session.get(f"{house.url}/readyz") as response:
-                    return response.status, await response.json()
+        async def ready() -> tuple[int, dict[str, Any]]:
+            async with session.get(f"{system.url}/readyz") as response:
+                return response.status, await response.json()
 
-            status, found = await ready()
-            assert (status, found["missing"]) == (503, ["worker-0: not there"])
-            await house.stop_kernel()
-            await asyncio.sleep(0.05)
-            progress.set_progress("kernel", "loading the model", 0.45)
-            status, found = await ready()
-            assert status == 503
-            assert found["missing"][0] == "kernel: loading the model, 45 %"
-            assert found["roles"][1]["progress"] == {"what": "loading the model", "share": 0.45}
-            progress.set_progress("kernel", None, None)
-            words = (await ready())[1]["missing"][0]
-            assert words == "kernel: starting again; runs wait for it"
-            await house.start_kernel()
-
-    asyncio.run(scenario())
+        status, found = await ready()
+        assert (status, found["missing"]) == (503, ["worker-0: not there"])
+        await system.stop_kernel()
+        await asyncio.sleep(0.05)
+        progress.set_progress("kernel", "loading the model", 0.45)
+        status, found = await ready()
+        assert status == 503
+        assert found["missing"][0] == "kernel: loading the model, 45 %"
+        assert found["roles"][1]["progress"] == {"what": "loading the model", "share": 0.45}
+        progress.set_progress("kernel", None, None)
+        words = (await ready())[1]["missing"][0]
+        assert words == "kernel: starting again; runs wait for it"
+        await system.start_kernel()
 
 
-def test_a_tenant_alone_sees_the_servers_sums_without_labels(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(DECODE, "decode")
-        await client.run("decode")
-        alone, admin = await scrape(house, house.key), await scrape(house, house.admin_key)
-        assert tenants(alone) == set()
-        assert {"num_requests_running", "kv_cache_usage_perc", "steps_total"} <= names(alone)
-        assert names(alone) < names(admin)
-        assert not {name for name in names(alone) if name.startswith(("role_", "http_", "store_"))}
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_a_tenant_alone_sees_the_servers_sums_without_labels(
+    system: SystemRig, client: Client
+) -> None:
+    await client.upload(DECODE, "decode")
+    await client.run("decode")
+    alone, admin = await scrape(system, system.key), await scrape(system, system.admin_key)
+    assert tenants(alone) == set()
+    assert {"num_requests_running", "kv_cache_usage_perc", "steps_total"} <= names(alone)
+    assert names(alone) < names(admin)
+    assert not {name for name in names(alone) if name.startswith(("role_", "http_", "store_"))}
 
 
 def test_reasons_become_few_labels() -> None:

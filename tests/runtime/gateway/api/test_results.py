@@ -14,7 +14,7 @@ from symphony_runtime.gateway.runs.record import Record, encode_message
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e.programs import wasm
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 RECORD = Record(
@@ -67,20 +67,17 @@ def test_pieces_are_the_json_of_the_whole_and_none_is_large(
     assert len(pieces) >= sum(map(len, messages)) // (PIECE_BYTES + 7 * PART_BYTES)
 
 
-def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            await client.upload(SENDER, "sender")
-            headers = {"Authorization": f"Bearer {house.key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
-                async with session.post("/v1/programs/sender/runs", json={}) as response:
-                    began = json.loads(await response.read())
-                    assert response.content_type == "application/json"
-                async with session.get(f"/v1/runs/{began['id']}") as response:
-                    found = json.loads(await response.read())
-            assert found == began
-            assert began["messages"] == ["\0" * 32_768, {"base64": "/w=="}] * 4
-            assert began["output"] == "\0" * 4 * 32_768
-            assert began["status"] == "exited"
-
-    asyncio.run(scenario())
+async def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        await client.upload(SENDER, "sender")
+        headers = {"Authorization": f"Bearer {system.key}"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
+            async with session.post("/v1/programs/sender/runs", json={}) as response:
+                began = json.loads(await response.read())
+                assert response.content_type == "application/json"
+            async with session.get(f"/v1/runs/{began['id']}") as response:
+                found = json.loads(await response.read())
+        assert found == began
+        assert began["messages"] == ["\0" * 32_768, {"base64": "/w=="}] * 4
+        assert began["output"] == "\0" * 4 * 32_768
+        assert began["status"] == "exited"

@@ -18,17 +18,18 @@ from symphony_runtime.gateway.app import build_app
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 LATER = ("/", "/v1/runs/x/trace", "/v1/admin/nothing")
 
 
 def ask(
-    tmp_path: Path, scenario: Callable[[House, aiohttp.ClientSession], Awaitable[None]]
+    tmp_path: Path, scenario: Callable[[SystemRig, aiohttp.ClientSession], Awaitable[None]]
 ) -> None:
     async def main() -> None:
-        async with House(tmp_path) as house, aiohttp.ClientSession() as session:
-            await scenario(house, session)
+        async with SystemRig(tmp_path) as system, aiohttp.ClientSession() as session:
+            await scenario(system, session)
 
     asyncio.run(main())
 
@@ -52,24 +53,24 @@ def test_the_document_is_valid_and_has_every_route() -> None:
     assert set(started["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
-def test_the_application_serves_the_table_and_nothing_else(tmp_path: Path) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        headers = {"Authorization": f"Bearer {house.key}"}
-        async with session.get(f"{house.url}/openapi.json", headers=headers) as response:
-            assert await response.json() == build_document(ROUTES)
-        app = build_app(house.gateway.services)
-        served = {
-            (route.method, route.resource.canonical)
-            for route in app.router.routes()
-            if route.resource is not None
-        }
-        assert served == {(route.method, route.path) for route in ROUTES}
-        for path in LATER:
-            async with session.get(house.url + path, headers=headers) as response:
-                assert response.status == 404
-                await problem_of(response)
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_the_application_serves_the_table_and_nothing_else(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
+    headers = {"Authorization": f"Bearer {system.key}"}
+    async with session.get(f"{system.url}/openapi.json", headers=headers) as response:
+        assert await response.json() == build_document(ROUTES)
+    app = build_app(system.gateway.services)
+    served = {
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None
+    }
+    assert served == {(route.method, route.path) for route in ROUTES}
+    for path in LATER:
+        async with session.get(system.url + path, headers=headers) as response:
+            assert response.status == 404
+            await problem_of(response)
 
 
 def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -> None:
@@ -77,10 +78,10 @@ def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -
         "/healthz", "/readyz",
     }  # fmt: skip
 
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        tenant, admin = f"Bearer {house.key}", f"Bearer {house.admin_key}"
+    async def scenario(system: SystemRig, session: aiohttp.ClientSession) -> None:
+        tenant, admin = f"Bearer {system.key}", f"Bearer {system.admin_key}"
         wrong = [None, "", "Bearer", "Bearer ", "Bearer sym_x_y", tenant[:-1], tenant + "x",
-                 tenant.replace("Bearer", "Basic"), house.key]  # fmt: skip
+                 tenant.replace("Bearer", "Basic"), system.key]  # fmt: skip
         for route in ROUTES:
             others: dict[Access, list[str]] = {
                 Access.TENANT: [admin], Access.ADMIN: [tenant], Access.OPEN: [], Access.ANY: [],
@@ -88,7 +89,7 @@ def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -
             for key in [*wrong, *others[route.access]]:
                 headers = {} if key is None else {"Authorization": key}
                 async with session.request(
-                    route.method, house.url + filled(route.path, path="a/b"), headers=headers
+                    route.method, system.url + filled(route.path, path="a/b"), headers=headers
                 ) as response:
                     if route.access is Access.OPEN:
                         assert response.status == 200
@@ -134,72 +135,74 @@ def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -
         ("GET", "/v1/kv/" + "x" * 2000, None, 400, "bad-request"),
     ],
 )
-def test_a_wrong_request_gets_its_problem(
-    tmp_path: Path, method: str, path: str, body: bytes | None, status: int, kind: str
+@run_by(ask, "tmp_path")
+async def test_a_wrong_request_gets_its_problem(
+    system: SystemRig,
+    session: aiohttp.ClientSession,
+    *,
+    method: str,
+    path: str,
+    body: bytes | None,
+    status: int,
+    kind: str,
 ) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        headers = {"Authorization": f"Bearer {house.key}"}
-        async with session.request(
-            method, house.url + path, data=body, headers=headers
-        ) as response:
-            assert response.status == status, await response.text()
-            assert (await problem_of(response))["type"] == f"urn:symphony:problem:{kind}"
-            if status == 405:
-                assert response.headers["Allow"] == "GET"
-
-    ask(tmp_path, scenario)
+    headers = {"Authorization": f"Bearer {system.key}"}
+    async with session.request(method, system.url + path, data=body, headers=headers) as response:
+        assert response.status == status, await response.text()
+        assert (await problem_of(response))["type"] == f"urn:symphony:problem:{kind}"
+        if status == 405:
+            assert response.headers["Allow"] == "GET"
 
 
-def test_a_packed_body_is_refused_and_not_unpacked(tmp_path: Path) -> None:
+@run_by(ask, "tmp_path")
+async def test_a_packed_body_is_refused_and_not_unpacked(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
     """Whether or not its sender has a key: 200 KB of it are 200 MB and a third of a second."""
-
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        bomb = gzip.compress(bytes(128 << 20))
-        url, packed = f"{house.url}/v1/programs", {"Content-Encoding": "gzip"}
-        began = time.process_time()
-        gzip.decompress(bomb)
-        unpacking = time.process_time() - began
-        began = time.process_time()
-        for key, status in ((house.key, 415), ("nobody's", 401)):
-            headers = {"Authorization": f"Bearer {key}", **packed}
-            async with session.post(url, data=bomb, headers=headers) as response:
-                assert response.status == status, await response.text()
-                await problem_of(response)
-        assert time.process_time() - began < unpacking, "of two that would be twice as much"
-
-    ask(tmp_path, scenario)
+    bomb = gzip.compress(bytes(128 << 20))
+    url, packed = f"{system.url}/v1/programs", {"Content-Encoding": "gzip"}
+    began = time.process_time()
+    gzip.decompress(bomb)
+    unpacking = time.process_time() - began
+    began = time.process_time()
+    for key, status in ((system.key, 415), ("nobody's", 401)):
+        headers = {"Authorization": f"Bearer {key}", **packed}
+        async with session.post(url, data=bomb, headers=headers) as response:
+            assert response.status == status, await response.text()
+            await problem_of(response)
+    assert time.process_time() - began < unpacking, "of two that would be twice as much"
 
 
-def test_a_body_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        headers = {"Authorization": f"Bearer {house.key}"}
+@run_by(ask, "tmp_path")
+async def test_a_body_that_is_too_large_is_not_read(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
+    headers = {"Authorization": f"Bearer {system.key}"}
 
-        async def endless() -> Any:
-            for _ in range(PROGRAM_BYTES_MAX // (1 << 20) + 4):
-                yield bytes(1 << 20)
+    async def endless() -> Any:
+        for _ in range(PROGRAM_BYTES_MAX // (1 << 20) + 4):
+            yield bytes(1 << 20)
 
-        async with session.post(
-            f"{house.url}/v1/programs", data=endless(), headers=headers
-        ) as response:
-            assert response.status == 413
-            assert (await problem_of(response))["limit"] == PROGRAM_BYTES_MAX
-
-    ask(tmp_path, scenario)
+    async with session.post(
+        f"{system.url}/v1/programs", data=endless(), headers=headers
+    ) as response:
+        assert response.status == 413
+        assert (await problem_of(response))["limit"] == PROGRAM_BYTES_MAX
 
 
 def test_a_client_that_goes_away_is_nothing_to_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, session: aiohttp.ClientSession) -> None:
         async def leave(request: str, body: bytes, until: bytes) -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", house.gateway.port)
-            key = f"Host: x\r\nAuthorization: Bearer {house.key}\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", system.gateway.port)
+            key = f"Host: x\r\nAuthorization: Bearer {system.key}\r\n"
             writer.write(f"{request} HTTP/1.1\r\n{key}Content-Length: 999\r\n\r\n".encode() + body)
             if until:
                 await reader.readuntil(until)
             writer.close()
 
-        async with house.client() as client:
+        async with system.client() as client:
             await client.upload(guests.PARROT_WASM, "parrot")
             run = await client.start("parrot")
             await leave(f"GET /v1/runs/{run}/events", b"x" * 999, b"running")

@@ -15,86 +15,86 @@ from symphony_runtime.client import Client, message_bytes
 from symphony_runtime.gateway.api import run_streams
 
 from tests.e2e.programs import PARROT_WASM, wasm
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
-Scenario = Callable[[House, Client, aiohttp.ClientSession], Awaitable[None]]
+Scenario = Callable[[SystemRig, Client, aiohttp.ClientSession], Awaitable[None]]
 
 
-def in_house(tmp_path: Path, scenario: Scenario) -> None:
+def with_system(tmp_path: Path, scenario: Scenario) -> None:
     async def run() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            headers = {"Authorization": f"Bearer {house.key}"}
+        async with SystemRig(tmp_path) as system, system.client() as client:
+            headers = {"Authorization": f"Bearer {system.key}"}
             async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(40):
                 await client.upload(PARROT_WASM, name="parrot")
-                await scenario(house, client, session)
+                await scenario(system, client, session)
 
     asyncio.run(run())
 
 
 async def events_of(socket: Any) -> list[dict[str, Any]]:
-    """Read to the end; the events that came."""
     return [json.loads(frame.data) async for frame in socket if frame.type is WSMsgType.TEXT]
 
 
-def test_a_client_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
-        run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws?events=1"
-        async with session.ws_connect(path) as socket:
-            assert json.loads(await socket.receive_str())["event"] == "status"
-            for text in ("one", "two"):
-                await socket.send_str(text)
-            first = json.loads(await socket.receive_str())
-        assert (first["event"], first["data"]) == ("message", {"message": "one"})
-        # It left before it had the second one, and may come back by either name of the parameter.
-        async with session.ws_connect(f"{path}&after={first['id']}") as socket:
-            second = json.loads(await socket.receive_str())
-            assert second["data"] == {"message": "two"}
-            await socket.send_bytes(b"\xff")
-            third = json.loads(await socket.receive_str())
-            assert third["data"] == {"message": {"base64": "/w=="}}
-        headers = {"Last-Event-ID": str(third["id"])}
-        async with session.ws_connect(path, headers=headers) as socket:
-            await client.send(run, b"", close=True)
-            rest = await events_of(socket)
-            assert socket.close_code == aiohttp.WSCloseCode.OK
-        assert [event["event"] for event in rest] == ["log", "usage", "status"]
-        # The same events with the same ids as over the events route, after the end, too.
-        async with session.ws_connect(path) as socket:
-            whole = await events_of(socket)
-        told = [(event.id, event.kind, event.data) async for event in client.events(run)]
-        assert [(e["id"], e["event"], e["data"]) for e in whole] == told
-
-    in_house(tmp_path, scenario)
-
-
-def test_without_events_only_messages_come(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
-        run = await client.start("parrot")
-        async with session.ws_connect(f"{house.url}/v1/runs/{run}/ws") as socket:
-            await socket.send_str("hé")
-            assert await socket.receive_str() == "hé"
-            await socket.send_bytes(b"\xff")
-            assert await socket.receive_bytes() == b"\xff"
-            await client.send(run, b"", close=True)
-            assert (await socket.receive()).extra == "exited"
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_a_client_goes_on_where_its_connection_broke(
+    system: SystemRig, client: Client, session: aiohttp.ClientSession
+) -> None:
+    run = await client.start("parrot")
+    path = f"{system.url}/v1/runs/{run}/ws?events=1"
+    async with session.ws_connect(path) as socket:
+        assert json.loads(await socket.receive_str())["event"] == "status"
+        for text in ("one", "two"):
+            await socket.send_str(text)
+        first = json.loads(await socket.receive_str())
+    assert (first["event"], first["data"]) == ("message", {"message": "one"})
+    # It left before it had the second one, and may come back by either name of the parameter.
+    async with session.ws_connect(f"{path}&after={first['id']}") as socket:
+        second = json.loads(await socket.receive_str())
+        assert second["data"] == {"message": "two"}
+        await socket.send_bytes(b"\xff")
+        third = json.loads(await socket.receive_str())
+        assert third["data"] == {"message": {"base64": "/w=="}}
+    headers = {"Last-Event-ID": str(third["id"])}
+    async with session.ws_connect(path, headers=headers) as socket:
+        await client.send(run, b"", close=True)
+        rest = await events_of(socket)
+        assert socket.close_code == aiohttp.WSCloseCode.OK
+    assert [event["event"] for event in rest] == ["log", "usage", "status"]
+    # The same events with the same ids as over the events route, after the end, too.
+    async with session.ws_connect(path) as socket:
+        whole = await events_of(socket)
+    told = [(event.id, event.kind, event.data) async for event in client.events(run)]
+    assert [(e["id"], e["event"], e["data"]) for e in whole] == told
 
 
-def test_what_is_too_large_closes_the_socket_and_ends_nothing(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
-        run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws"
-        async with session.ws_connect(path, max_msg_size=0) as socket:
-            await socket.send_bytes(b"x" * (MESSAGE_BYTES_MAX + 2))
-            assert (await socket.receive()).type is WSMsgType.CLOSE
-            assert socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
-        assert (await client.result(run))["status"] == "running"
-        await client.cancel(run)
+@run_by(with_system, "tmp_path")
+async def test_without_events_only_messages_come(
+    system: SystemRig, client: Client, session: aiohttp.ClientSession
+) -> None:
+    run = await client.start("parrot")
+    async with session.ws_connect(f"{system.url}/v1/runs/{run}/ws") as socket:
+        await socket.send_str("hé")
+        assert await socket.receive_str() == "hé"
+        await socket.send_bytes(b"\xff")
+        assert await socket.receive_bytes() == b"\xff"
+        await client.send(run, b"", close=True)
+        assert (await socket.receive()).extra == "exited"
 
-    in_house(tmp_path, scenario)
+
+@run_by(with_system, "tmp_path")
+async def test_what_is_too_large_closes_the_socket_and_ends_nothing(
+    system: SystemRig, client: Client, session: aiohttp.ClientSession
+) -> None:
+    run = await client.start("parrot")
+    path = f"{system.url}/v1/runs/{run}/ws"
+    async with session.ws_connect(path, max_msg_size=0) as socket:
+        await socket.send_bytes(b"x" * (MESSAGE_BYTES_MAX + 2))
+        assert (await socket.receive()).type is WSMsgType.CLOSE
+        assert socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+    assert (await client.result(run))["status"] == "running"
+    await client.cancel(run)
 
 
 def test_a_client_that_answers_no_ping_is_kept(
@@ -102,9 +102,9 @@ def test_a_client_that_answers_no_ping_is_kept(
 ) -> None:
     monkeypatch.setattr(run_streams, "_HEARTBEAT_SECONDS", 0.1)
 
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
         run = await client.start("parrot")
-        path = f"{house.url}/v1/runs/{run}/ws"
+        path = f"{system.url}/v1/runs/{run}/ws"
         async with session.ws_connect(path, autoping=False) as socket:
             for _ in range(5):
                 assert (await socket.receive()).type is WSMsgType.PING
@@ -114,52 +114,54 @@ def test_a_client_that_answers_no_ping_is_kept(
             assert frame.data == "still there"
         await client.cancel(run)
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(("query", "key", "status"), [
     ("", "", 401), ("", "sym_a_b", 401), ("?after=x", None, 400), ("?events=maybe", None, 400),
 ])  # fmt: skip
-def test_who_may_not(tmp_path: Path, query: str, key: str | None, status: int) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
-        run = await client.start("parrot")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        with pytest.raises(WSServerHandshakeError) as caught:
-            await session.ws_connect(f"{house.url}/v1/runs/{run}/ws{query}", headers=headers)
-        assert caught.value.status == status
-        await client.cancel(run)
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_who_may_not(
+    system: SystemRig,
+    client: Client,
+    session: aiohttp.ClientSession,
+    *,
+    query: str,
+    key: str | None,
+    status: int,
+) -> None:
+    run = await client.start("parrot")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with pytest.raises(WSServerHandshakeError) as caught:
+        await session.ws_connect(f"{system.url}/v1/runs/{run}/ws{query}", headers=headers)
+    assert caught.value.status == status
+    await client.cancel(run)
 
 
 @pytest.mark.parametrize(
     "message",
     [b"\xff" * MESSAGE_BYTES_MAX, "\u00e4\u20ac".encode() * 200_000, b"x" * 6_145, b"y" * 6_144],
 )
-def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
-    tmp_path: Path, message: bytes
+@run_by(with_system, "tmp_path")
+async def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
+    system: SystemRig, client: Client, session: aiohttp.ClientSession, *, message: bytes
 ) -> None:
-    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
-        send = f"(drop (call $send (i32.const 0) (i32.const {len(message)}))) (i32.const 0)"
-        await client.upload(wasm(main(send, data(0, message), pages=17)), name="large")
-        run = (await client.run("large"))["id"]
-        path = f"{house.url}/v1/runs/{run}/ws"
-        options: Any = {"max_msg_size": 8 * MESSAGE_BYTES_MAX, "compress": 15}
-        async with session.ws_connect(path, **options) as socket:
-            assert not socket.compress  # hundreds of kilobytes for each that has it
-            frame = await socket.receive()
-            text = b"\xff" not in message
-            assert frame.type is (WSMsgType.TEXT if text else WSMsgType.BINARY)
-            assert frame.data == (message.decode() if text else message)
-        async with session.ws_connect(f"{path}?events=1", **options) as socket:
-            assert json.loads(await socket.receive_str())["event"] == "status"
-            event = json.loads(await socket.receive_str())
-            shown = event["data"]["message"]
-            found = shown.encode() if text else base64.b64decode(shown["base64"])
-            assert (event["event"], found) == ("message", message)
-        events = [event async for event in client.events(run)]
-        assert [message_bytes(e.data["message"]) for e in events if e.kind == "message"] == [
-            message
-        ]
-
-    in_house(tmp_path, scenario)
+    send = f"(drop (call $send (i32.const 0) (i32.const {len(message)}))) (i32.const 0)"
+    await client.upload(wasm(main(send, data(0, message), pages=17)), name="large")
+    run = (await client.run("large"))["id"]
+    path = f"{system.url}/v1/runs/{run}/ws"
+    options: Any = {"max_msg_size": 8 * MESSAGE_BYTES_MAX, "compress": 15}
+    async with session.ws_connect(path, **options) as socket:
+        assert not socket.compress  # hundreds of kilobytes for each that has it
+        frame = await socket.receive()
+        text = b"\xff" not in message
+        assert frame.type is (WSMsgType.TEXT if text else WSMsgType.BINARY)
+        assert frame.data == (message.decode() if text else message)
+    async with session.ws_connect(f"{path}?events=1", **options) as socket:
+        assert json.loads(await socket.receive_str())["event"] == "status"
+        event = json.loads(await socket.receive_str())
+        shown = event["data"]["message"]
+        found = shown.encode() if text else base64.b64decode(shown["base64"])
+        assert (event["event"], found) == ("message", message)
+    events = [event async for event in client.events(run)]
+    assert [message_bytes(e.data["message"]) for e in events if e.kind == "message"] == [message]

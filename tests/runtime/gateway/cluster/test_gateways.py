@@ -15,13 +15,12 @@ from symphony_runtime.gateway.storage.database import StoreError
 
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 PATIENCE = 20
 
 
 async def until(asked: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so."""
     async with asyncio.timeout(PATIENCE):
         while not await asked():  # noqa: ASYNC110 - another gateway's doing
             await asyncio.sleep(0.05)
@@ -40,7 +39,7 @@ def test_gateways_share_tenants_keys_programs_and_names(tmp_path: Path, postgres
         url = postgres.new_url()
         async with AsyncExitStack() as stack:
             first, second = [
-                await stack.enter_async_context(House(tmp_path / name, store=url))
+                await stack.enter_async_context(SystemRig(tmp_path / name, store=url))
                 for name in ("first", "second")
             ]
             admin = await stack.enter_async_context(Client(first.url, first.admin_key))
@@ -106,47 +105,44 @@ async def _drain(events: Any) -> None:
         pass
 
 
-def test_a_gateway_that_starts_again_fails_its_own_runs_only(
+async def test_a_gateway_that_starts_again_fails_its_own_runs_only(
     tmp_path: Path, postgres: Cluster
 ) -> None:
-    async def scenario() -> None:
-        url = postgres.new_url()
-        async with House(tmp_path / "first", store=url) as first, first.client() as client:
-            await client.upload(guests.PARROT_WASM, name="it")
-            run = await client.start("it")
-            async with House(tmp_path / "second", store=url):
-                assert (await client.result(run))["status"] == "running"
-            await client.send(run, b"still here", close=True)
-            async for event in client.events(run):
-                last = event
-            assert last.data["status"] == "exited"
-
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    asyncio.run(scenario())
+    url = postgres.new_url()
+    async with SystemRig(tmp_path / "first", store=url) as first, first.client() as client:
+        await client.upload(guests.PARROT_WASM, name="it")
+        run = await client.start("it")
+        async with SystemRig(tmp_path / "second", store=url):
+            assert (await client.result(run))["status"] == "running"
+        await client.send(run, b"still here", close=True)
+        async for event in client.events(run):
+            last = event
+        assert last.data["status"] == "exited"
 
 
-def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path, store=postgres.new_url()) as house, house.client() as client:
-            store = house.gateway.services.store
-            database = store._database
-            connection = store._reader_connection
-            connection._url = f"postgresql:///none?host={tmp_path}"  # type: ignore[attr-defined]
-            assert postgres.cut_connections()
-            with pytest.raises(ServerError, match="database is away") as error:
-                await client.result("run_x")
-            assert error.value.status == 503
-            async with aiohttp.ClientSession() as session:
-                headers = {"Authorization": f"Bearer {house.key}"}
-                async with session.get(f"{house.url}/v1/models", headers=headers) as response:
-                    assert response.status == 503
-                    assert (await response.json())["error"]["type"] == "server_error"
-            connection._url = database._url  # type: ignore[attr-defined]
-            with pytest.raises(ServerError, match="no such run"):
-                await client.result("run_x")
-
-    asyncio.run(scenario())
+async def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -> None:
+    async with (
+        SystemRig(tmp_path, store=postgres.new_url()) as system,
+        system.client() as client,
+    ):
+        store = system.gateway.services.store
+        database = store._database
+        connection = store._reader_connection
+        connection._url = f"postgresql:///none?host={tmp_path}"  # type: ignore[attr-defined]
+        assert postgres.cut_connections()
+        with pytest.raises(ServerError, match="database is away") as error:
+            await client.result("run_x")
+        assert error.value.status == 503
+        async with aiohttp.ClientSession() as session:
+            headers = {"Authorization": f"Bearer {system.key}"}
+            async with session.get(f"{system.url}/v1/models", headers=headers) as response:
+                assert response.status == 503
+                assert (await response.json())["error"]["type"] == "server_error"
+        connection._url = database._url  # type: ignore[attr-defined]
+        with pytest.raises(ServerError, match="no such run"):
+            await client.result("run_x")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00"])

@@ -17,25 +17,25 @@ from symphony_runtime.gateway.connections.slow_readers import SlowReaders, _Writ
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 
 from benchmarks.readers import MESSAGE_BYTES, MESSAGES, SEVEN
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 
 
 @contextlib.asynccontextmanager
-async def house_with_run(tmp_path: Path, **config: Any) -> AsyncIterator[tuple[House, str]]:
-    async with House(tmp_path, **config) as house, house.client() as client:
+async def house_with_run(tmp_path: Path, **config: Any) -> AsyncIterator[tuple[SystemRig, str]]:
+    async with SystemRig(tmp_path, **config) as system, system.client() as client:
         await client.upload(SEVEN, "seven")
-        yield house, (await client.run("seven"))["id"]
+        yield system, (await client.run("seven"))["id"]
 
 
-def request(house: House, path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {house.key}\r\n\r\n".encode()
+def request(system: SystemRig, path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {system.key}\r\n\r\n".encode()
 
 
-def deaf(house: House, path: str, receive: int = 4_096) -> socket.socket:
+def deaf(system: SystemRig, path: str, receive: int = 4_096) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-    client.connect(("127.0.0.1", house.gateway.port))
-    client.sendall(request(house, path))
+    client.connect(("127.0.0.1", system.gateway.port))
+    client.sendall(request(system, path))
     client.setblocking(False)
     return client
 
@@ -57,45 +57,38 @@ async def until(condition: Any, seconds: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_what_waits_for_one_that_does_not_read_is_small(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (house, run):
-            readers = house.gateway.services.slow.readers
-            paths = [f"/v1/runs/{run}/events", f"/v1/runs/{run}"]
-            clients = [deaf(house, paths[number % 2]) for number in range(20)]
-            await until(lambda: readers.unread)
-            await asyncio.sleep(1.5)
-            # A part is at most seven times as long as JSON, and one more is made below the mark.
-            assert readers.unread <= 20 * (WRITE_BYTES_HIGH + 2 * 7 * PART_BYTES)
-            assert house.gateway.services.runs._store.stored_events.held < 4 * MESSAGE_BYTES
-            for client in clients:
-                client.close()
-            await until(lambda: not house.gateway.services.runs._store.stored_events.held)
-
-    asyncio.run(scenario())
-
-
-def test_a_slow_but_steady_reader_gets_everything(tmp_path: Path) -> None:
-    """It takes ten times as long as one that takes nothing may stay."""
-
-    async def scenario() -> None:
-        async with house_with_run(tmp_path, slow_reader_seconds=0.5) as (house, run):
-            client = deaf(house, f"/v1/runs/{run}/events?follow=0", 65_536)
-            loop, taken = asyncio.get_running_loop(), 0
-            began = loop.time()
-            while loop.time() - began < 5.0:
-                taken += len(await loop.sock_recv(client, 32_768))
-                await asyncio.sleep(0.05)
-            assert house.gateway.services.slow.readers.cut == 0
-            rest = 0
-            while data := await loop.sock_recv(client, 1 << 20):
-                rest += len(data)
-                if data.endswith(b"0\r\n\r\n"):
-                    break
-            assert taken + rest > 6 * MESSAGES * MESSAGE_BYTES  # each byte is six in JSON
+async def test_what_waits_for_one_that_does_not_read_is_small(tmp_path: Path) -> None:
+    async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (system, run):
+        readers = system.gateway.services.slow.readers
+        paths = [f"/v1/runs/{run}/events", f"/v1/runs/{run}"]
+        clients = [deaf(system, paths[number % 2]) for number in range(20)]
+        await until(lambda: readers.unread)
+        await asyncio.sleep(1.5)
+        # A part is at most seven times as long as JSON, and one more is made below the mark.
+        assert readers.unread <= 20 * (WRITE_BYTES_HIGH + 2 * 7 * PART_BYTES)
+        assert system.gateway.services.runs._store.stored_events.held < 4 * MESSAGE_BYTES
+        for client in clients:
             client.close()
+        await until(lambda: not system.gateway.services.runs._store.stored_events.held)
 
-    asyncio.run(scenario())
+
+async def test_a_slow_but_steady_reader_gets_everything(tmp_path: Path) -> None:
+    """It takes ten times as long as one that takes nothing may stay."""
+    async with house_with_run(tmp_path, slow_reader_seconds=0.5) as (system, run):
+        client = deaf(system, f"/v1/runs/{run}/events?follow=0", 65_536)
+        loop, taken = asyncio.get_running_loop(), 0
+        began = loop.time()
+        while loop.time() - began < 5.0:
+            taken += len(await loop.sock_recv(client, 32_768))
+            await asyncio.sleep(0.05)
+        assert system.gateway.services.slow.readers.cut == 0
+        rest = 0
+        while data := await loop.sock_recv(client, 1 << 20):
+            rest += len(data)
+            if data.endswith(b"0\r\n\r\n"):
+                break
+        assert taken + rest > 6 * MESSAGES * MESSAGE_BYTES  # each byte is six in JSON
+        client.close()
 
 
 def test_a_reader_of_5_kib_a_second_is_not_stuck_by_default() -> None:
@@ -109,52 +102,46 @@ def test_a_reader_of_5_kib_a_second_is_not_stuck_by_default() -> None:
     assert readers._is_stuck(writing, size, 200 + 31)
 
 
-def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (house, run):
-            services = house.gateway.services
-            services.slow.readers._bytes_max = 300_000
-            async with aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {house.admin_key}"}
-            ) as admin:
-                tenants = f"{house.url}/v1/admin/tenants"
-                async with admin.post(tenants, json={"id": "other"}) as response:
-                    assert response.status == 201
-                async with admin.post(f"{tenants}/other/keys", json={}) as response:
-                    key = (await response.json())["key"]
-            headers = {"Authorization": f"Bearer {key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as other:
-                async with other.post("/v1/programs?name=seven", data=SEVEN) as response:
-                    assert response.status in (200, 201)
-                async with other.post("/v1/programs/seven/runs", json={}) as response:
-                    theirs = (await response.json())["id"]
-                # The other tenant reads nothing either, but that is little.
-                async with other.get(f"/v1/runs/{theirs}/events") as quiet:
-                    clients = [deaf(house, f"/v1/runs/{run}/events") for _ in range(20)]
-                    await until(lambda: services.slow.readers.cut)
-                    await asyncio.sleep(1.2)
-                    assert 0 < services.slow.readers.cut < 20
-                    assert any(map(has_ended, clients))
-                    size = 0
-                    async for line in quiet.content.iter_any():
-                        size += len(line)
-                    assert size > 6 * MESSAGES * MESSAGE_BYTES
-            for client in clients:
-                client.close()
-
-    asyncio.run(scenario())
+async def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: Path) -> None:
+    async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (system, run):
+        services = system.gateway.services
+        services.slow.readers._bytes_max = 300_000
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {system.admin_key}"}
+        ) as admin:
+            tenants = f"{system.url}/v1/admin/tenants"
+            async with admin.post(tenants, json={"id": "other"}) as response:
+                assert response.status == 201
+            async with admin.post(f"{tenants}/other/keys", json={}) as response:
+                key = (await response.json())["key"]
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as other:
+            async with other.post("/v1/programs?name=seven", data=SEVEN) as response:
+                assert response.status in (200, 201)
+            async with other.post("/v1/programs/seven/runs", json={}) as response:
+                theirs = (await response.json())["id"]
+            # The other tenant reads nothing either, but that is little.
+            async with other.get(f"/v1/runs/{theirs}/events") as quiet:
+                clients = [deaf(system, f"/v1/runs/{run}/events") for _ in range(20)]
+                await until(lambda: services.slow.readers.cut)
+                await asyncio.sleep(1.2)
+                assert 0 < services.slow.readers.cut < 20
+                assert any(map(has_ended, clients))
+                size = 0
+                async for line in quiet.content.iter_any():
+                    size += len(line)
+                assert size > 6 * MESSAGES * MESSAGE_BYTES
+        for client in clients:
+            client.close()
 
 
-def test_nothing_is_looked_at_without_readers(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with house_with_run(tmp_path, slow_reader_seconds=0.2) as (house, _):
-            readers: SlowReaders = house.gateway.services.slow.readers
-            await until(lambda: readers._timer is None)
-
-    asyncio.run(scenario())
+async def test_nothing_is_looked_at_without_readers(tmp_path: Path) -> None:
+    async with house_with_run(tmp_path, slow_reader_seconds=0.2) as (system, _):
+        readers: SlowReaders = system.gateway.services.slow.readers
+        await until(lambda: readers._timer is None)
 
 
-def test_heaps_are_trimmed_in_a_thread_one_trim_at_a_time(
+async def test_heaps_are_trimmed_in_a_thread_one_trim_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go, trims = threading.Event(), list[threading.Thread]()
@@ -165,18 +152,14 @@ def test_heaps_are_trimmed_in_a_thread_one_trim_at_a_time(
 
     monkeypatch.setattr(watched, "_TRIM_SECONDS", 0.0)
     monkeypatch.setattr(watched, "trim", trim)
-
-    async def scenario() -> None:
-        readers = SlowReaders()
-        for _ in range(3):
-            readers._most, readers.unread = 10 << 20, 0
-            readers._trim()
-            await until(lambda: trims)
-        assert len(trims) == 1
-        assert trims[0] is not threading.current_thread()
-        go.set()
-        await until(lambda: readers._trimming is None or readers._trimming.done())
+    readers = SlowReaders()
+    for _ in range(3):
+        readers._most, readers.unread = 10 << 20, 0
         readers._trim()
-        await until(lambda: len(trims) == 2)
-
-    asyncio.run(scenario())
+        await until(lambda: trims)
+    assert len(trims) == 1
+    assert trims[0] is not threading.current_thread()
+    go.set()
+    await until(lambda: readers._trimming is None or readers._trimming.done())
+    readers._trim()
+    await until(lambda: len(trims) == 2)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -138,7 +138,6 @@ Ask = Callable[..., Awaitable[Answer]]
 
 @asynccontextmanager
 async def egress(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
-    """Gives a function that makes a tenant's request."""
     performer = HttpEgress(parse_rules(list(rules)), (lambda _: names) if names else None)
 
     async def ask(url: str, method: str = "GET", tenant: str = "t", **more: Any) -> Answer:
@@ -161,219 +160,157 @@ async def refused(call: Awaitable[Answer], errno: Errno = Errno.EACCES) -> str:
     return caught.value.detail
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(main())
-
-
 # --- What is allowed -----------------------------------------------------------------------------
-def test_a_request_goes_out_as_it_was_meant() -> None:
-    async def main() -> None:
-        async with site() as there, egress(rule(there.url, methods=["GET", "POST"])) as ask:
-            found = await ask(there.url + "/a/../b?q=1%20#part", headers={"X-One": "ä"})
-            assert found["status"] == 200
-            assert found["headers"]["content-type"].startswith("application/json")
-            assert found["body"] == b'{"path": "/b?q=1%20", "method": "GET"}'
-            headers = there.seen[0].headers
-            assert headers["Host"] == f"127.0.0.1:{there.port}"
-            assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("symphony", "identity")
-            await ask(there.url, "POST", body=b"\x00body", headers={"Content-Type": "a/b"})
-            assert there.bodies[1] == b"\x00body"
-            assert there.seen[1].headers["Content-Length"] == "5"
-            assert there.seen[1].headers["Content-Type"] == "a/b"
-            both = (await ask(there.url + "/cookies"))["headers"]
-            assert (both["set-cookie"], both["x-a"]) == ("a=1, b\nc=2", "1, 2")
-
-    run(main)
+async def test_a_request_goes_out_as_it_was_meant() -> None:
+    async with site() as there, egress(rule(there.url, methods=["GET", "POST"])) as ask:
+        found = await ask(there.url + "/a/../b?q=1%20#part", headers={"X-One": "ä"})
+        assert found["status"] == 200
+        assert found["headers"]["content-type"].startswith("application/json")
+        assert found["body"] == b'{"path": "/b?q=1%20", "method": "GET"}'
+        headers = there.seen[0].headers
+        assert headers["Host"] == f"127.0.0.1:{there.port}"
+        assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("symphony", "identity")
+        await ask(there.url, "POST", body=b"\x00body", headers={"Content-Type": "a/b"})
+        assert there.bodies[1] == b"\x00body"
+        assert there.seen[1].headers["Content-Length"] == "5"
+        assert there.seen[1].headers["Content-Type"] == "a/b"
+        both = (await ask(there.url + "/cookies"))["headers"]
+        assert (both["set-cookie"], both["x-a"]) == ("a=1, b\nc=2", "1, 2")
 
 
-def test_by_default_nothing_is_allowed() -> None:
-    async def main() -> None:
-        async with site() as there, egress() as ask:
-            assert "allow list" in await refused(ask(there.url))
-            assert not there.seen
-
-    run(main)
+async def test_by_default_nothing_is_allowed() -> None:
+    async with site() as there, egress() as ask:
+        assert "allow list" in await refused(ask(there.url))
+        assert not there.seen
 
 
-def test_only_what_a_rule_names() -> None:
-    async def main() -> None:
-        async with site() as there, egress(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
-            for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
-                         "/v1/...;/x", "/v1/;a"):  # fmt: skip
-                assert (await ask(there.url + path))["status"] == 200
-            for path in ("/", "/v10", "/v1/../v2", "/v1/%2e%2e/v2", "/v1/..%2fv2", "/v1/..%5cv2",
-                         "/V1/", "/v1;/../v2", "/v1/..;/v2", "/v1/..%3b/v2", "/v1/.%2e;a=b/v2",
-                         "/v1/x/%2E%2E%3Bx/v2", "/v1/.;/v2"):  # fmt: skip
-                await refused(ask(there.url + path))
-            assert "POST" in await refused(ask(f"{there.url}/v1/", "POST"))
-            await refused(ask(f"http://127.0.0.1:{there.port + 1}/v1/"))
-            await refused(ask(f"https://127.0.0.1:{there.port}/v1/"))
-            await refused(ask(f"{there.url}/v1/", tenant="v"))
-            assert (await ask(f"{there.url}/v1/", tenant="u"))["status"] == 200
-
-    run(main)
+async def test_only_what_a_rule_names() -> None:
+    async with site() as there, egress(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
+        for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
+                     "/v1/...;/x", "/v1/;a"):  # fmt: skip
+            assert (await ask(there.url + path))["status"] == 200
+        for path in ("/", "/v10", "/v1/../v2", "/v1/%2e%2e/v2", "/v1/..%2fv2", "/v1/..%5cv2",
+                     "/V1/", "/v1;/../v2", "/v1/..;/v2", "/v1/..%3b/v2", "/v1/.%2e;a=b/v2",
+                     "/v1/x/%2E%2E%3Bx/v2", "/v1/.;/v2"):  # fmt: skip
+            await refused(ask(there.url + path))
+        assert "POST" in await refused(ask(f"{there.url}/v1/", "POST"))
+        await refused(ask(f"http://127.0.0.1:{there.port + 1}/v1/"))
+        await refused(ask(f"https://127.0.0.1:{there.port}/v1/"))
+        await refused(ask(f"{there.url}/v1/", tenant="v"))
+        assert (await ask(f"{there.url}/v1/", tenant="u"))["status"] == 200
 
 
-def test_names_below_one() -> None:
-    async def main() -> None:
-        names = Names({"a.b.test": [["127.0.0.1"]], "a.b.c.b.test": [["127.0.0.1"]]})
-        async with site() as there:
-            below = rule(f"http://*.b.test:{there.port}", networks=HERE)
-            async with egress(below, names=names) as ask:
-                for host in ("a.b.test", "A.B.test", "a.b.c.b.test"):
-                    assert (await ask(f"http://{host}:{there.port}/"))["status"] == 200
-                for host in ("b.test", "ab.test", "xb.test", "a.b.test.evil", "a.b.test."):
-                    await refused(ask(f"http://{host}:{there.port}/"))
-
-    run(main)
+async def test_names_below_one() -> None:
+    names = Names({"a.b.test": [["127.0.0.1"]], "a.b.c.b.test": [["127.0.0.1"]]})
+    async with site() as there:
+        below = rule(f"http://*.b.test:{there.port}", networks=HERE)
+        async with egress(below, names=names) as ask:
+            for host in ("a.b.test", "A.B.test", "a.b.c.b.test"):
+                assert (await ask(f"http://{host}:{there.port}/"))["status"] == 200
+            for host in ("b.test", "ab.test", "xb.test", "a.b.test.evil", "a.b.test."):
+                await refused(ask(f"http://{host}:{there.port}/"))
 
 
 # --- Addresses -----------------------------------------------------------------------------------
-def test_a_name_that_means_an_inner_address_is_refused() -> None:
-    async def main() -> None:
-        inner = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "10.0.0.1", "0.0.0.0"]
-        names = Names({f"n{i}.test": [[address]] for i, address in enumerate(inner)})
-        async with site() as there:
-            everything = rule(f"http://*.test:{there.port}")
-            async with egress(everything, names=names) as ask:
-                for i in range(len(inner)):
-                    words = await refused(ask(f"http://n{i}.test:{there.port}/"))
-                    assert "no public address" in words
-            assert not there.seen
-
-    run(main)
+async def test_a_name_that_means_an_inner_address_is_refused() -> None:
+    inner = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "10.0.0.1", "0.0.0.0"]
+    names = Names({f"n{i}.test": [[address]] for i, address in enumerate(inner)})
+    async with site() as there:
+        everything = rule(f"http://*.test:{there.port}")
+        async with egress(everything, names=names) as ask:
+            for i in range(len(inner)):
+                words = await refused(ask(f"http://n{i}.test:{there.port}/"))
+                assert "no public address" in words
+        assert not there.seen
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1",
-                                  "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "localhost",
-                                  "１２７.0.0.1", "0", "0x7f.1"])  # fmt: skip
-def test_an_inner_address_in_any_spelling_is_refused(host: str) -> None:
-    """Even under a rule that covers every URL; the real resolver knows all of these."""
-
-    async def main() -> None:
-        async with site() as there:
-            performer = HttpEgress((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
-            request = parse_http(msgpack.packb({"url": f"http://{host}:{there.port}/"}))
-            try:
-                with pytest.raises(SyscallError) as caught:
-                    await performer.call("t", request)
-            finally:
-                await performer.stop()
-            # The library calls some spellings no address at all, before anybody is asked.
-            assert caught.value.errno in (Errno.EACCES, Errno.EIO), caught.value
-            assert not there.seen
-
-    run(main)
-
-
-def test_a_name_that_changes_its_mind_wins_nothing() -> None:
+async def test_a_name_that_changes_its_mind_wins_nothing() -> None:
     """DNS rebinding: public when it is checked, this machine when it is asked again."""
-
-    async def main() -> None:
-        async with site() as there:
-            turns = [["203.0.113.1", "127.0.0.1"], ["127.0.0.1"]]
-            names = Names({"rebind.test": turns})
-            url = f"http://rebind.test:{there.port}/"
-            async with egress(rule(url), names=names) as ask:
-                for _ in range(2):
-                    await refused(ask(url, timeout_ms=500))
-            assert names.asked == ["rebind.test"] * 2  # once a connection
-            assert not there.seen
-
-    run(main)
+    async with site() as there:
+        turns = [["203.0.113.1", "127.0.0.1"], ["127.0.0.1"]]
+        names = Names({"rebind.test": turns})
+        url = f"http://rebind.test:{there.port}/"
+        async with egress(rule(url), names=names) as ask:
+            for _ in range(2):
+                await refused(ask(url, timeout_ms=500))
+        assert names.asked == ["rebind.test"] * 2  # once a connection
+        assert not there.seen
 
 
-def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> None:
-    async def main() -> None:
-        names = Names({"a.test": [["127.0.0.1"]]})
-        async with site() as there:
-            url = f"http://a.test:{there.port}"
-            inside = rule(f"{url}/in/", networks=HERE, tenants=["t"])
-            public = rule(f"{url}/out/", tenants=["t"])
-            others = rule(f"{url}/in/", tenants=["u"])
-            async with egress(inside, public, others, names=names) as ask:
-                assert (await ask(f"{url}/in/"))["status"] == 200
-                await refused(ask(f"{url}/out/"))
-                await refused(ask(f"{url}/in/", tenant="u"))
-
-    run(main)
+async def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> None:
+    names = Names({"a.test": [["127.0.0.1"]]})
+    async with site() as there:
+        url = f"http://a.test:{there.port}"
+        inside = rule(f"{url}/in/", networks=HERE, tenants=["t"])
+        public = rule(f"{url}/out/", tenants=["t"])
+        others = rule(f"{url}/in/", tenants=["u"])
+        async with egress(inside, public, others, names=names) as ask:
+            assert (await ask(f"{url}/in/"))["status"] == 200
+            await refused(ask(f"{url}/out/"))
+            await refused(ask(f"{url}/in/", tenant="u"))
 
 
 # --- Redirects -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("target", ["http://169.254.169.254/latest/meta-data/", "http://[::1]:PORT/",
-                                    "http://127.0.0.1:PORT/", "http://2130706433:PORT/",
-                                    "http://[::ffff:127.0.0.1]:PORT/", "//127.0.0.1:PORT/secret",
-                                    "file:///etc/passwd", "gopher://x.test/", "http://u:p@a.test/",
-                                    "http://other.test/", "http://a.test:PORT/secret"])  # fmt: skip
-def test_each_redirect_is_checked_again(target: str) -> None:
-    async def main() -> None:
-        names = Names({"a.test": [["127.0.0.1"]]})
-        async with site() as there:
-            there.redirect_to = target.replace("PORT", str(there.port))
-            allowed = rule(f"http://a.test:{there.port}/302", networks=HERE)
-            async with egress(allowed, names=names) as ask:
-                with pytest.raises(SyscallError) as caught:
-                    await ask(f"http://a.test:{there.port}/302")
-                assert caught.value.errno in (Errno.EACCES, Errno.EIO)
-            assert len(there.seen) == 1
-
-    run(main)
+@pytest.mark.parametrize(
+    "target", ["http://u:p@a.test/", "http://other.test/", "http://a.test:PORT/secret"]
+)
+async def test_redirect_to_what_no_rule_covers_is_refused(target: str) -> None:
+    names = Names({"a.test": [["127.0.0.1"]]})
+    async with site() as there:
+        there.redirect_to = target.replace("PORT", str(there.port))
+        allowed = rule(f"http://a.test:{there.port}/302", networks=HERE)
+        async with egress(allowed, names=names) as ask:
+            with pytest.raises(SyscallError) as caught:
+                await ask(f"http://a.test:{there.port}/302")
+            assert caught.value.errno in (Errno.EACCES, Errno.EIO)
+        assert len(there.seen) == 1
 
 
-def test_redirects_are_followed_as_browsers_do() -> None:
-    async def main() -> None:
-        async with site() as first, site() as second:
-            both = rule(first.url, second.url, methods=["GET", "HEAD", "POST", "PUT"])
-            async with egress(both) as ask:
-                given = {"authorization": "secret", "cookie": "a=1", "x-mine": "1",
-                         "content-type": "a/b"}  # fmt: skip
-                cases = [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"),
-                         (307, "POST", "POST"), (308, "PUT", "PUT"), (301, "GET", "GET"),
-                         (303, "HEAD", "HEAD")]  # fmt: skip
-                for status, method, then in cases:
-                    first.redirect_to = f"{second.url}/end"
-                    body = b"body" if method in ("POST", "PUT") else b""
-                    found = await ask(f"{first.url}/{status}", method, headers=given, body=body)
-                    assert found["status"] == 200
-                    asked = second.seen[-1]
-                    assert asked.method == then
-                    assert second.bodies[-1] == (body if then == method else b"")
-                    assert asked.headers["x-mine"] == "1"
-                    assert ("content-type" in asked.headers) == (then == method)
-                    assert "authorization" not in asked.headers
-                    assert "cookie" not in asked.headers
-                first.redirect_to = "/end"  # the same origin
-                await ask(f"{first.url}/302", headers=given)
-                assert first.seen[-1].headers["authorization"] == "secret"
-
-    run(main)
+async def test_redirects_are_followed_as_browsers_do() -> None:
+    async with site() as first, site() as second:
+        both = rule(first.url, second.url, methods=["GET", "HEAD", "POST", "PUT"])
+        async with egress(both) as ask:
+            given = {"authorization": "secret", "cookie": "a=1", "x-mine": "1",
+                     "content-type": "a/b"}  # fmt: skip
+            cases = [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"),
+                     (307, "POST", "POST"), (308, "PUT", "PUT"), (301, "GET", "GET"),
+                     (303, "HEAD", "HEAD")]  # fmt: skip
+            for status, method, then in cases:
+                first.redirect_to = f"{second.url}/end"
+                body = b"body" if method in ("POST", "PUT") else b""
+                found = await ask(f"{first.url}/{status}", method, headers=given, body=body)
+                assert found["status"] == 200
+                asked = second.seen[-1]
+                assert asked.method == then
+                assert second.bodies[-1] == (body if then == method else b"")
+                assert asked.headers["x-mine"] == "1"
+                assert ("content-type" in asked.headers) == (then == method)
+                assert "authorization" not in asked.headers
+                assert "cookie" not in asked.headers
+            first.redirect_to = "/end"  # the same origin
+            await ask(f"{first.url}/302", headers=given)
+            assert first.seen[-1].headers["authorization"] == "secret"
 
 
-def test_redirects_have_an_end() -> None:
-    async def main() -> None:
-        async with site() as there, egress(rule(there.url)) as ask:
-            there.redirect_to = "/302"
-            assert "redirects" in await refused(ask(f"{there.url}/302"), Errno.EIO)
-            assert len(there.seen) == 6
-
-    run(main)
+async def test_redirects_have_an_end() -> None:
+    async with site() as there, egress(rule(there.url)) as ask:
+        there.redirect_to = "/302"
+        assert "redirects" in await refused(ask(f"{there.url}/302"), Errno.EIO)
+        assert len(there.seen) == 6
 
 
 # --- Limits --------------------------------------------------------------------------------------
-def test_sizes_and_times() -> None:
-    async def main() -> None:
-        async with site() as there, egress(rule(there.url)) as ask:
-            found = await ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX}")
-            assert len(found["body"]) == HTTP_BODY_BYTES_MAX
-            await refused(ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX + 1}"), Errno.EFBIG)
-            for path in ("slow", "endless"):
-                await refused(ask(f"{there.url}/{path}", timeout_ms=50), Errno.ETIMEDOUT)
-
-    run(main)
+async def test_sizes_and_times() -> None:
+    async with site() as there, egress(rule(there.url)) as ask:
+        found = await ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX}")
+        assert len(found["body"]) == HTTP_BODY_BYTES_MAX
+        await refused(ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX + 1}"), Errno.EFBIG)
+        for path in ("slow", "endless"):
+            await refused(ask(f"{there.url}/{path}", timeout_ms=50), Errno.ETIMEDOUT)
 
 
 @pytest.mark.parametrize(("method", "times"), [("GET", 2), ("PUT", 1), ("DELETE", 1), ("POST", 1)])
-def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
+async def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
     """Of a server that hears a request and closes: a GET it hears once more, nothing else."""
     heard = []
 
@@ -381,17 +318,14 @@ def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, egress(rule(url, methods=[method])) as ask:
-            await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
-        assert len(heard) == times
-
-    run(main)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, egress(rule(url, methods=[method])) as ask:
+        await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
+    assert len(heard) == times
 
 
-def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
+async def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
     """What is being read; it is free again with the end of the calls."""
     size, go = HTTP_BODY_BYTES_MAX - 1, asyncio.Event()
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HTTP_BODY_BYTES_MAX
@@ -404,38 +338,31 @@ def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
         await writer.drain()
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, egress(rule(url, tenants=["t", "u"])) as ask:
-            fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
-            calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
-            done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            await refused(done.pop(), Errno.EAGAIN)
-            assert not done
-            go.set()
-            assert len((await ask(url, tenant="u"))["body"]) == HTTP_BODY_BYTES_MAX
-            for call in rest:
-                assert len((await call)["body"]) == HTTP_BODY_BYTES_MAX
-            assert (await ask(url))["status"] == 200
-
-    run(main)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, egress(rule(url, tenants=["t", "u"])) as ask:
+        fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
+        calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
+        done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        await refused(done.pop(), Errno.EAGAIN)
+        assert not done
+        go.set()
+        assert len((await ask(url, tenant="u"))["body"]) == HTTP_BODY_BYTES_MAX
+        for call in rest:
+            assert len((await call)["body"]) == HTTP_BODY_BYTES_MAX
+        assert (await ask(url))["status"] == 200
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
+async def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
     end = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-
-    async def main() -> None:
-        few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
-        async with raw_server(few + end) as url, egress(rule(url)) as ask:
-            assert (await ask(url))["status"] == 200
-        async with raw_server(many + end) as url, egress(rule(url)) as ask:
-            assert "1xx" in await refused(ask(url), Errno.EIO)
-
-    run(main)
+    few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
+    async with raw_server(few + end) as url, egress(rule(url)) as ask:
+        assert (await ask(url))["status"] == 200
+    async with raw_server(many + end) as url, egress(rule(url)) as ask:
+        assert "1xx" in await refused(ask(url), Errno.EIO)
 
 
 MANY = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 100) for i in range(100_000))
@@ -451,46 +378,31 @@ MANY = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 100) for i in range(100_000))
     (b"this is no HTTP\r\n\r\n", Errno.EIO),
     (b"", Errno.EIO),
 ], ids=["many", "long", "together", "short", "chunks", "garbage", "nothing"])  # fmt: skip
-def test_answers_that_are_none(answer: bytes, errno: Errno) -> None:
-    async def main() -> None:
-        async with raw_server(answer) as url, egress(rule(url)) as ask:
-            await refused(ask(url), errno)
-
-    run(main)
+async def test_answers_that_are_none(answer: bytes, errno: Errno) -> None:
+    async with raw_server(answer) as url, egress(rule(url)) as ask:
+        await refused(ask(url), errno)
 
 
-def test_a_compressed_answer_is_not_unpacked() -> None:
+async def test_a_compressed_answer_is_not_unpacked() -> None:
     bomb = b"\x1f\x8b" + b"z" * 100
-
-    async def main() -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(
-            bomb
-        )
-        async with raw_server(head + bomb) as url, egress(rule(url)) as ask:
-            found = await ask(url)
-            assert (found["body"], found["headers"]["content-encoding"]) == (bomb, "gzip")
-
-    run(main)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    async with raw_server(head + bomb) as url, egress(rule(url)) as ask:
+        found = await ask(url)
+        assert (found["body"], found["headers"]["content-encoding"]) == (bomb, "gzip")
 
 
-def test_nobody_there_and_no_such_name() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
-        async with egress(rule(url, "http://no-such-name.invalid")) as ask:
-            await refused(ask(url), Errno.EIO)
-            await refused(ask("http://no-such-name.invalid/"), Errno.EIO)
-
-    run(main)
+async def test_nobody_there_and_no_such_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    async with egress(rule(url, "http://no-such-name.invalid")) as ask:
+        await refused(ask(url), Errno.EIO)
+        await refused(ask("http://no-such-name.invalid/"), Errno.EIO)
 
 
-def test_an_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with site() as proxy, site() as there, egress(rule(there.url)) as ask:
-            for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-                monkeypatch.setenv(name, proxy.url)
-            assert (await ask(there.url))["status"] == 200
-            assert not proxy.seen
-
-    run(main)
+async def test_an_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site() as proxy, site() as there, egress(rule(there.url)) as ask:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        assert (await ask(there.url))["status"] == 200
+        assert not proxy.seen

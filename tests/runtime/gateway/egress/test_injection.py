@@ -22,7 +22,8 @@ from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Secret
 
 from tests.support.gateway.egress import ask
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 VALUE = 'open"sesame/<&>+now'
 TOKEN = {"authorization": "Bearer {{secret:TOKEN}}"}
@@ -123,103 +124,92 @@ async def refused(errno: Errno, work: Awaitable[Any]) -> str:
     return error.value.detail
 
 
-def test_it_is_put_in_and_no_echo_comes_back() -> None:
-    async def scenario(here: Echo, _: Echo, call: Call) -> None:
-        answer = await call(f"{here.url}/x")
-        assert here.seen == [f"Bearer {VALUE}"]
-        text = answer["body"].decode()
-        assert answer["headers"]["x-echo"] == "Bearer ***"
-        assert text.count("***") >= 5
-        for form in (VALUE, json.dumps(VALUE)[1:-1], base64.b64encode(VALUE.encode()).decode()):
-            assert form not in str(answer)
-        plain = await call(f"{here.url}/x", accept="text/plain")
-        assert (here.seen[-1], plain["status"]) == (None, 200)
-
-    with_web(scenario)
+@run_by(with_web)
+async def test_it_is_put_in_and_no_echo_comes_back(here: Echo, _: Echo, call: Call) -> None:
+    answer = await call(f"{here.url}/x")
+    assert here.seen == [f"Bearer {VALUE}"]
+    text = answer["body"].decode()
+    assert answer["headers"]["x-echo"] == "Bearer ***"
+    assert text.count("***") >= 5
+    for form in (VALUE, json.dumps(VALUE)[1:-1], base64.b64encode(VALUE.encode()).decode()):
+        assert form not in str(answer)
+    plain = await call(f"{here.url}/x", accept="text/plain")
+    assert (here.seen[-1], plain["status"]) == (None, 200)
 
 
-def test_it_goes_nowhere_else() -> None:
-    async def scenario(here: Echo, there: Echo, call: Call) -> None:
-        assert "may not go to" in await refused(Errno.EACCES, call(f"{there.url}/x"))
-        assert "no secret 'OTHER'" in await refused(
-            Errno.ENOENT, call(f"{here.url}/x", authorization="{{secret:OTHER}}")
-        )
-        await refused(Errno.ENOENT, call(f"{here.url}/x", tenant="stranger"))
-        assert here.seen == there.seen == []
-        # A redirect to another origin takes it nowhere.
-        answer = await call(f"{here.url}/away")
-        assert answer["status"] == 200
-        assert (here.seen, there.seen) == ([f"Bearer {VALUE}"], [None])
-        assert "compressed" in await refused(Errno.EIO, call(f"{here.url}/packed"))
-
-    with_web(scenario)
+@run_by(with_web)
+async def test_it_goes_nowhere_else(here: Echo, there: Echo, call: Call) -> None:
+    assert "may not go to" in await refused(Errno.EACCES, call(f"{there.url}/x"))
+    assert "no secret 'OTHER'" in await refused(
+        Errno.ENOENT, call(f"{here.url}/x", authorization="{{secret:OTHER}}")
+    )
+    await refused(Errno.ENOENT, call(f"{here.url}/x", tenant="stranger"))
+    assert here.seen == there.seen == []
+    # A redirect to another origin takes it nowhere.
+    answer = await call(f"{here.url}/away")
+    assert answer["status"] == 200
+    assert (here.seen, there.seen) == ([f"Bearer {VALUE}"], [None])
+    assert "compressed" in await refused(Errno.EIO, call(f"{here.url}/packed"))
 
 
-def test_another_origin_gets_nothing_even_where_the_secret_may_go() -> None:
-    async def scenario(here: Echo, there: Echo, call: Call) -> None:
-        await call(f"{here.url}/away")
-        assert there.seen == [None]
-
-    with_web(scenario, hosts=lambda here, there: [here.host, there.host])
-
-
-def test_what_goes_wrong_behind_a_redirect_does_not_tell_it() -> None:
-    async def scenario(here: Echo, _: Echo, call: Call) -> None:
-        words = await refused(Errno.EACCES, call(f"{here.url}/told"))
-        assert "sesame" not in words.lower()
-        assert here.seen == [f"Bearer {VALUE}"]
-        # Of a request without a secret everything is told.
-        assert "nowhere.test" in await refused(Errno.EACCES, call(f"{here.url}/told", accept="a"))
-
-    with_web(scenario)
+@run_by(with_web, hosts=lambda here, there: [here.host, there.host])
+async def test_another_origin_gets_nothing_even_where_the_secret_may_go(
+    here: Echo, there: Echo, call: Call
+) -> None:
+    await call(f"{here.url}/away")
+    assert there.seen == [None]
 
 
-def test_a_large_answer_is_looked_through_too() -> None:
-    async def scenario(here: Echo, _: Echo, call: Call) -> None:
-        answers = await asyncio.gather(*(call(f"{here.url}/large") for _ in range(3)))
-        assert {answer["body"][-11:] for answer in answers} == {b"xBearer ***"}
-
-    with_web(scenario)
-
-
-def test_a_request_names_a_few_secrets_only() -> None:
-    async def scenario(here: Echo, _: Echo, call: Call) -> None:
-        many = {f"x-{i}": f"{{{{secret:S{i}}}}}" for i in range(REQUEST_SECRETS_MAX + 1)}
-        assert "at most" in await refused(Errno.EINVAL, call(f"{here.url}/x", **many))
-        again = {f"x-{i}": "{{secret:TOKEN}}" for i in range(REQUEST_SECRETS_MAX + 1)}
-        assert (await call(f"{here.url}/x", **again))["status"] == 200
-
-    with_web(scenario)
+@run_by(with_web)
+async def test_what_goes_wrong_behind_a_redirect_does_not_tell_it(
+    here: Echo, _: Echo, call: Call
+) -> None:
+    words = await refused(Errno.EACCES, call(f"{here.url}/told"))
+    assert "sesame" not in words.lower()
+    assert here.seen == [f"Bearer {VALUE}"]
+    # Of a request without a secret everything is told.
+    assert "nowhere.test" in await refused(Errno.EACCES, call(f"{here.url}/told", accept="a"))
 
 
-def test_without_tls_it_goes_to_this_machine_only_by_leave() -> None:
-    async def scenario(here: Echo, _: Echo, call: Call) -> None:
-        assert "https only" in await refused(Errno.EACCES, call(f"{here.url}/x"))
-        assert here.seen == []
-
-    with_web(scenario, plain=False)
+@run_by(with_web)
+async def test_a_large_answer_is_looked_through_too(here: Echo, _: Echo, call: Call) -> None:
+    answers = await asyncio.gather(*(call(f"{here.url}/large") for _ in range(3)))
+    assert {answer["body"][-11:] for answer in answers} == {b"xBearer ***"}
 
 
-def test_a_program_never_sees_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with echo() as here:
-            rules = [{"tenants": ["default"], "urls": [here.url]}]
-            async with (
-                House(tmp_path, http=rules, secrets_plain_loopback=True) as house,
-                house.client() as client,
-                aiohttp.ClientSession(
-                    house.url, headers={"Authorization": f"Bearer {house.key}"}
-                ) as session,
-            ):
-                body = {"value": VALUE, "hosts": [here.host]}
-                async with session.put("/v1/secrets/TOKEN", json=body) as response:
-                    assert response.status == 201
-                told = await ask(client, "http", {"url": f"{here.url}/x", "headers": TOKEN})
-                assert here.seen == [f"Bearer {VALUE}"]
-                assert told.value["body"].startswith(b"Bearer ***")
-                runs = [await client.result(run["id"]) async for run in client.runs()]
-                assert VALUE not in str(runs)
+@run_by(with_web)
+async def test_a_request_names_a_few_secrets_only(here: Echo, _: Echo, call: Call) -> None:
+    many = {f"x-{i}": f"{{{{secret:S{i}}}}}" for i in range(REQUEST_SECRETS_MAX + 1)}
+    assert "at most" in await refused(Errno.EINVAL, call(f"{here.url}/x", **many))
+    again = {f"x-{i}": "{{secret:TOKEN}}" for i in range(REQUEST_SECRETS_MAX + 1)}
+    assert (await call(f"{here.url}/x", **again))["status"] == 200
 
-    asyncio.run(main())
+
+@run_by(with_web, plain=False)
+async def test_without_tls_it_goes_to_this_machine_only_by_leave(
+    here: Echo, _: Echo, call: Call
+) -> None:
+    assert "https only" in await refused(Errno.EACCES, call(f"{here.url}/x"))
+    assert here.seen == []
+
+
+async def test_a_program_never_sees_it(tmp_path: Path) -> None:
+    async with echo() as here:
+        rules = [{"tenants": ["default"], "urls": [here.url]}]
+        async with (
+            SystemRig(tmp_path, http=rules, secrets_plain_loopback=True) as system,
+            system.client() as client,
+            aiohttp.ClientSession(
+                system.url, headers={"Authorization": f"Bearer {system.key}"}
+            ) as session,
+        ):
+            body = {"value": VALUE, "hosts": [here.host]}
+            async with session.put("/v1/secrets/TOKEN", json=body) as response:
+                assert response.status == 201
+            told = await ask(client, "http", {"url": f"{here.url}/x", "headers": TOKEN})
+            assert here.seen == [f"Bearer {VALUE}"]
+            assert told.value["body"].startswith(b"Bearer ***")
+            runs = [await client.result(run["id"]) async for run in client.runs()]
+            assert VALUE not in str(runs)
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or VALUE.encode() not in path.read_bytes()

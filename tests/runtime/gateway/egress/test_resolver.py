@@ -40,86 +40,73 @@ async def until_asked(names: SlowNames, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_tenants_slow_names_take_its_own_places_only() -> None:
-    async def main() -> None:
-        names = SlowNames()
-        lookups = ResolverThreads(names)
-        slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
-        waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
-        await until_asked(names, TENANT_LOOKUPS_MAX)
-        (found,) = await other.resolve("a.test", 80)
-        assert (found["host"], found["port"]) == ("127.0.0.1", 80)
-        with pytest.raises(socket.gaierror):
-            await other.resolve("none.test")
-        assert len(names.asked) == TENANT_LOOKUPS_MAX + 2
-        names.go.set()
-        assert len(await asyncio.gather(*waiting)) == 50
-
-    asyncio.run(main())
+async def test_a_tenants_slow_names_take_its_own_places_only() -> None:
+    names = SlowNames()
+    lookups = ResolverThreads(names)
+    slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
+    waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
+    await until_asked(names, TENANT_LOOKUPS_MAX)
+    (found,) = await other.resolve("a.test", 80)
+    assert (found["host"], found["port"]) == ("127.0.0.1", 80)
+    with pytest.raises(socket.gaierror):
+        await other.resolve("none.test")
+    assert len(names.asked) == TENANT_LOOKUPS_MAX + 2
+    names.go.set()
+    assert len(await asyncio.gather(*waiting)) == 50
 
 
-def test_a_place_is_taken_until_its_thread_is_done() -> None:
+async def test_a_place_is_taken_until_its_thread_is_done() -> None:
     """Also where nobody waits for it any more."""
-
-    async def main() -> None:
-        names = SlowNames()
-        mine = ResolverThreads(names).resolver_for("t")
-        waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
-        await until_asked(names, TENANT_LOOKUPS_MAX)
-        for each in waiting:
-            each.cancel()
-        await asyncio.wait(waiting)
-        one_more = asyncio.create_task(mine.resolve("a.test"))
-        await asyncio.sleep(0.05)  # for a thread, if it got one
-        assert "a.test" not in names.asked
-        names.go.set()
-        assert len(await one_more) == 1
-
-    asyncio.run(main())
+    names = SlowNames()
+    mine = ResolverThreads(names).resolver_for("t")
+    waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
+    await until_asked(names, TENANT_LOOKUPS_MAX)
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+    one_more = asyncio.create_task(mine.resolve("a.test"))
+    await asyncio.sleep(0.05)  # for a thread, if it got one
+    assert "a.test" not in names.asked
+    names.go.set()
+    assert len(await one_more) == 1
 
 
-def test_all_tenants_together_have_a_bound() -> None:
-    async def main() -> None:
-        names = SlowNames()
-        lookups = ResolverThreads(names)
-        waiting = [
-            asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
-            for i in range(LOOKUPS_MAX + 5)
-        ]
-        await until_asked(names, LOOKUPS_MAX)
-        given_up = waiting.pop()
-        given_up.cancel()
-        await asyncio.wait([given_up])
-        assert len(names.asked) == LOOKUPS_MAX
-        names.go.set()
-        await asyncio.gather(*waiting)
-        assert len(await lookups.resolver_for(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
-
-    asyncio.run(main())
+async def test_all_tenants_together_have_a_bound() -> None:
+    names = SlowNames()
+    lookups = ResolverThreads(names)
+    waiting = [
+        asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
+        for i in range(LOOKUPS_MAX + 5)
+    ]
+    await until_asked(names, LOOKUPS_MAX)
+    given_up = waiting.pop()
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert len(names.asked) == LOOKUPS_MAX
+    names.go.set()
+    await asyncio.gather(*waiting)
+    assert len(await lookups.resolver_for(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
 
 
-def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
-    async def main() -> None:
-        names = SlowNames()
-        async with site() as there:
-            allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
-            web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).resolver_for)
+async def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
+    names = SlowNames()
+    async with site() as there:
+        allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
+        web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).resolver_for)
 
-            async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
-                asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}
-                return msgpack.unpackb(await web.call(tenant, parse_http(msgpack.packb(asked))))
+        async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
+            asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}
+            return msgpack.unpackb(await web.call(tenant, parse_http(msgpack.packb(asked))))
 
-            try:
-                slow = [ask("t", f"slow{i}.test", 50) for i in range(40)]
-                ended = await asyncio.gather(*slow, return_exceptions=True)
-                for error in ended:
-                    assert isinstance(error, SyscallError)
-                    assert error.errno == Errno.ETIMEDOUT
-                assert (await ask("u", "a.test", 20_000))["status"] == 200
-                names.go.set()
-                assert (await ask("t", "a.test", 20_000))["status"] == 200
-            finally:
-                names.go.set()
-                await web.stop()
-
-    asyncio.run(main())
+        try:
+            slow = [ask("t", f"slow{i}.test", 50) for i in range(40)]
+            ended = await asyncio.gather(*slow, return_exceptions=True)
+            for error in ended:
+                assert isinstance(error, SyscallError)
+                assert error.errno == Errno.ETIMEDOUT
+            assert (await ask("u", "a.test", 20_000))["status"] == 200
+            names.go.set()
+            assert (await ask("t", "a.test", 20_000))["status"] == 200
+        finally:
+            names.go.set()
+            await web.stop()

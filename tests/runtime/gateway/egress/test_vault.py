@@ -13,7 +13,8 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
 from yarl import URL
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 VALUE = "correct-horse-battery-staple"
 GOOD = {"value": VALUE, "hosts": ["api.example.com"]}
@@ -52,20 +53,20 @@ def test_a_secret_is_kept_for_its_tenant_and_unreadable_without_the_key(tmp_path
         assert file == key or VALUE.encode() not in file.read_bytes()
 
 
-def test_a_key_that_others_can_read_or_that_is_gone_is_refused(tmp_path: Path) -> None:
-    async def first(vault: Vault, store: Store) -> None:
-        await vault.put_secret("a", "KEY", GOOD)
-        (tmp_path / "secrets.key").chmod(0o640)
-        with pytest.raises(VaultError, match="0600"):
-            Vault(store, tmp_path, lambda: 7)
-        (tmp_path / "secrets.key").unlink()
-        with pytest.raises(VaultError, match="is missing"):
-            await Vault(store, tmp_path, lambda: 7).reveal_secrets("a", ["KEY"])
-        (tmp_path / "secrets.key").touch(0o600)
-        with pytest.raises(VaultError, match="no key"):
-            Vault(store, tmp_path, lambda: 7)
-
-    in_store(tmp_path, first)
+@run_by(in_store, "tmp_path")
+async def test_a_key_that_others_can_read_or_that_is_gone_is_refused(
+    vault: Vault, store: Store, *, tmp_path: Path
+) -> None:
+    await vault.put_secret("a", "KEY", GOOD)
+    (tmp_path / "secrets.key").chmod(0o640)
+    with pytest.raises(VaultError, match="0600"):
+        Vault(store, tmp_path, lambda: 7)
+    (tmp_path / "secrets.key").unlink()
+    with pytest.raises(VaultError, match="is missing"):
+        await Vault(store, tmp_path, lambda: 7).reveal_secrets("a", ["KEY"])
+    (tmp_path / "secrets.key").touch(0o600)
+    with pytest.raises(VaultError, match="no key"):
+        Vault(store, tmp_path, lambda: 7)
 
 
 def test_what_is_no_secret_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,27 +125,24 @@ def test_where_a_secret_may_go(host: str, url: str, may: bool) -> None:
     assert Secret("A", VALUE, (host,)).may_go_to(URL(url)) is may
 
 
-def test_the_routes_keep_list_and_forget(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house:
-            headers = {"Authorization": f"Bearer {house.key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
+async def test_the_routes_keep_list_and_forget(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system:
+        headers = {"Authorization": f"Bearer {system.key}"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
 
-                async def ask(method: str, path: str, **more: object) -> tuple[int, str]:
-                    async with session.request(method, path, **more) as response:  # type: ignore[arg-type]
-                        return response.status, await response.text()
+            async def ask(method: str, path: str, **more: object) -> tuple[int, str]:
+                async with session.request(method, path, **more) as response:  # type: ignore[arg-type]
+                    return response.status, await response.text()
 
-                assert (await ask("PUT", "/v1/secrets/KEY", json=GOOD))[0] == 201
-                assert (await ask("PUT", "/v1/secrets/KEY", json=GOOD))[0] == 200
-                status, text = await ask("GET", "/v1/secrets")
-                assert status == 200
-                assert '"KEY"' in text
-                assert VALUE not in text
-                assert (await ask("GET", "/v1/secrets/KEY"))[0] == 405
-                assert (await ask("DELETE", "/v1/secrets/KEY"))[0] == 204
-                assert (await ask("DELETE", "/v1/secrets/KEY"))[0] == 404
-        stored = sqlite3.connect(tmp_path / "symphony.sqlite")
-        assert stored.execute("SELECT COUNT(*) FROM secrets").fetchone() == (0,)
-        stored.close()
-
-    asyncio.run(scenario())
+            assert (await ask("PUT", "/v1/secrets/KEY", json=GOOD))[0] == 201
+            assert (await ask("PUT", "/v1/secrets/KEY", json=GOOD))[0] == 200
+            status, text = await ask("GET", "/v1/secrets")
+            assert status == 200
+            assert '"KEY"' in text
+            assert VALUE not in text
+            assert (await ask("GET", "/v1/secrets/KEY"))[0] == 405
+            assert (await ask("DELETE", "/v1/secrets/KEY"))[0] == 204
+            assert (await ask("DELETE", "/v1/secrets/KEY"))[0] == 404
+    stored = sqlite3.connect(tmp_path / "symphony.sqlite")
+    assert stored.execute("SELECT COUNT(*) FROM secrets").fetchone() == (0,)
+    stored.close()

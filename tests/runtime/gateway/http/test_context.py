@@ -12,20 +12,20 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.tenancy.authentication import Authentication, Key
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import House, in_house
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 
 
-async def start(house: House, body: bytes) -> int:
-    """Start a run, and end it; return the status of the answer."""
-    url = f"{house.url}/v1/programs/hang/runs?detach=1"
-    headers = {"Authorization": f"Bearer {house.key}"}
+async def start(system: SystemRig, body: bytes) -> int:
+    url = f"{system.url}/v1/programs/hang/runs?detach=1"
+    headers = {"Authorization": f"Bearer {system.key}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
         session.post(url, data=body) as response,
     ):
         if response.status == 202:
             run = (await response.json())["id"]
-            async with session.post(f"{house.url}/v1/runs/{run}/cancel") as cancelled:
+            async with session.post(f"{system.url}/v1/runs/{run}/cancel") as cancelled:
                 assert cancelled.status < 300
         return response.status
 
@@ -36,18 +36,19 @@ def test_values_within_a_string_hold_no_memory_and_others_do(
     monkeypatch.setattr("symphony_runtime.gateway.http.context.TENANT_BODY_BYTES_MAX", 1 << 20)
     values: Any = [[1, 2]] * 25_000
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(guests.HANG_WASM, "hang")
         text = json.dumps(values, separators=(",", ":"))
-        assert await start(house, json.dumps({"input": text}).encode()) == 202
-        assert await start(house, json.dumps({"input": values}).encode()) == 429
-        assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
+        assert await start(system, json.dumps({"input": text}).encode()) == 202
+        assert await start(system, json.dumps({"input": values}).encode()) == 429
+        assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
-def test_a_request_authenticates_its_key_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_system, "tmp_path")
+async def test_a_request_authenticates_its_key_once(
+    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
     find = Authentication.find_key
@@ -56,30 +57,25 @@ def test_a_request_authenticates_its_key_once(
         found.append(authorization)
         return find(keys, authorization)
 
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        url = f"{house.url}/v1/programs/hang/runs?detach=1"
-        headers = {"Authorization": f"Bearer {house.key}"}
-        monkeypatch.setattr(Authentication, "find_key", counted)
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.post(url, data=json.dumps({"input": "x" * 100_000})) as response,
-        ):
-            assert response.status == 202
-        monkeypatch.undo()
-        assert found == [headers["Authorization"]]
-
-    in_house(tmp_path, scenario)
+    await client.upload(guests.HANG_WASM, "hang")
+    url = f"{system.url}/v1/programs/hang/runs?detach=1"
+    headers = {"Authorization": f"Bearer {system.key}"}
+    monkeypatch.setattr(Authentication, "find_key", counted)
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url, data=json.dumps({"input": "x" * 100_000})) as response,
+    ):
+        assert response.status == 202
+    monkeypatch.undo()
+    assert found == [headers["Authorization"]]
 
 
-def test_a_body_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        for text in ("x", "x" * 100_000):
-            assert await start(house, b"\xef\xbb\xbf" + json.dumps({"input": text}).encode()) == 202
-        assert await start(house, json.dumps({"input": "x"}).encode("utf-16")) == 400
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_a_body_may_begin_with_a_byte_order_mark(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    for text in ("x", "x" * 100_000):
+        assert await start(system, b"\xef\xbb\xbf" + json.dumps({"input": text}).encode()) == 202
+    assert await start(system, json.dumps({"input": "x"}).encode("utf-16")) == 400
 
 
 def test_parsing_a_large_body_is_charged_to_its_tenant(
@@ -93,35 +89,32 @@ def test_parsing_a_large_body_is_charged_to_its_tenant(
 
     monkeypatch.setattr("symphony_runtime.gateway.http.context.parse_cost", slow)
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(guests.HANG_WASM, "hang")
         charged: Counter[str] = Counter()
-        costs: Any = house.gateway.services.cpu_reporter
+        costs: Any = system.gateway.services.cpu_reporter
         costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
-        assert await start(house, json.dumps({"input": "x"}).encode()) == 202
+        assert await start(system, json.dumps({"input": "x"}).encode()) == 202
         assert charged["default"] < 500_000, "a small one is parsed at once"
-        assert await start(house, json.dumps({"input": "x" * 1_000_000}).encode()) == 202
+        assert await start(system, json.dumps({"input": "x" * 1_000_000}).encode()) == 202
         assert charged["default"] >= 500_000
 
-    in_house(tmp_path, scenario)
+    with_system(tmp_path, scenario)
 
 
-def test_a_large_body_is_charged_and_read_no_further_while_its_tenant_rests(
-    tmp_path: Path,
+@run_by(with_system, "tmp_path")
+async def test_a_large_body_is_charged_and_read_no_further_while_its_tenant_rests(
+    system: SystemRig, client: Client
 ) -> None:
     body = json.dumps({"input": "x" * 1_000_000}).encode()
-
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        charged: Counter[str] = Counter()
-        rests = [0.5]
-        costs: Any = house.gateway.services.cpu_reporter
-        costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
-        costs.rest = lambda _tenant: rests.pop() if rests else 0.0
-        began = time.monotonic()
-        assert await start(house, body) == 202
-        assert time.monotonic() - began > 0.5
-        assert not rests
-        assert charged["default"] > 2_000, "microseconds, of a million bytes"
-
-    in_house(tmp_path, scenario)
+    await client.upload(guests.HANG_WASM, "hang")
+    charged: Counter[str] = Counter()
+    rests = [0.5]
+    costs: Any = system.gateway.services.cpu_reporter
+    costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
+    costs.rest = lambda _tenant: rests.pop() if rests else 0.0
+    began = time.monotonic()
+    assert await start(system, body) == 202
+    assert time.monotonic() - began > 0.5
+    assert not rests
+    assert charged["default"] > 2_000, "microseconds, of a million bytes"

@@ -11,47 +11,37 @@ async def begin(fair_start: FairStart, tenant: str, begun: list[str]) -> None:
     begun.append(tenant)
 
 
-def test_others_begin_before_a_flood_has() -> None:
-    async def main() -> list[str]:
-        fair_start, begun = FairStart(4), list[str]()
-        flood = [asyncio.create_task(begin(fair_start, "flood", begun)) for _ in range(100)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        await begin(fair_start, "other", begun)
-        before = list(begun)
-        await asyncio.gather(*flood)
-        assert (len(begun), len(fair_start)) == (101, 0)
-        return before
-
-    before = asyncio.run(main())
+async def test_others_begin_before_a_flood_has() -> None:
+    fair_start, begun = FairStart(4), list[str]()
+    flood = [asyncio.create_task(begin(fair_start, "flood", begun)) for _ in range(100)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await begin(fair_start, "other", begun)
+    before = list(begun)
+    await asyncio.gather(*flood)
+    assert (len(begun), len(fair_start)) == (101, 0)
     assert before[-1] == "other"
     assert 4 <= len(before) <= 17, "four of the flood in a pass"
 
 
-def test_a_few_begin_at_once() -> None:
-    async def main() -> None:
-        fair_start = FairStart(4)
-        for _ in range(4):
-            with pytest.raises(StopIteration):  # without a pass of the loop
-                fair_start.turn("t").send(None)
-        assert not len(fair_start)
-
-    asyncio.run(main())
+async def test_a_few_begin_at_once() -> None:
+    fair_start = FairStart(4)
+    for _ in range(4):
+        with pytest.raises(StopIteration):  # without a pass of the loop
+            fair_start.turn("t").send(None)
+    assert not len(fair_start)
 
 
-def test_who_goes_away_takes_no_turn() -> None:
-    async def main() -> None:
-        fair_start, begun = FairStart(1), list[str]()
-        tasks = [asyncio.create_task(begin(fair_start, "t", begun)) for _ in range(10)]
+async def test_who_goes_away_takes_no_turn() -> None:
+    fair_start, begun = FairStart(1), list[str]()
+    tasks = [asyncio.create_task(begin(fair_start, "t", begun)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in tasks[:9]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for _ in range(4):
         await asyncio.sleep(0)
-        for task in tasks[:9]:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for _ in range(4):
-            await asyncio.sleep(0)
-        assert len(begun) >= 1
-        assert begun.count("t") == sum(not task.cancelled() for task in tasks)
-        assert not len(fair_start)
-        await asyncio.wait_for(fair_start.turn("t"), 20)
-
-    asyncio.run(main())
+    assert len(begun) >= 1
+    assert begun.count("t") == sum(not task.cancelled() for task in tasks)
+    assert not len(fair_start)
+    await asyncio.wait_for(fair_start.turn("t"), 20)

@@ -19,7 +19,8 @@ from symphony_runtime.gateway.storage.store import Store
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
 from tests.support.gateway.stores import with_store
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 DAY_MS = 86_400_000
 
@@ -66,66 +67,60 @@ async def counted(store: Store) -> dict[str, int]:
     return found
 
 
-def test_the_second_gets_what_the_first_got(tmp_path: Path) -> None:
-    async def scenario(here: Here, store: Store) -> None:
-        assert await here.perform("k", "d", "one") == ("one", False)
-        assert await here.perform("k", "d", "two") == ("one", True)
-        assert await here.perform("k", "d", "other", tenant="b") == ("other", False)
-        assert await Here(store, 2).perform("k", "d", "later") == ("one", True), "after a restart"
-        assert here.acts == [("one", False), ("other", False)]
-        with pytest.raises(Problem) as problem:
-            await here.perform("k", "else", "three")
-        assert problem.value.status == 422
-
-    in_store(tmp_path, scenario)
+@run_by(in_store, "tmp_path")
+async def test_the_second_gets_what_the_first_got(here: Here, store: Store) -> None:
+    assert await here.perform("k", "d", "one") == ("one", False)
+    assert await here.perform("k", "d", "two") == ("one", True)
+    assert await here.perform("k", "d", "other", tenant="b") == ("other", False)
+    assert await Here(store, 2).perform("k", "d", "later") == ("one", True), "after a restart"
+    assert here.acts == [("one", False), ("other", False)]
+    with pytest.raises(Problem) as problem:
+        await here.perform("k", "else", "three")
+    assert problem.value.status == 422
 
 
-def test_who_comes_meanwhile_waits_for_it(tmp_path: Path) -> None:
-    async def scenario(here: Here, store: Store) -> None:
-        here.gate.clear()
-        first = asyncio.create_task(here.perform("k", "d", "one"))
-        while not here.acts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        second = asyncio.create_task(here.perform("k", "d", "two"))
-        with pytest.raises(Problem) as problem:
-            await here.perform("k", "else", "three")
-        assert problem.value.status == 422
-        here.gate.set()
-        assert [await first, await second] == [("one", False), ("one", True)]
-        assert len(here.acts) == 1
-
-    in_store(tmp_path, scenario)
+@run_by(in_store, "tmp_path")
+async def test_who_comes_meanwhile_waits_for_it(here: Here, store: Store) -> None:
+    here.gate.clear()
+    first = asyncio.create_task(here.perform("k", "d", "one"))
+    while not here.acts:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(here.perform("k", "d", "two"))
+    with pytest.raises(Problem) as problem:
+        await here.perform("k", "else", "three")
+    assert problem.value.status == 422
+    here.gate.set()
+    assert [await first, await second] == [("one", False), ("one", True)]
+    assert len(here.acts) == 1
 
 
-def test_what_fails_lets_go_of_its_key(tmp_path: Path) -> None:
-    async def scenario(here: Here, store: Store) -> None:
-        here.gate.clear()
-        here.error = Problem(503, "unavailable", "not now")
-        tries = [asyncio.create_task(here.perform("k", "d", "one")) for _ in range(3)]
-        while not here.acts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        here.gate.set()
-        found = await asyncio.gather(*tries, return_exceptions=True)
-        assert [isinstance(each, Problem) and each.status for each in found] == [503] * 3
-        here.error = None
-        assert await here.perform("k", "else", "two") == ("two", False)
-
-    in_store(tmp_path, scenario)
+@run_by(in_store, "tmp_path")
+async def test_what_fails_lets_go_of_its_key(here: Here, store: Store) -> None:
+    here.gate.clear()
+    here.error = Problem(503, "unavailable", "not now")
+    tries = [asyncio.create_task(here.perform("k", "d", "one")) for _ in range(3)]
+    while not here.acts:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    here.gate.set()
+    found = await asyncio.gather(*tries, return_exceptions=True)
+    assert [isinstance(each, Problem) and each.status for each in found] == [503] * 3
+    here.error = None
+    assert await here.perform("k", "else", "two") == ("two", False)
 
 
-def test_a_gateway_that_died_in_between_goes_on_under_the_same_id(tmp_path: Path) -> None:
-    async def scenario(here: Here, store: Store) -> None:
-        here.gate.clear()
-        dying = asyncio.create_task(here.perform("k", "d", "one"))
-        while not here.acts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        after = Here(store, 2)  # the one that died never came to note anything
-        assert await after.perform("k", "d", "two") == ("one", False)
-        assert after.acts == [("one", True)]
-        here.gate.set()
-        await dying
-
-    in_store(tmp_path, scenario)
+@run_by(in_store, "tmp_path")
+async def test_a_gateway_that_died_in_between_goes_on_under_the_same_id(
+    here: Here, store: Store
+) -> None:
+    here.gate.clear()
+    dying = asyncio.create_task(here.perform("k", "d", "one"))
+    while not here.acts:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    after = Here(store, 2)  # the one that died never came to note anything
+    assert await after.perform("k", "d", "two") == ("one", False)
+    assert after.acts == [("one", True)]
+    here.gate.set()
+    await dying
 
 
 def test_keys_are_kept_for_a_day_and_bounded(
@@ -208,116 +203,109 @@ async def enter(store: Store, name: str) -> int:
     return boot
 
 
-def test_of_two_gateways_in_the_same_moment_one_begins(tmp_path: Path, postgres: Cluster) -> None:
-    async def scenario(first: Here, second: Here) -> None:
-        both = (("a", first), ("b", second))
-        asked = [
-            here.perform(f"k{number}", "d", f"{which}{number}")
-            for number in range(20)
-            for which, here in both
-        ]
-        found = await asyncio.gather(*asked)
-        for one, other in zip(found[::2], found[1::2], strict=True):
-            assert one[0] == other[0]
-            assert sorted((one[1], other[1])) == [False, True]
-        assert len(first.acts) + len(second.acts) == 20
-
-    between_two(tmp_path, postgres, scenario)
+@run_by(between_two, "tmp_path", "postgres")
+async def test_of_two_gateways_in_the_same_moment_one_begins(first: Here, second: Here) -> None:
+    both = (("a", first), ("b", second))
+    asked = [
+        here.perform(f"k{number}", "d", f"{which}{number}")
+        for number in range(20)
+        for which, here in both
+    ]
+    found = await asyncio.gather(*asked)
+    for one, other in zip(found[::2], found[1::2], strict=True):
+        assert one[0] == other[0]
+        assert sorted((one[1], other[1])) == [False, True]
+    assert len(first.acts) + len(second.acts) == 20
 
 
-def test_what_another_gateway_is_at_is_waited_for(
-    tmp_path: Path, postgres: Cluster, monkeypatch: pytest.MonkeyPatch
+@run_by(between_two, "tmp_path", "postgres")
+async def test_what_another_gateway_is_at_is_waited_for(
+    first: Here, second: Here, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(first: Here, second: Here) -> None:
-        # Until it is let go.
-        first.gate.clear()
-        first.error = Problem(503, "unavailable", "not now")
-        one = asyncio.create_task(first.perform("k", "d", "one"))
-        while not first.acts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        two = asyncio.create_task(second.perform("k", "d", "two"))
-        await asyncio.sleep(0.02)
-        with pytest.raises(Problem) as problem:
-            await second.perform("k", "else", "three")
-        assert problem.value.status == 422
-        first.gate.set()
-        assert await two == ("two", False)
-        with pytest.raises(Problem):
-            await one
-        assert second.acts == [("two", False)]
-        # Until whoever is at it has started anew.
-        first.gate.clear()
-        dying = asyncio.create_task(first.perform("l", "d", "one"))
-        while len(first.acts) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        waiting = asyncio.create_task(second.perform("l", "d", "two"))
-        await asyncio.sleep(0.1)
-        assert len(second.acts) == 1
-        await enter(first.keys._store, "first")
-        assert await waiting == ("one", False)
-        assert second.acts[1:] == [("one", True)]
-        first.error = None
-        first.gate.set()
-        await dying
-        # Not for ever.
-        monkeypatch.setattr(module, "IDEMPOTENCY_ELSEWHERE_SECONDS_MAX", 0.1)
-        third = Here(first.keys._store, await enter(first.keys._store, "first"))
-        third.gate.clear()
-        slow = asyncio.create_task(third.perform("m", "d", "one"))
-        while not third.acts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        with pytest.raises(Problem) as problem:
-            await second.perform("m", "d", "two")
-        assert (problem.value.status, problem.value.kind) == (409, "idempotency-under-way")
-        third.gate.set()
-        assert await slow == ("one", False)
-
-    between_two(tmp_path, postgres, scenario)
+    # Until it is let go.
+    first.gate.clear()
+    first.error = Problem(503, "unavailable", "not now")
+    one = asyncio.create_task(first.perform("k", "d", "one"))
+    while not first.acts:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    two = asyncio.create_task(second.perform("k", "d", "two"))
+    await asyncio.sleep(0.02)
+    with pytest.raises(Problem) as problem:
+        await second.perform("k", "else", "three")
+    assert problem.value.status == 422
+    first.gate.set()
+    assert await two == ("two", False)
+    with pytest.raises(Problem):
+        await one
+    assert second.acts == [("two", False)]
+    # Until whoever is at it has started anew.
+    first.gate.clear()
+    dying = asyncio.create_task(first.perform("l", "d", "one"))
+    while len(first.acts) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    waiting = asyncio.create_task(second.perform("l", "d", "two"))
+    await asyncio.sleep(0.1)
+    assert len(second.acts) == 1
+    await enter(first.keys._store, "first")
+    assert await waiting == ("one", False)
+    assert second.acts[1:] == [("one", True)]
+    first.error = None
+    first.gate.set()
+    await dying
+    # Not for ever.
+    monkeypatch.setattr(module, "IDEMPOTENCY_ELSEWHERE_SECONDS_MAX", 0.1)
+    third = Here(first.keys._store, await enter(first.keys._store, "first"))
+    third.gate.clear()
+    slow = asyncio.create_task(third.perform("m", "d", "one"))
+    while not third.acts:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    with pytest.raises(Problem) as problem:
+        await second.perform("m", "d", "two")
+    assert (problem.value.status, problem.value.kind) == (409, "idempotency-under-way")
+    third.gate.set()
+    assert await slow == ("one", False)
 
 
 # --- Through HTTP --------------------------------------------------------------------------------
-def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            ask = Asking(house)
-            await client.upload(guests.ECHO_WASM, "echo")
-            await client.upload(guests.HANG_WASM, "hang")
-            first = await ask.start("echo", "k", "hi")
-            again = await ask.start("echo", "k", "hi")
-            assert first[:2] == again[:2] == (200, first[1])
-            assert (first[2], again[2]) == (None, "true")
-            assert (first[1]["output"], first[1]["exit_code"]) == ("hi", 7)
-            assert (await ask.start("echo", "k", "other"))[0] == 422
-            # Detached and streamed: the same run, live or not.
-            both = await asyncio.gather(*(ask.start("hang", "h", "", detach=1) for _ in range(5)))
-            runs = {document["id"] for status, document, _ in both if status == 202}
-            assert len(runs) == 1
-            assert len(await client.live_runs()) == 1
-            await client.cancel(runs.pop())
-            text = (await ask.start("echo", "s", "hi", stream=True))[1]
-            assert (await ask.start("echo", "s", "hi", stream=True))[1] == text
-            assert text.count("event: message") == 1
-            # One that was deleted is not started again.
-            await client.delete_run(first[1]["id"])
-            assert (await ask.start("echo", "k", "hi"))[0] == 410
-            assert len([run async for run in client.runs()]) == 2
-            # A second upload does not move a name back.
-            await ask.upload(guests.HELLO_WASM, "u1")
-            await ask.upload(guests.ECHO_WASM, "u2")
-            status, program, replayed = await ask.upload(guests.HELLO_WASM, "u1")
-            assert (status, replayed) == (200, "true")
-            assert (await client.program("named"))["id"] != program["id"]
-            for bad in ("", "x" * 256, "ä"):
-                assert (await ask.start("echo", bad, "hi"))[0] == 400
-
-    asyncio.run(scenario())
+async def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        ask = Asking(system)
+        await client.upload(guests.ECHO_WASM, "echo")
+        await client.upload(guests.HANG_WASM, "hang")
+        first = await ask.start("echo", "k", "hi")
+        again = await ask.start("echo", "k", "hi")
+        assert first[:2] == again[:2] == (200, first[1])
+        assert (first[2], again[2]) == (None, "true")
+        assert (first[1]["output"], first[1]["exit_code"]) == ("hi", 7)
+        assert (await ask.start("echo", "k", "other"))[0] == 422
+        # Detached and streamed: the same run, live or not.
+        both = await asyncio.gather(*(ask.start("hang", "h", "", detach=1) for _ in range(5)))
+        runs = {document["id"] for status, document, _ in both if status == 202}
+        assert len(runs) == 1
+        assert len(await client.live_runs()) == 1
+        await client.cancel(runs.pop())
+        text = (await ask.start("echo", "s", "hi", stream=True))[1]
+        assert (await ask.start("echo", "s", "hi", stream=True))[1] == text
+        assert text.count("event: message") == 1
+        # One that was deleted is not started again.
+        await client.delete_run(first[1]["id"])
+        assert (await ask.start("echo", "k", "hi"))[0] == 410
+        assert len([run async for run in client.runs()]) == 2
+        # A second upload does not move a name back.
+        await ask.upload(guests.HELLO_WASM, "u1")
+        await ask.upload(guests.ECHO_WASM, "u2")
+        status, program, replayed = await ask.upload(guests.HELLO_WASM, "u1")
+        assert (status, replayed) == (200, "true")
+        assert (await client.program("named"))["id"] != program["id"]
+        for bad in ("", "x" * 256, "ä"):
+            assert (await ask.start("echo", bad, "hi"))[0] == 400
 
 
 class Asking:
     """Asks with a key; answers are (status, document or text, the header of a second answer)."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, system: SystemRig) -> None:
+        self._house = system
 
     async def start(
         self, program: str, key: str, text: str, **options: Any

@@ -20,9 +20,9 @@ from symphony_runtime.gateway.openai.requests import constraints
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import EOS, assets
-from tests.support.worker.rig import TENANT, LiveRun, Rig
+from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
 
 YEAR = "(19|20)[0-9]{2}"
 SECONDS_MAX = 30
@@ -62,63 +62,51 @@ async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threadin
     assert set(answers) == {0}
 
 
-def test_it_waits_for_its_turn_and_answers() -> None:
-    async def main() -> None:
-        async with (
-            Rig(assets=assets()) as rig,
-            busy(rig.kernel.constraints._grammars, TENANT) as free,
-        ):
-            live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
-            await asyncio.sleep(0.2)
-            assert not live.ended.done()
-            free.set()
-            pieces = [record for record in await told(live) if isinstance(record, Piece)]
-            assert json.loads("".join(piece.text for piece in pieces)) in range(1900, 2100)
-
-    asyncio.run(main())
+async def test_it_waits_for_its_turn_and_answers() -> None:
+    async with (
+        WorkerRig(assets=assets()) as rig,
+        busy(rig.kernel.constraints._grammars, TENANT) as free,
+    ):
+        live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
+        await asyncio.sleep(0.2)
+        assert not live.ended.done()
+        free.set()
+        pieces = [record for record in await told(live) if isinstance(record, Piece)]
+        assert json.loads("".join(piece.text for piece in pieces)) in range(1900, 2100)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_past_its_patience_it_is_503_with_retry_after(
+async def test_past_its_patience_it_is_503_with_retry_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(constraints, "OPENAI_COMPILES_WAIT_MS_MAX", 100)
-
-    async def main() -> None:
-        async with (
-            House(tmp_path, assets=assets()) as house,
-            busy(house.kernel.constraints._grammars, "default"),
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {house.key}"}) as session,
-        ):
-            model = house.kernel._executor.model.name
-            body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}
-            async with session.post(f"{house.url}/v1/completions", json=body) as response:
-                assert response.status == 503
-                assert int(response.headers["Retry-After"]) >= 1
-                assert (await response.json())["error"] == {
-                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} "
-                    "constraints wait to be compiled; try again later",
-                    "type": "server_error",
-                    "param": "guided_regex",
-                    "code": "compilers_busy",
-                }
-
-    asyncio.run(main())
+    async with (
+        SystemRig(tmp_path, assets=assets()) as system,
+        busy(system.kernel.constraints._grammars, "default"),
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as session,
+    ):
+        model = system.kernel._executor.model.name
+        body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}
+        async with session.post(f"{system.url}/v1/completions", json=body) as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["error"] == {
+                "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} "
+                "constraints wait to be compiled; try again later",
+                "type": "server_error",
+                "param": "guided_regex",
+                "code": "compilers_busy",
+            }
 
 
-def test_too_many_in_use_are_the_tenant_s_quota() -> None:
-    async def main() -> None:
-        async with Rig(assets=assets()) as rig:
-            grammars = rig.kernel.constraints._grammars
-            held = [
-                grammars.grammar(
-                    TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}'
-                )
-                for n in range(TENANT_GRAMMARS_MAX)
-            ]
-            (failure,) = await told(await rig.start(shipped.wasm(), job(YEAR, 1000)))
-            assert isinstance(failure, Failure)
-            assert (failure.status, failure.code) == (429, "over_quota")
-            assert f"{len(held)} constraints are in use" in failure.message
-
-    asyncio.run(main())
+async def test_too_many_in_use_are_the_tenant_s_quota() -> None:
+    async with WorkerRig(assets=assets()) as rig:
+        grammars = rig.kernel.constraints._grammars
+        held = [
+            grammars.grammar(TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}')
+            for n in range(TENANT_GRAMMARS_MAX)
+        ]
+        (failure,) = await told(await rig.start(shipped.wasm(), job(YEAR, 1000)))
+        assert isinstance(failure, Failure)
+        assert (failure.status, failure.code) == (429, "over_quota")
+        assert f"{len(held)} constraints are in use" in failure.message

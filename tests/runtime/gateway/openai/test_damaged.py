@@ -9,7 +9,7 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.openai import shipped
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import House, in_house, refusal
+from tests.support.gateway.system import SystemRig, refusal, with_system
 from tests.support.kernel.constrained import assets
 
 
@@ -23,24 +23,24 @@ def damage(folder: Path, *, cut: bool = False) -> None:
         path.write_bytes(content[: len(content) // 2] if cut else content)
 
 
-async def complete(house: House) -> tuple[int, Any]:
-    body = {"model": house.kernel._executor.model.name, "prompt": [1] * 5, "max_tokens": 2}
-    headers = {"Authorization": f"Bearer {house.key}"}
+async def complete(system: SystemRig) -> tuple[int, Any]:
+    body = {"model": system.kernel._executor.model.name, "prompt": [1] * 5, "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {system.key}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{house.url}/v1/completions", json=body) as response,
+        session.post(f"{system.url}/v1/completions", json=body) as response,
     ):
         return response.status, await response.json()
 
 
 def test_the_servers_own_program_comes_from_the_package_again(tmp_path: Path) -> None:
-    async def scenario(house: House, _: Client) -> None:
-        status, body = await complete(house)
+    async def scenario(system: SystemRig, _: Client) -> None:
+        status, body = await complete(system)
         assert status == 200, body
 
-    in_house(tmp_path, scenario, assets=assets())
+    with_system(tmp_path, scenario, assets=assets())
     damage(tmp_path)
-    in_house(tmp_path, scenario, assets=assets())
+    with_system(tmp_path, scenario, assets=assets())
 
 
 def test_a_damaged_package_is_the_servers_fault(
@@ -49,12 +49,12 @@ def test_a_damaged_package_is_the_servers_fault(
     good = shipped.wasm()
     monkeypatch.setattr(shipped, "wasm", lambda: good[: len(good) // 2])
 
-    async def scenario(house: House, _: Client) -> None:
-        status, body = await complete(house)
+    async def scenario(system: SystemRig, _: Client) -> None:
+        status, body = await complete(system)
         assert status == 500
         assert "install Symphony again" in body["error"]["message"]
 
-    in_house(tmp_path, scenario, assets=assets())
+    with_system(tmp_path, scenario, assets=assets())
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -64,11 +64,11 @@ def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(
     def size() -> int:
         return sum(path.stat().st_size for path in tmp_path.glob("programs/default/*"))
 
-    async def first(_: House, client: Client) -> None:
+    async def first(_: SystemRig, client: Client) -> None:
         await client.upload(guests.HELLO_WASM, "hello")
 
-    async def second(house: House, client: Client) -> None:
-        before, disk = size(), house.gateway.services.store.disk
+    async def second(system: SystemRig, client: Client) -> None:
+        before, disk = size(), system.gateway.services.store.disk
         held = disk.held("default")
         assert await refusal(client.run("hello")) == (500, "damaged")
         await client.upload(guests.HELLO_WASM, "hello")
@@ -76,6 +76,6 @@ def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(
         assert (size() > before) == cut
         assert (await client.run("hello"))["status"] == "exited"
 
-    in_house(tmp_path, first)
+    with_system(tmp_path, first)
     damage(tmp_path, cut=cut)
-    in_house(tmp_path, second)
+    with_system(tmp_path, second)

@@ -9,24 +9,27 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 BODY = {"model": "simulated", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
-Scenario = Callable[[House, aiohttp.ClientSession], Awaitable[None]]
+Scenario = Callable[[SystemRig, aiohttp.ClientSession], Awaitable[None]]
 
 
 def ask(tmp_path: Path, scenario: Scenario, **config: Any) -> None:
     async def main() -> None:
-        async with House(tmp_path, **config) as house:
-            headers = {"Authorization": f"Bearer {house.key}"}
+        async with SystemRig(tmp_path, **config) as system:
+            headers = {"Authorization": f"Bearer {system.key}"}
             async with aiohttp.ClientSession(headers=headers) as session:
-                await scenario(house, session)
+                await scenario(system, session)
 
     asyncio.run(main())
 
 
-async def body_for(house: House, session: aiohttp.ClientSession, **fields: Any) -> dict[str, Any]:
-    async with session.get(f"{house.url}/v1/models") as response:
+async def body_for(
+    system: SystemRig, session: aiohttp.ClientSession, **fields: Any
+) -> dict[str, Any]:
+    async with session.get(f"{system.url}/v1/models") as response:
         model = (await response.json())["data"][0]["id"]
     return {**BODY, "model": model, **fields}
 
@@ -38,31 +41,31 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return error
 
 
-def test_over_quota_is_429_with_retry_after(tmp_path: Path) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        body = await body_for(house, session)
-        async with session.post(f"{house.url}/v1/completions", json=body) as response:
-            assert response.status == 429
-            assert int(response.headers["Retry-After"]) >= 1
-            error = await error_of(response)
-            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+@run_by(ask, "tmp_path", tenant_runs_live_max=0)
+async def test_over_quota_is_429_with_retry_after(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
+    body = await body_for(system, session)
+    async with session.post(f"{system.url}/v1/completions", json=body) as response:
+        assert response.status == 429
+        assert int(response.headers["Retry-After"]) >= 1
+        error = await error_of(response)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
 
-    ask(tmp_path, scenario, tenant_runs_live_max=0)
 
-
-def test_without_a_kernel_it_is_503_with_retry_after(tmp_path: Path) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        body = await body_for(house, session)
-        await house.stop_kernel()
-        await asyncio.sleep(0.05)
-        async with session.post(f"{house.url}/v1/completions", json=body) as response:
-            assert response.status == 503
-            assert "Retry-After" in response.headers
-            assert (await error_of(response))["type"] == "server_error"
-        await house.start_kernel()
-        await house.link_worker()
-
-    ask(tmp_path, scenario, kernel_wait_seconds=0.1)
+@run_by(ask, "tmp_path", kernel_wait_seconds=0.1)
+async def test_without_a_kernel_it_is_503_with_retry_after(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
+    body = await body_for(system, session)
+    await system.stop_kernel()
+    await asyncio.sleep(0.05)
+    async with session.post(f"{system.url}/v1/completions", json=body) as response:
+        assert response.status == 503
+        assert "Retry-After" in response.headers
+        assert (await error_of(response))["type"] == "server_error"
+    await system.start_kernel()
+    await system.link_worker()
 
 
 @pytest.mark.parametrize(
@@ -75,26 +78,30 @@ def test_without_a_kernel_it_is_503_with_retry_after(tmp_path: Path) -> None:
         ("GET", "/v1/models/none", None, 404),
     ],
 )
-def test_errors_before_a_program_runs_have_the_shape(
-    tmp_path: Path, method: str, path: str, data: bytes | None, status: int
+@run_by(ask, "tmp_path")
+async def test_errors_before_a_program_runs_have_the_shape(
+    system: SystemRig,
+    session: aiohttp.ClientSession,
+    *,
+    method: str,
+    path: str,
+    data: bytes | None,
+    status: int,
 ) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        async with session.request(method, house.url + path, data=data) as response:
-            assert response.status == status
-            await error_of(response)
-
-    ask(tmp_path, scenario)
+    async with session.request(method, system.url + path, data=data) as response:
+        assert response.status == status
+        await error_of(response)
 
 
-def test_a_model_without_tokenizer_or_template_says_so(tmp_path: Path) -> None:
-    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
-        body = await body_for(house, session, prompt="text")
-        async with session.post(f"{house.url}/v1/completions", json=body) as response:
-            assert response.status == 400
-            assert (await error_of(response))["code"] == "unsupported"
-        chat = {"model": body["model"], "messages": [{"role": "user", "content": "hi"}]}
-        async with session.post(f"{house.url}/v1/chat/completions", json=chat) as response:
-            assert response.status == 400
-            assert (await error_of(response))["code"] == "no_chat_template"
-
-    ask(tmp_path, scenario)
+@run_by(ask, "tmp_path")
+async def test_a_model_without_tokenizer_or_template_says_so(
+    system: SystemRig, session: aiohttp.ClientSession
+) -> None:
+    body = await body_for(system, session, prompt="text")
+    async with session.post(f"{system.url}/v1/completions", json=body) as response:
+        assert response.status == 400
+        assert (await error_of(response))["code"] == "unsupported"
+    chat = {"model": body["model"], "messages": [{"role": "user", "content": "hi"}]}
+    async with session.post(f"{system.url}/v1/chat/completions", json=chat) as response:
+        assert response.status == 400
+        assert (await error_of(response))["code"] == "no_chat_template"

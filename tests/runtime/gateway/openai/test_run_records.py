@@ -5,44 +5,35 @@ import asyncio
 from symphony_runtime.gateway.openai.run_records import Inbox
 
 
-def test_what_has_come_is_taken_at_once() -> None:
-    async def scenario() -> None:
-        inbox = Inbox()
-        inbox.message(b"a")
-        inbox.message(b"b")
-        assert await inbox.next() == b"ab"
-        waiting = asyncio.create_task(inbox.next())
-        await asyncio.sleep(0)
-        inbox.message(b"c")
-        assert await waiting == b"c"
-        inbox.message(b"d")
-        inbox.ended()
-        assert await inbox.next() == b"d"
-        assert await inbox.next() == b""
-        assert await inbox.next() == b""
-
-    asyncio.run(scenario())
+async def test_what_has_come_is_taken_at_once() -> None:
+    inbox = Inbox()
+    inbox.message(b"a")
+    inbox.message(b"b")
+    assert await inbox.next() == b"ab"
+    waiting = asyncio.create_task(inbox.next())
+    await asyncio.sleep(0)
+    inbox.message(b"c")
+    assert await waiting == b"c"
+    inbox.message(b"d")
+    inbox.ended()
+    assert await inbox.next() == b"d"
+    assert await inbox.next() == b""
+    assert await inbox.next() == b""
 
 
-def test_the_end_wakes_who_waits() -> None:
-    async def scenario() -> None:
-        inbox = Inbox()
-        waiting = asyncio.create_task(inbox.next())
-        await asyncio.sleep(0)
-        inbox.ended()
-        assert await waiting == b""
-
-    asyncio.run(scenario())
+async def test_the_end_wakes_who_waits() -> None:
+    inbox = Inbox()
+    waiting = asyncio.create_task(inbox.next())
+    await asyncio.sleep(0)
+    inbox.ended()
+    assert await waiting == b""
 
 
-def test_who_waited_and_left_is_forgotten() -> None:
-    async def scenario() -> None:
-        inbox = Inbox()
-        waiting = asyncio.create_task(inbox.next())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.sleep(0)
-        inbox.message(b"x")
-        assert await inbox.next() == b"x"
-
-    asyncio.run(scenario())
+async def test_who_waited_and_left_is_forgotten() -> None:
+    inbox = Inbox()
+    waiting = asyncio.create_task(inbox.next())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    inbox.message(b"x")
+    assert await inbox.next() == b"x"

@@ -9,6 +9,7 @@ from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e import programs as guests
+from tests.support.run_by import run_by
 
 
 class CountingCompiler(Compiler):
@@ -40,100 +41,98 @@ def files(tmp_path: Path, suffix: str) -> list[Path]:
     return sorted((tmp_path / "programs").rglob(f"*{suffix}"))
 
 
-def test_an_upload_is_compiled_once_and_its_name_moves(tmp_path: Path) -> None:
-    async def scenario(programs: Programs, compiler: CountingCompiler) -> None:
-        first, new = await programs.upload("t", "a", guests.HELLO_WASM)
-        assert (new, first.name, first.manifest.entries) == (True, "a", ("lip_main",))
-        again, new = await programs.upload("t", "b", guests.HELLO_WASM)
-        assert (new, again.id, again.name) == (False, first.id, "b")
-        assert compiler.compiled == 1
-        second, _ = await programs.upload("t", "a", guests.SPIN_WASM)
-        assert (await programs.get("t", "a")).id == second.id
-        assert (await programs.get("t", "b")).id == first.id
-        assert (await programs.get("t", first.id)).id == first.id
-        page, following = await programs.page("t", "", 1)
-        assert [p.id for p in page] == [second.id]
-        assert following is not None
-        page, following = await programs.page("t", following, 1)
-        assert ([p.id for p in page], following) == ([first.id], None)
-
-    with_programs(tmp_path, scenario)
-
-
-def test_tenants_share_nothing(tmp_path: Path) -> None:
-    async def scenario(programs: Programs, compiler: CountingCompiler) -> None:
-        await programs.upload("one", "a", guests.HELLO_WASM)
-        assert await programs.find("two", "a") is None
-        _, new = await programs.upload("two", "a", guests.HELLO_WASM)
-        assert new
-        assert compiler.compiled == 2  # not even time
-        await programs.delete("two", "a")
-        assert await programs.find("one", "a") is not None
-        assert len(files(tmp_path, ".wasm")) == 1
-
-    with_programs(tmp_path, scenario)
-
-
-def test_a_stale_or_altered_artefact_is_compiled_again(tmp_path: Path) -> None:
-    async def scenario(programs: Programs, compiler: CountingCompiler) -> None:
-        program, _ = await programs.upload("t", "a", guests.HELLO_WASM)
-        (path,) = files(tmp_path, ".cwasm")
-        made = path.read_bytes()
-        assert await programs.artefact(program) == made
-        assert compiler.compiled == 1
-        for damage in (
-            lambda: path.write_bytes(made[:-1] + b"!"),
-            path.unlink,
-            lambda: path.rename(path.with_name("0" * 64 + ".other.cwasm")),
-        ):
-            damage()
-            programs._artefacts.clear()
-            before = compiler.compiled
-            several = await asyncio.gather(*(programs.artefact(program) for _ in range(5)))
-            assert compiler.compiled == before + 1
-            assert set(several) == {path.read_bytes()}
-
-    with_programs(tmp_path, scenario)
-
-
-def test_a_deleted_program_is_gone_with_its_files(tmp_path: Path) -> None:
-    async def scenario(programs: Programs, compiler: CountingCompiler) -> None:
-        program, _ = await programs.upload("t", "a", guests.HELLO_WASM)
-        await programs.upload("t", "b", guests.HELLO_WASM)
-        await programs.delete("t", "a")
-        for reference in ("a", "b", program.id):
-            assert await programs.find("t", reference) is None
-        assert files(tmp_path, ".wasm") == files(tmp_path, ".cwasm") == []
-        with pytest.raises(Problem) as gone:
-            await programs.artefact(program)
-        assert gone.value.status == 404
-        with pytest.raises(Problem):
-            await programs.delete("t", "a")
-
-    with_programs(tmp_path, scenario)
-
-
-def test_a_refused_program_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario(programs: Programs, compiler: CountingCompiler) -> None:
-        with pytest.raises(Problem) as refused:
-            await programs.upload("t", "a", guests.REFUSED_WASM)
-        assert len(refused.value.fields["problems"]) == 2
-        assert await programs.find("t", "a") is None
-        assert files(tmp_path, "") == []
-
-    with_programs(tmp_path, scenario)
-
-
-def test_no_bytes_are_left_for_other_gateways_of_a_tenant_that_is_forgotten(
-    tmp_path: Path,
+@run_by(with_programs, "tmp_path")
+async def test_an_upload_is_compiled_once_and_its_name_moves(
+    programs: Programs, compiler: CountingCompiler
 ) -> None:
-    async def scenario(programs: Programs, _: CountingCompiler) -> None:
-        programs._store.shared = True  # as where several gateways share a database
-        for tenant in ("t", "other"):
-            await programs.upload(tenant, "a", guests.HELLO_WASM)
-        await programs.forget_tenant("t")
-        sql = "SELECT tenant FROM program_bytes"
-        rows = await programs._store.read(lambda c: c.execute(sql).fetchall())
-        assert [row["tenant"] for row in rows] == ["other"]
+    first, new = await programs.upload("t", "a", guests.HELLO_WASM)
+    assert (new, first.name, first.manifest.entries) == (True, "a", ("lip_main",))
+    again, new = await programs.upload("t", "b", guests.HELLO_WASM)
+    assert (new, again.id, again.name) == (False, first.id, "b")
+    assert compiler.compiled == 1
+    second, _ = await programs.upload("t", "a", guests.SPIN_WASM)
+    assert (await programs.get("t", "a")).id == second.id
+    assert (await programs.get("t", "b")).id == first.id
+    assert (await programs.get("t", first.id)).id == first.id
+    page, following = await programs.page("t", "", 1)
+    assert [p.id for p in page] == [second.id]
+    assert following is not None
+    page, following = await programs.page("t", following, 1)
+    assert ([p.id for p in page], following) == ([first.id], None)
 
-    with_programs(tmp_path, scenario)
+
+@run_by(with_programs, "tmp_path")
+async def test_tenants_share_nothing(
+    programs: Programs, compiler: CountingCompiler, *, tmp_path: Path
+) -> None:
+    await programs.upload("one", "a", guests.HELLO_WASM)
+    assert await programs.find("two", "a") is None
+    _, new = await programs.upload("two", "a", guests.HELLO_WASM)
+    assert new
+    assert compiler.compiled == 2  # not even time
+    await programs.delete("two", "a")
+    assert await programs.find("one", "a") is not None
+    assert len(files(tmp_path, ".wasm")) == 1
+
+
+@run_by(with_programs, "tmp_path")
+async def test_a_stale_or_altered_artefact_is_compiled_again(
+    programs: Programs, compiler: CountingCompiler, *, tmp_path: Path
+) -> None:
+    program, _ = await programs.upload("t", "a", guests.HELLO_WASM)
+    (path,) = files(tmp_path, ".cwasm")
+    made = path.read_bytes()
+    assert await programs.artefact(program) == made
+    assert compiler.compiled == 1
+    for damage in (
+        lambda: path.write_bytes(made[:-1] + b"!"),
+        path.unlink,
+        lambda: path.rename(path.with_name("0" * 64 + ".other.cwasm")),
+    ):
+        damage()
+        programs._artefacts.clear()
+        before = compiler.compiled
+        several = await asyncio.gather(*(programs.artefact(program) for _ in range(5)))
+        assert compiler.compiled == before + 1
+        assert set(several) == {path.read_bytes()}
+
+
+@run_by(with_programs, "tmp_path")
+async def test_a_deleted_program_is_gone_with_its_files(
+    programs: Programs, compiler: CountingCompiler, *, tmp_path: Path
+) -> None:
+    program, _ = await programs.upload("t", "a", guests.HELLO_WASM)
+    await programs.upload("t", "b", guests.HELLO_WASM)
+    await programs.delete("t", "a")
+    for reference in ("a", "b", program.id):
+        assert await programs.find("t", reference) is None
+    assert files(tmp_path, ".wasm") == files(tmp_path, ".cwasm") == []
+    with pytest.raises(Problem) as gone:
+        await programs.artefact(program)
+    assert gone.value.status == 404
+    with pytest.raises(Problem):
+        await programs.delete("t", "a")
+
+
+@run_by(with_programs, "tmp_path")
+async def test_a_refused_program_leaves_nothing(
+    programs: Programs, compiler: CountingCompiler, *, tmp_path: Path
+) -> None:
+    with pytest.raises(Problem) as refused:
+        await programs.upload("t", "a", guests.REFUSED_WASM)
+    assert len(refused.value.fields["problems"]) == 2
+    assert await programs.find("t", "a") is None
+    assert files(tmp_path, "") == []
+
+
+@run_by(with_programs, "tmp_path")
+async def test_no_bytes_are_left_for_other_gateways_of_a_tenant_that_is_forgotten(
+    programs: Programs, _: CountingCompiler
+) -> None:
+    programs._store.shared = True  # as where several gateways share a database
+    for tenant in ("t", "other"):
+        await programs.upload(tenant, "a", guests.HELLO_WASM)
+    await programs.forget_tenant("t")
+    sql = "SELECT tenant FROM program_bytes"
+    rows = await programs._store.read(lambda c: c.execute(sql).fetchall())
+    assert [row["tenant"] for row in rows] == ["other"]

@@ -52,27 +52,24 @@ def test_tenants_do_not_meet() -> None:
     with_channels(scenario)
 
 
-def test_a_send_into_a_full_channel_waits_and_gives_up() -> None:
-    async def main() -> None:
-        channels = Channels(send_ms_max=20)
-        heard: Heard = []
-        for _ in range(CHANNEL_ITEMS_MAX):
-            channels.send("t", "c", b"x", heard.append)
-        assert heard == [0] * CHANNEL_ITEMS_MAX
-        late: Heard = []
-        channels.send("t", "c", b"late", late.append)
-        channels.send("t", "c", b"too late", late.append)
-        taken: Heard = []
+async def test_a_send_into_a_full_channel_waits_and_gives_up() -> None:
+    channels = Channels(send_ms_max=20)
+    heard: Heard = []
+    for _ in range(CHANNEL_ITEMS_MAX):
+        channels.send("t", "c", b"x", heard.append)
+    assert heard == [0] * CHANNEL_ITEMS_MAX
+    late: Heard = []
+    channels.send("t", "c", b"late", late.append)
+    channels.send("t", "c", b"too late", late.append)
+    taken: Heard = []
+    channels.receive("t", "c", taken.append)
+    assert (late, taken) == ([0], [b"x"])
+    await asyncio.sleep(0.05)
+    assert late == [0, -Errno.EAGAIN]
+    for _ in range(CHANNEL_ITEMS_MAX):
         channels.receive("t", "c", taken.append)
-        assert (late, taken) == ([0], [b"x"])
-        await asyncio.sleep(0.05)
-        assert late == [0, -Errno.EAGAIN]
-        for _ in range(CHANNEL_ITEMS_MAX):
-            channels.receive("t", "c", taken.append)
-        assert taken[-1] == b"late"
-        assert channels.statistics() == {"channels": 0, "bytes": 0}
-
-    asyncio.run(main())
+    assert taken[-1] == b"late"
+    assert channels.statistics() == {"channels": 0, "bytes": 0}
 
 
 def test_a_dropped_call_takes_and_gives_nothing() -> None:
@@ -156,21 +153,18 @@ def test_limits() -> None:
     with_channels(scenario)
 
 
-def test_a_tenant_may_have_fewer_and_hears_by_which_limit() -> None:
-    async def main() -> None:
-        reached: list[tuple[str, str]] = []
-        limits = Limits(parse_limits({"tenant_channels": 1, "tenant_channel_bytes": 5}))
-        channels = Channels(20, limits, lambda *what: reached.append(what))
-        heard: Heard = []
-        channels.send("t", "c", b"12345", heard.append)
-        channels.send("t", "c", b"6", heard.append)
-        with pytest.raises(LimitError) as refused:
-            channels.receive("t", "another", heard.append)
-        assert refused.value.limit == "tenant_channels"
-        async with asyncio.timeout(20):
-            while len(heard) < 2:  # noqa: ASYNC110 - the send's own deadline
-                await asyncio.sleep(0.005)
-        assert heard == [0, -Errno.EAGAIN]
-        assert reached == [("t", "tenant_channel_bytes")]
-
-    asyncio.run(main())
+async def test_a_tenant_may_have_fewer_and_hears_by_which_limit() -> None:
+    reached: list[tuple[str, str]] = []
+    limits = Limits(parse_limits({"tenant_channels": 1, "tenant_channel_bytes": 5}))
+    channels = Channels(20, limits, lambda *what: reached.append(what))
+    heard: Heard = []
+    channels.send("t", "c", b"12345", heard.append)
+    channels.send("t", "c", b"6", heard.append)
+    with pytest.raises(LimitError) as refused:
+        channels.receive("t", "another", heard.append)
+    assert refused.value.limit == "tenant_channels"
+    async with asyncio.timeout(20):
+        while len(heard) < 2:  # noqa: ASYNC110 - the send's own deadline
+            await asyncio.sleep(0.005)
+    assert heard == [0, -Errno.EAGAIN]
+    assert reached == [("t", "tenant_channel_bytes")]

@@ -63,7 +63,6 @@ class Kernel:
 
 
 def spin(seconds: float) -> None:
-    """Take so much of this thread."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass

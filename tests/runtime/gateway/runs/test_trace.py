@@ -18,7 +18,8 @@ from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import _make_key
 
 from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
-from tests.support.gateway.system import House, in_house
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
 Span = dict[str, Any]
@@ -96,54 +97,53 @@ def of(spans: list[Span], pid: int, **what: Any) -> list[Span]:
     return [s for s in spans if s["pid"] == pid and what.items() <= s.items()]
 
 
-def test_calls_waits_and_steps_of_a_run(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(BRANCHES, "branches")
-        run = await client.run("branches", trace=True)
-        assert run["status"] == "exited", run
-        trace = await client.trace(run["id"])
-        assert trace["otherData"] == {
-            "run": run["id"], "program": "branches", "status": "exited", "lost_events": 0,
-        }  # fmt: skip
-        spans = checked(trace)
-        (program,) = of(spans, WORKER, cat="instance")
-        calls = [s for s in of(spans, WORKER) if s is not program]
-        assert len(calls) == run["usage"]["syscalls"]
-        assert all(within(call, program) for call in calls)
-        assert program["args"] == {"result": 0}
-        (failed,) = of(calls, WORKER, name="kv_len")
-        assert failed["args"] == {"result": -9}
-        sleeping = of(calls, WORKER, name="wait", cat="wait")[-1]
-        assert sleeping["dur"] > 25_000
-        # The kernel's: every pred waited, and its step was one of the run's.
-        preds = of(spans, KERNEL, cat="pred")
-        assert [(p["name"], p["args"]["tokens"]) for p in preds] == [("pred", 3)] * 8
-        tickets = {s["args"]["result"] for s in of(calls, WORKER, name="pred")}
-        assert {p["args"]["ticket"] for p in preds} == tickets
-        steps = of(spans, KERNEL, tid=1)
-        assert sum(step["args"]["own_rows"] for step in steps) == 8
-        assert sum(step["args"]["own_tokens"] for step in steps) == 24
-        for pred in preds:
-            parts = [s for s in of(spans, KERNEL, tid=pred["tid"]) if s["cat"] == "step"]
-            parts = [s for s in parts if within(s, pred)]
-            assert sum(part["args"]["own"] for part in parts) == 3
-            assert {nanoseconds(part) for part in parts} <= {nanoseconds(step) for step in steps}
-            (queued,) = [s for s in of(spans, KERNEL, tid=pred["tid"], name="queued")
-                         if within(s, pred)]  # fmt: skip
-            assert nanoseconds(queued)[1] == nanoseconds(parts[0])[0]
-        # One clock: a pred is computed after its call, and before the program hears of it.
-        by_ticket = {s["args"]["result"]: s for s in of(calls, WORKER, name="pred")}
-        (run_span,) = of(spans, GATEWAY, name="running")
-        for pred in preds:
-            assert pred["ts"] >= by_ticket[pred["args"]["ticket"]]["ts"]
-            assert within(pred, run_span)
-        assert within(program, run_span)
-        assert run_span["args"] == {"status": "exited"}
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_calls_waits_and_steps_of_a_run(system: SystemRig, client: Client) -> None:
+    await client.upload(BRANCHES, "branches")
+    run = await client.run("branches", trace=True)
+    assert run["status"] == "exited", run
+    trace = await client.trace(run["id"])
+    assert trace["otherData"] == {
+        "run": run["id"], "program": "branches", "status": "exited", "lost_events": 0,
+    }  # fmt: skip
+    spans = checked(trace)
+    (program,) = of(spans, WORKER, cat="instance")
+    calls = [s for s in of(spans, WORKER) if s is not program]
+    assert len(calls) == run["usage"]["syscalls"]
+    assert all(within(call, program) for call in calls)
+    assert program["args"] == {"result": 0}
+    (failed,) = of(calls, WORKER, name="kv_len")
+    assert failed["args"] == {"result": -9}
+    sleeping = of(calls, WORKER, name="wait", cat="wait")[-1]
+    assert sleeping["dur"] > 25_000
+    # The kernel's: every pred waited, and its step was one of the run's.
+    preds = of(spans, KERNEL, cat="pred")
+    assert [(p["name"], p["args"]["tokens"]) for p in preds] == [("pred", 3)] * 8
+    tickets = {s["args"]["result"] for s in of(calls, WORKER, name="pred")}
+    assert {p["args"]["ticket"] for p in preds} == tickets
+    steps = of(spans, KERNEL, tid=1)
+    assert sum(step["args"]["own_rows"] for step in steps) == 8
+    assert sum(step["args"]["own_tokens"] for step in steps) == 24
+    for pred in preds:
+        parts = [s for s in of(spans, KERNEL, tid=pred["tid"]) if s["cat"] == "step"]
+        parts = [s for s in parts if within(s, pred)]
+        assert sum(part["args"]["own"] for part in parts) == 3
+        assert {nanoseconds(part) for part in parts} <= {nanoseconds(step) for step in steps}
+        (queued,) = [s for s in of(spans, KERNEL, tid=pred["tid"], name="queued")
+                     if within(s, pred)]  # fmt: skip
+        assert nanoseconds(queued)[1] == nanoseconds(parts[0])[0]
+    # One clock: a pred is computed after its call, and before the program hears of it.
+    by_ticket = {s["args"]["result"]: s for s in of(calls, WORKER, name="pred")}
+    (run_span,) = of(spans, GATEWAY, name="running")
+    for pred in preds:
+        assert pred["ts"] >= by_ticket[pred["args"]["ticket"]]["ts"]
+        assert within(pred, run_span)
+    assert within(program, run_span)
+    assert run_span["args"] == {"status": "exited"}
 
 
-def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path")
+async def test_children_have_tracks_of_their_own(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
     parent = f"""
         (call $await (call $spawn (i32.const 500) (i32.const {len(options)})))
@@ -153,27 +153,24 @@ def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
         (call $await (call $pred (call $kv_create) (i32.const 0) (i32.const 1) (i32.const 0)
                                  (i32.const 0) (i32.const 0)))
         (i32.const 3))"""
-
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(wasm(main(parent, child, data(500, options))), "family")
-        run = await client.run("family", trace=True, entry="lip_main")
-        spans = checked(await client.trace(run["id"]))
-        (own,) = of(spans, WORKER, name="program")
-        (other,) = of(spans, WORKER, name="child")
-        assert own["tid"] != other["tid"]
-        assert other["args"] == {"result": 3}
-        assert within(other, own)
-        names = [s["name"] for s in of(spans, WORKER, tid=other["tid"]) if s is not other]
-        assert sorted(names) == ["kv_create", "pred", "wait"]
-        (pred,) = of(spans, KERNEL, cat="pred")
-        assert within(pred, other)
-        (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
-        assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
-
-    in_house(tmp_path, scenario)
+    await client.upload(wasm(main(parent, child, data(500, options))), "family")
+    run = await client.run("family", trace=True, entry="lip_main")
+    spans = checked(await client.trace(run["id"]))
+    (own,) = of(spans, WORKER, name="program")
+    (other,) = of(spans, WORKER, name="child")
+    assert own["tid"] != other["tid"]
+    assert other["args"] == {"result": 3}
+    assert within(other, own)
+    names = [s["name"] for s in of(spans, WORKER, tid=other["tid"]) if s is not other]
+    assert sorted(names) == ["kv_create", "pred", "wait"]
+    (pred,) = of(spans, KERNEL, cat="pred")
+    assert within(pred, other)
+    (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
+    assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
 
 
-def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path")
+async def test_each_step_of_a_generation_is_shown(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"max": 5, "ahead": 2})
     body = f"""
         (local.set $ticket (call $generate (call $kv_create) (i32.const 0) (i32.const 3)
@@ -182,123 +179,111 @@ def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
           (br_if $more (i32.gt_s (call $claim (local.get $ticket) (i32.const 1000) (i32.const 8))
                                  (i32.const 0))))
         (i32.const 0)"""
-
-    async def scenario(house: House, client: Client) -> None:
-        program = main(body, data(500, options), locals_="(local $ticket i32)")
-        await client.upload(wasm(program), "generating")
-        run = await client.run("generating", trace=True)
-        assert run["usage"]["completion_tokens"] == 5
-        spans = checked(await client.trace(run["id"]))
-        (call,) = of(spans, WORKER, name="generate")
-        steps = of(spans, KERNEL, cat="pred")
-        assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
-            ("generate", 3), *[("generate", 1)] * 4,
-        ]  # fmt: skip
-        assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
-        assert len(of(spans, KERNEL, tid=1)) == 5
-
-    in_house(tmp_path, scenario)
+    program = main(body, data(500, options), locals_="(local $ticket i32)")
+    await client.upload(wasm(program), "generating")
+    run = await client.run("generating", trace=True)
+    assert run["usage"]["completion_tokens"] == 5
+    spans = checked(await client.trace(run["id"]))
+    (call,) = of(spans, WORKER, name="generate")
+    steps = of(spans, KERNEL, cat="pred")
+    assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
+        ("generate", 3), *[("generate", 1)] * 4,
+    ]  # fmt: skip
+    assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
+    assert len(of(spans, KERNEL, tid=1)) == 5
 
 
 def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
-    async def first(house: House, client: Client) -> None:
+    async def first(system: SystemRig, client: Client) -> None:
         await client.upload(HELLO_WASM, "hello")
         runs.append((await client.run("hello", trace=True))["id"])
         traces.append(await client.trace(runs[0]))
 
-    async def later(house: House, client: Client) -> None:
+    async def later(system: SystemRig, client: Client) -> None:
         assert await client.trace(runs[0]) == traces[0]
         await client.delete_run(runs[0])
         with pytest.raises(ServerError) as gone:
             await client.trace(runs[0])
         assert gone.value.status == 404
-        rows = await house.gateway.services.store.read(
+        rows = await system.gateway.services.store.read(
             lambda c: c.execute("SELECT COUNT(*) FROM run_traces").fetchone()[0]
         )
         assert rows == 0
 
     runs: list[str] = []
     traces: list[dict[str, Any]] = []
-    in_house(tmp_path, first)
-    in_house(tmp_path, later)
+    with_system(tmp_path, first)
+    with_system(tmp_path, later)
 
 
-def test_only_runs_that_ask_are_traced(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(HELLO_WASM, "hello")
-        for options in ({}, {"trace": False}):
-            run = await client.run("hello", **options)
+@run_by(with_system, "tmp_path")
+async def test_only_runs_that_ask_are_traced(system: SystemRig, client: Client) -> None:
+    await client.upload(HELLO_WASM, "hello")
+    for options in ({}, {"trace": False}):
+        run = await client.run("hello", **options)
+        with pytest.raises(ServerError) as refused:
+            await client.trace(run["id"])
+        assert refused.value.status == 404
+        assert "was not traced" in str(refused.value)
+    wrong: Any
+    for wrong in ("yes", 1, None, {}):
+        with pytest.raises(ServerError) as refused:
+            await client.run("hello", trace=wrong)
+        assert refused.value.status == 400
+
+
+async def test_another_tenant_gets_404(tmp_path: Path) -> None:
+    store = Store(tmp_path / "symphony.sqlite")
+    keys = [await _make_key(store, tmp_path / f"{t}.key", t) for t in ("default", "acme")]
+    await store.close()
+    async with (
+        SystemRig(tmp_path) as system,
+        Client(system.url, keys[0]) as owner,
+        Client(system.url, keys[1]) as other,
+    ):
+        await owner.upload(HELLO_WASM, "hello")
+        run = (await owner.run("hello", trace=True))["id"]
+        assert (await owner.trace(run))["otherData"]["run"] == run
+        for client, name in ((other, run), (owner, "run_nonsense")):
             with pytest.raises(ServerError) as refused:
-                await client.trace(run["id"])
+                await client.trace(name)
             assert refused.value.status == 404
-            assert "was not traced" in str(refused.value)
-        wrong: Any
-        for wrong in ("yes", 1, None, {}):
-            with pytest.raises(ServerError) as refused:
-                await client.run("hello", trace=wrong)
-            assert refused.value.status == 400
-
-    in_house(tmp_path, scenario)
 
 
-def test_another_tenant_gets_404(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = Store(tmp_path / "symphony.sqlite")
-        keys = [await _make_key(store, tmp_path / f"{t}.key", t) for t in ("default", "acme")]
-        await store.close()
-        async with (
-            House(tmp_path) as house,
-            Client(house.url, keys[0]) as owner,
-            Client(house.url, keys[1]) as other,
-        ):
-            await owner.upload(HELLO_WASM, "hello")
-            run = (await owner.run("hello", trace=True))["id"]
-            assert (await owner.trace(run))["otherData"]["run"] == run
-            for client, name in ((other, run), (owner, "run_nonsense")):
-                with pytest.raises(ServerError) as refused:
-                    await client.trace(name)
-                assert refused.value.status == 404
-
-    asyncio.run(scenario())
-
-
-def test_a_live_run_shows_what_it_did_so_far(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(SLEEP_AND_DECODE_WASM, "slow")
-        run = await client.start("slow", trace=True)
-        async with asyncio.timeout(20):
+@run_by(with_system, "tmp_path")
+async def test_a_live_run_shows_what_it_did_so_far(system: SystemRig, client: Client) -> None:
+    await client.upload(SLEEP_AND_DECODE_WASM, "slow")
+    run = await client.start("slow", trace=True)
+    async with asyncio.timeout(20):
+        live = checked(await client.trace(run))
+        while not of(live, GATEWAY, name="running"):
             live = checked(await client.trace(run))
-            while not of(live, GATEWAY, name="running"):
-                live = checked(await client.trace(run))
-        assert not of(live, WORKER, cat="instance")
-        events = [event.kind async for event in client.events(run)]
-        assert events[-1] == "status"
-        ended = checked(await client.trace(run))
-        assert len(of(ended, KERNEL, cat="pred")) == 4
-
-    in_house(tmp_path, scenario)
+    assert not of(live, WORKER, cat="instance")
+    events = [event.kind async for event in client.events(run)]
+    assert events[-1] == "status"
+    ended = checked(await client.trace(run))
+    assert len(of(ended, KERNEL, cat="pred")) == 4
 
 
-def test_runs_that_do_not_end_well_are_traced_too(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
-            await client.upload(program, name)
-        trapped = await client.run("trap", trace=True)
-        spans = checked(await client.trace(trapped["id"]))
-        (instance,) = of(spans, WORKER, cat="instance")
-        assert instance["args"] == {"result": 134}
-        run = await client.start("spin", trace=True)
-        await asyncio.sleep(0.05)
-        await client.cancel(run)
-        trace = await client.trace(run)
-        assert trace["otherData"]["status"] == "killed"
-        (instance,) = of(checked(trace), WORKER, cat="instance")
-        assert instance["dur"] > 20_000
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_runs_that_do_not_end_well_are_traced_too(system: SystemRig, client: Client) -> None:
+    for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
+        await client.upload(program, name)
+    trapped = await client.run("trap", trace=True)
+    spans = checked(await client.trace(trapped["id"]))
+    (instance,) = of(spans, WORKER, cat="instance")
+    assert instance["args"] == {"result": 134}
+    run = await client.start("spin", trace=True)
+    await asyncio.sleep(0.05)
+    await client.cancel(run)
+    trace = await client.trace(run)
+    assert trace["otherData"]["status"] == "killed"
+    (instance,) = of(checked(trace), WORKER, cat="instance")
+    assert instance["dur"] > 20_000
 
 
-def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path")
+async def test_a_flood_of_calls_leaves_its_end(system: SystemRig, client: Client) -> None:
     calls = TRACE_EVENTS_MAX + 5_000
     body = f"""
         (loop $more (drop (call $clock_ms))
@@ -306,33 +291,27 @@ def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
                                  (i32.const {calls}))))
         (call $await (call $sleep (i64.const 1)))
         (i32.const 0)"""
-
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
-        run = await client.run("flood", trace=True)
-        assert run["status"] == "exited", run
-        trace = await client.trace(run["id"])
-        shown = of(checked(trace), WORKER)
-        assert len(shown) <= TRACE_EVENTS_MAX
-        assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
-        assert len(shown) + trace["otherData"]["lost_events"] == calls + 3
-
-    in_house(tmp_path, scenario)
+    await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
+    run = await client.run("flood", trace=True)
+    assert run["status"] == "exited", run
+    trace = await client.trace(run["id"])
+    shown = of(checked(trace), WORKER)
+    assert len(shown) <= TRACE_EVENTS_MAX
+    assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
+    assert len(shown) + trace["otherData"]["lost_events"] == calls + 3
 
 
-def test_a_tenant_has_so_many_traced_runs_at_once(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
-        await client.upload(wasm(main(body)), "hang")
-        runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
-        with pytest.raises(ServerError) as refused:
-            await client.start("hang", trace=True)
-        assert refused.value.status == 429
-        await client.start("hang")
-        await client.cancel(runs[0])
+@run_by(with_system, "tmp_path")
+async def test_a_tenant_has_so_many_traced_runs_at_once(system: SystemRig, client: Client) -> None:
+    body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
+    await client.upload(wasm(main(body)), "hang")
+    runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
+    with pytest.raises(ServerError) as refused:
         await client.start("hang", trace=True)
-
-    in_house(tmp_path, scenario)
+    assert refused.value.status == 429
+    await client.start("hang")
+    await client.cancel(runs[0])
+    await client.start("hang", trace=True)
 
 
 # --- What is kept --------------------------------------------------------------------------------

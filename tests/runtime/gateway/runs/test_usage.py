@@ -15,6 +15,7 @@ from symphony_runtime.gateway.runs.usage import (
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.support.gateway.stores import with_store
+from tests.support.run_by import run_by
 
 DAY_MS = 86_400_000
 NOON = 1_795_262_400_000  # 2026-11-21, 12:00 UTC
@@ -26,38 +27,34 @@ async def days(store: Store, chosen: UsageQuery | None = None, limit: int = 100)
     return [(row["tenant"], row["day"], row["runs"], row["prompt_tokens"]) for row in rows]
 
 
-def test_runs_add_up_by_tenant_and_day(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        for tenant, at in (("b", NOON), ("a", NOON), ("a", NOON + 1), ("a", NOON + DAY_MS)):
+@run_by(with_store, "tmp_path", "store_url")
+async def test_runs_add_up_by_tenant_and_day(store: Store) -> None:
+    for tenant, at in (("b", NOON), ("a", NOON), ("a", NOON + 1), ("a", NOON + DAY_MS)):
+        await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
+    await store.write(lambda c: add_usage(c, "a", NOON, {"wall_ms": 5}))
+    assert await days(store) == [
+        ("a", "2026-11-21", 3, 2), ("b", "2026-11-21", 1, 1), ("a", "2026-11-22", 1, 1)
+    ]  # fmt: skip
+    first, *_ = await store.read(lambda c: usage_page(c, UsageQuery(), 1))
+    assert first["wall_ms"] == 2 * USAGE["wall_ms"] + 5
+    assert set(first) == {"tenant", "day", "runs", *SUMMED}
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_a_part_can_be_chosen(store: Store) -> None:
+    for tenant in ("a", "b"):
+        for day in range(3):
+            at = NOON + day * DAY_MS
             await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
-        await store.write(lambda c: add_usage(c, "a", NOON, {"wall_ms": 5}))
-        assert await days(store) == [
-            ("a", "2026-11-21", 3, 2), ("b", "2026-11-21", 1, 1), ("a", "2026-11-22", 1, 1)
-        ]  # fmt: skip
-        first, *_ = await store.read(lambda c: usage_page(c, UsageQuery(), 1))
-        assert first["wall_ms"] == 2 * USAGE["wall_ms"] + 5
-        assert set(first) == {"tenant", "day", "runs", *SUMMED}
-
-    with_store(tmp_path, store_url, scenario)
-
-
-def test_a_part_can_be_chosen(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        for tenant in ("a", "b"):
-            for day in range(3):
-                at = NOON + day * DAY_MS
-                await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
-        query = UsageQuery(tenant="b", first="2026-11-22")
-        assert [row[:2] for row in await days(store, query)] == [
-            ("b", "2026-11-22"), ("b", "2026-11-23")
-        ]  # fmt: skip
-        assert [row[:2] for row in await days(store, UsageQuery(last="2026-11-21"))] == [
-            ("a", "2026-11-21"), ("b", "2026-11-21")
-        ]  # fmt: skip
-        page = await days(store, UsageQuery(after=("2026-11-21", "b")), limit=1)
-        assert [row[:2] for row in page] == [("a", "2026-11-22")]
-
-    with_store(tmp_path, store_url, scenario)
+    query = UsageQuery(tenant="b", first="2026-11-22")
+    assert [row[:2] for row in await days(store, query)] == [
+        ("b", "2026-11-22"), ("b", "2026-11-23")
+    ]  # fmt: skip
+    assert [row[:2] for row in await days(store, UsageQuery(last="2026-11-21"))] == [
+        ("a", "2026-11-21"), ("b", "2026-11-21")
+    ]  # fmt: skip
+    page = await days(store, UsageQuery(after=("2026-11-21", "b")), limit=1)
+    assert [row[:2] for row in page] == [("a", "2026-11-22")]
 
 
 def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> None:
@@ -80,19 +77,17 @@ def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> N
     with_store(tmp_path, store_url, scenario)
 
 
-def test_what_could_not_be_written_is_not_lost(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        ledger = RunUsage(store, lambda: NOON)
-        ledger.count("a", USAGE)
-        await store.write(lambda c: c.execute("ALTER TABLE tenant_usage RENAME TO away") and None)
-        with pytest.raises(store.errors):
-            await ledger.flush()
-        ledger.count("a", USAGE)
-        await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO tenant_usage") and None)
+@run_by(with_store, "tmp_path", "store_url")
+async def test_what_could_not_be_written_is_not_lost(store: Store) -> None:
+    ledger = RunUsage(store, lambda: NOON)
+    ledger.count("a", USAGE)
+    await store.write(lambda c: c.execute("ALTER TABLE tenant_usage RENAME TO away") and None)
+    with pytest.raises(store.errors):
         await ledger.flush()
-        assert await days(store) == [("a", "2026-11-21", 2, 2)]
-
-    with_store(tmp_path, store_url, scenario)
+    ledger.count("a", USAGE)
+    await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO tenant_usage") and None)
+    await ledger.flush()
+    assert await days(store) == [("a", "2026-11-21", 2, 2)]
 
 
 def test_what_is_summed_is_told_by_runs() -> None:

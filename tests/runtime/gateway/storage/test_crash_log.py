@@ -17,6 +17,8 @@ from symphony_runtime.gateway.storage import crash_log as crash_log_module
 from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.run_by import run_by
+
 DIED = "it died"
 
 
@@ -111,16 +113,16 @@ def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
     assert recovered(tmp_path) == told, "once"
 
 
-def test_a_reader_gets_nothing_that_is_not_in_the_file(tmp_path: Path) -> None:
-    async def scenario(store: Store) -> None:
-        stream = await started(store, 1)
-        stream.append("message", b"at once")
-        batch = await stream.open_reader(0).next()
-        assert batch is not None
-        assert kinds(batch) == ["status", "message"]
-        assert {1, 2} <= set(read_crash_log(tmp_path)[1])
-
-    with_store(tmp_path, scenario)
+@run_by(with_store, "tmp_path")
+async def test_a_reader_gets_nothing_that_is_not_in_the_file(
+    store: Store, *, tmp_path: Path
+) -> None:
+    stream = await started(store, 1)
+    stream.append("message", b"at once")
+    batch = await stream.open_reader(0).next()
+    assert batch is not None
+    assert kinds(batch) == ["status", "message"]
+    assert {1, 2} <= set(read_crash_log(tmp_path)[1])
 
 
 def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
@@ -205,16 +207,13 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert kinds(recovered(tmp_path)[1]) == ["status", "usage", "status"]
 
 
-def test_a_store_that_is_closed_leaves_no_file(tmp_path: Path) -> None:
-    async def main() -> None:
-        tail = CrashLog(tmp_path)
-        await tail.close()
-        tail = CrashLog(tmp_path)
-        entry: Any = (1, 1, "message", b"x")
-        tail.add(entry)
-        tail.flush()
-        assert len(files(tmp_path)) == 1
-        await tail.close()
-        assert files(tmp_path) == []
-
-    asyncio.run(main())
+async def test_a_store_that_is_closed_leaves_no_file(tmp_path: Path) -> None:
+    tail = CrashLog(tmp_path)
+    await tail.close()
+    tail = CrashLog(tmp_path)
+    entry: Any = (1, 1, "message", b"x")
+    tail.add(entry)
+    tail.flush()
+    assert len(files(tmp_path)) == 1
+    await tail.close()
+    assert files(tmp_path) == []

@@ -24,7 +24,8 @@ from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
-from tests.support.gateway.system import House, in_house, refusal
+from tests.support.gateway.system import SystemRig, refusal, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 MIB = 1 << 20
@@ -79,15 +80,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-async def wait_for_room(house: House, *, room: bool) -> None:
-    disk = house.gateway.services.store.disk
+async def wait_for_room(system: SystemRig, *, room: bool) -> None:
+    disk = system.gateway.services.store.disk
     async with asyncio.timeout(20):
         while disk.low is room:  # noqa: ASYNC110 - the disk is looked at once a second
             await asyncio.sleep(0.02)
 
 
-async def upload_long_talk(house: House, client: Client, sends: int) -> None:
-    async with Client(house.url, house.admin_key) as admin:
+async def upload_long_talk(system: SystemRig, client: Client, sends: int) -> None:
+    async with Client(system.url, system.admin_key) as admin:
         await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
     await client.upload(long_talk(sends), "long")
 
@@ -102,40 +103,40 @@ async def wait_until_it_waits(journal: EventStream) -> None:
     assert not journal.finished
 
 
-async def get(house: House, path: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(house.url + path) as response:
+async def get(system: SystemRig, path: str) -> Any:
+    async with aiohttp.ClientSession() as session, session.get(system.url + path) as response:
         return await response.json()
 
 
-async def put_secret(house: House) -> int:
-    headers = {"Authorization": f"Bearer {house.key}"}
+async def put_secret(system: SystemRig) -> int:
+    headers = {"Authorization": f"Bearer {system.key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         body = {"value": "x" * 40, "hosts": ["example.com"]}
-        async with session.put(f"{house.url}/v1/secrets/TOKEN", json=body) as response:
+        async with session.put(f"{system.url}/v1/secrets/TOKEN", json=body) as response:
             return response.status
 
 
 def test_on_a_full_disk_deletions_and_operators_changes_go_through(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        async with Client(house.url, house.admin_key) as admin:
+    async def scenario(system: SystemRig, client: Client) -> None:
+        async with Client(system.url, system.admin_key) as admin:
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme"))["key"]
-            async with Client(house.url, key) as acme:
+            async with Client(system.url, key) as acme:
                 await acme.upload(TALK, "talk")
                 for _ in range(3):
                     await acme.run("talk", "9")
             await client.upload(TALK, "talk")
             ended = [(await client.run("talk", "4"))["id"] for _ in range(8)]
-            assert (await get(house, "/readyz"))["degraded"] == []
+            assert (await get(system, "/readyz"))["degraded"] == []
             filler = fill(disk)
             assert free_bytes(disk) == 0
-            await wait_for_room(house, room=False)
+            await wait_for_room(system, room=False)
             for refused in (client.upload(guests.HELLO_WASM), client.start("talk", "1")):
                 assert await refusal(refused) == (507, "disk-full")
-            assert await put_secret(house) == 507
-            (words,) = (await get(house, "/readyz"))["degraded"]
+            assert await put_secret(system) == 507
+            (words,) = (await get(system, "/readyz"))["degraded"]
             assert "MiB free" in words
             assert "symphony:disk_room_bytes" in await admin.metrics()
             # What was there is there, and what makes room or protects others is done.
@@ -148,7 +149,7 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
             await admin.delete_tenant("acme", everything=True)
             await client.delete_program("talk")
             filler.unlink()
-            await wait_for_room(house, room=True)
+            await wait_for_room(system, room=True)
             await client.upload(TALK, "talk")
             assert (await client.run("talk", "2"))["status"] == "exited"
             assert len((await client.result(ended[0]))["messages"]) == 4
@@ -157,91 +158,91 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
                     await asyncio.sleep(0.02)
 
     with caplog.at_level(logging.ERROR):
-        in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+        with_system(disk, scenario, disk_reserve_bytes=RESERVE)
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(disk: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
-        run = await client.run("long")
-        assert (run["status"], len(run["messages"])) == ("exited", MEDIUM_TALK_SENDS)
-        filler = fill(disk)
-        await wait_for_room(house, room=False)
-        await client.delete_run(run["id"])
-        assert [run async for run in client.runs()] == []
-        store = house.gateway.services.store
-        assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
-        filler.unlink()
-
-    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+@run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
+async def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(
+    system: SystemRig, client: Client, *, disk: Path
+) -> None:
+    await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
+    run = await client.run("long")
+    assert (run["status"], len(run["messages"])) == ("exited", MEDIUM_TALK_SENDS)
+    filler = fill(disk)
+    await wait_for_room(system, room=False)
+    await client.delete_run(run["id"])
+    assert [run async for run in client.runs()] == []
+    store = system.gateway.services.store
+    assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
+    filler.unlink()
 
 
 def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Path) -> None:
-    async def before(house: House, client: Client) -> None:
-        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
+    async def before(system: SystemRig, client: Client) -> None:
+        await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
         run = (await client.run("long"))["id"]
-        store = house.gateway.services.store
-        found = await house.gateway.services.runs.find("default", run)
+        store = system.gateway.services.store
+        found = await system.gateway.services.runs.find("default", run)
         assert isinstance(found, Record)
         seq = found.seq
         assert await store.write(lambda c: delete_runs(c, [seq])) == ([], [seq])  # one step
         assert await refusal(client.result(run)) == (404, "not-found")
         assert [run async for run in client.runs()] == []
 
-    async def after(house: House, client: Client) -> None:
-        store, retention = house.gateway.services.store, house.gateway.services.retention
+    async def after(system: SystemRig, client: Client) -> None:
+        store, retention = system.gateway.services.store, system.gateway.services.retention
         async with asyncio.timeout(20):
             while retention.kept_bytes("default"):  # noqa: ASYNC110 - the server's
                 await asyncio.sleep(0.02)
         assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
 
-    in_house(tmp_path, before)
-    in_house(tmp_path, after)
+    with_system(tmp_path, before)
+    with_system(tmp_path, after)
 
 
-def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
-        # As soon as it has begun to send, and long before it is done.
-        run = await client.start("long")
-        journal = house.gateway.services.runs.runs_of("default")[0].events
-        async with asyncio.timeout(20):
-            while not journal.sent:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        filler = fill(disk, leave=RESERVE // 4)  # it would fit, but for the reserve
-        house.gateway.services.store.disk.measure()
-        await wait_until_it_waits(journal)
-        assert journal.sent < MEDIUM_TALK_SENDS * 65_536 // 2
-        assert free_bytes(disk) > RESERVE // 4 - MIB
-        filler.unlink()
-        async with asyncio.timeout(20):
-            while (found := await client.result(run))["ended_ms"] is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
+@run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
+async def test_live_runs_wait_on_a_full_disk_and_then_go_on(
+    system: SystemRig, client: Client, *, disk: Path
+) -> None:
+    await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
+    # As soon as it has begun to send, and long before it is done.
+    run = await client.start("long")
+    journal = system.gateway.services.runs.runs_of("default")[0].events
+    async with asyncio.timeout(20):
+        while not journal.sent:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    filler = fill(disk, leave=RESERVE // 4)  # it would fit, but for the reserve
+    system.gateway.services.store.disk.measure()
+    await wait_until_it_waits(journal)
+    assert journal.sent < MEDIUM_TALK_SENDS * 65_536 // 2
+    assert free_bytes(disk) > RESERVE // 4 - MIB
+    filler.unlink()
+    async with asyncio.timeout(20):
+        while (found := await client.result(run))["ended_ms"] is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
 
-    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
 
-
-def test_a_tenant_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.create_tenant("acme", quotas={"disk_bytes": MIB})
-            key = (await admin.create_key("acme"))["key"]
-        await client.upload(TALK, "talk")
-        async with Client(house.url, key) as acme:
-            await acme.upload(TALK, "talk")
-            assert (await acme.run("talk", "4"))["status"] == "exited"
-            over = await run_until_killed(acme)
-            assert over["reason"].startswith("disk limit")
-            assert over["limit"] == "disk_bytes"
-            assert await refusal(acme.kv_upload("big", b"x" * MIB)) == (429, "over-quota")
-            assert (await client.run("talk", "4"))["status"] == "exited"
-            for run in [run["id"] async for run in acme.runs()]:
-                await acme.delete_run(run)
-            assert (await acme.run("talk", "4"))["status"] == "exited"
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_a_tenant_over_its_budget_is_refused_and_others_are_not(
+    system: SystemRig, client: Client
+) -> None:
+    async with Client(system.url, system.admin_key) as admin:
+        await admin.create_tenant("acme", quotas={"disk_bytes": MIB})
+        key = (await admin.create_key("acme"))["key"]
+    await client.upload(TALK, "talk")
+    async with Client(system.url, key) as acme:
+        await acme.upload(TALK, "talk")
+        assert (await acme.run("talk", "4"))["status"] == "exited"
+        over = await run_until_killed(acme)
+        assert over["reason"].startswith("disk limit")
+        assert over["limit"] == "disk_bytes"
+        assert await refusal(acme.kv_upload("big", b"x" * MIB)) == (429, "over-quota")
+        assert (await client.run("talk", "4"))["status"] == "exited"
+        for run in [run["id"] async for run in acme.runs()]:
+            await acme.delete_run(run)
+        assert (await acme.run("talk", "4"))["status"] == "exited"
 
 
 async def run_until_killed(client: Client) -> Any:
@@ -250,38 +251,38 @@ async def run_until_killed(client: Client) -> Any:
     return run
 
 
-def test_machine_code_and_live_runs_count_for_their_tenant(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        held = house.gateway.services.store.disk.held
-        assert held("default") == 0
-        await client.upload(TALK_AND_HANG, "talk")
-        files = sum(path.stat().st_size for path in (tmp_path / "programs").rglob("*wasm"))
-        assert held("default") == files > 3 * len(TALK_AND_HANG)
-        run = await client.start("talk", "5")
-        async with asyncio.timeout(20):
-            while held("default") < files + 5 * 65_536:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await client.cancel(run)
-        assert files + 5 * 65_536 < held("default") < files + 6 * 65_536
-        await client.delete_run(run)
-        await client.delete_program("talk")
-        assert held("default") == 0
-
-    in_house(tmp_path, scenario)
+@run_by(with_system, "tmp_path")
+async def test_machine_code_and_live_runs_count_for_their_tenant(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
+    held = system.gateway.services.store.disk.held
+    assert held("default") == 0
+    await client.upload(TALK_AND_HANG, "talk")
+    files = sum(path.stat().st_size for path in (tmp_path / "programs").rglob("*wasm"))
+    assert held("default") == files > 3 * len(TALK_AND_HANG)
+    run = await client.start("talk", "5")
+    async with asyncio.timeout(20):
+        while held("default") < files + 5 * 65_536:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await client.cancel(run)
+    assert files + 5 * 65_536 < held("default") < files + 6 * 65_536
+    await client.delete_run(run)
+    await client.delete_program("talk")
+    assert held("default") == 0
 
 
 def test_programs_of_an_earlier_start_count(tmp_path: Path) -> None:
     held = []
 
-    async def before(house: House, client: Client) -> None:
+    async def before(system: SystemRig, client: Client) -> None:
         await client.upload(TALK, "talk")
-        held.append(house.gateway.services.store.disk.held("default"))
+        held.append(system.gateway.services.store.disk.held("default"))
 
-    async def after(house: House, client: Client) -> None:
-        held.append(house.gateway.services.store.disk.held("default"))
+    async def after(system: SystemRig, client: Client) -> None:
+        held.append(system.gateway.services.store.disk.held("default"))
 
-    in_house(tmp_path, before)
-    in_house(tmp_path, after)
+    with_system(tmp_path, before)
+    with_system(tmp_path, after)
     assert held[0] == held[1] > 0
 
 
@@ -316,41 +317,41 @@ def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
     assert answers == {True, False}
 
 
-def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(disk: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-        async with Client(house.url, key) as acme:
-            await upload_long_talk(house, client, LONG_TALK_SENDS)
-            await acme.upload(TALK, "talk")
-            run = await client.start("long")
-            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].events)
-            assert free_bytes(disk) > RESERVE
-            assert (await acme.run("talk", "9"))["status"] == "exited"
-            assert await refusal(client.start("long")) == (429, "over-quota")
-            await client.cancel(run)
-            await client.delete_run(run)
-            await client.upload(TALK, "talk")
-            assert (await client.run("talk", "9"))["status"] == "exited"
-
-    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
-
-
-def test_the_servers_budget_bounds_all(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+@run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
+async def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(
+    system: SystemRig, client: Client, *, disk: Path
+) -> None:
+    async with Client(system.url, system.admin_key) as admin:
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme"))["key"]
+    async with Client(system.url, key) as acme:
+        await upload_long_talk(system, client, LONG_TALK_SENDS)
+        await acme.upload(TALK, "talk")
+        run = await client.start("long")
+        await wait_until_it_waits(system.gateway.services.runs.runs_of("default")[0].events)
+        assert free_bytes(disk) > RESERVE
+        assert (await acme.run("talk", "9"))["status"] == "exited"
+        assert await refusal(client.start("long")) == (429, "over-quota")
+        await client.cancel(run)
+        await client.delete_run(run)
         await client.upload(TALK, "talk")
+        assert (await client.run("talk", "9"))["status"] == "exited"
 
-        async def run_until_refused() -> None:
-            for _ in range(30):
-                await client.run("talk", "9")
-                house.gateway.services.store.disk._used = sum(parts_of(tmp_path).values())
 
-        assert (await refusal(run_until_refused()))[0] in (429, 507)
-        async for run in client.runs():
-            await client.delete_run(run["id"])
+@run_by(with_system, "tmp_path", disk_bytes_max=3 * MIB)
+async def test_the_servers_budget_bounds_all(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
+    await client.upload(TALK, "talk")
 
-    in_house(tmp_path, scenario, disk_bytes_max=3 * MIB)
+    async def run_until_refused() -> None:
+        for _ in range(30):
+            await client.run("talk", "9")
+            system.gateway.services.store.disk._used = sum(parts_of(tmp_path).values())
+
+    assert (await refusal(run_until_refused()))[0] in (429, 507)
+    async for run in client.runs():
+        await client.delete_run(run["id"])
 
 
 def test_a_file_that_cannot_grow_is_said_in_words(
@@ -358,20 +359,20 @@ def test_a_file_that_cannot_grow_is_said_in_words(
 ) -> None:
     """Where no file system can be mounted, a limit of a file's size stands for a full disk."""
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         await client.upload(TALK, "talk")
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
         try:
             assert (await refusal(client.upload(guests.HELLO_WASM)))[0] in (503, 507)
-            assert await put_secret(house) in (503, 507)
+            assert await put_secret(system) in (503, 507)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         await client.upload(guests.HELLO_WASM)
-        assert await put_secret(house) == 201
+        assert await put_secret(system) == 201
 
     with caplog.at_level(logging.ERROR):
-        in_house(tmp_path, scenario)
+        with_system(tmp_path, scenario)
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -380,35 +381,28 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("db*"))
 
 
-def test_the_databases_file_shrinks_after_deletions(tmp_path: Path) -> None:
-    async def play() -> None:
-        store = Store(tmp_path / "db")
-        for run in range(40):
-            await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
-        full = _size(tmp_path)
-        await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
-        await store.shrink()
-        await store.close()
-        assert full > 40 * MIB
-        assert _size(tmp_path) < 10 * MIB
-
-    asyncio.run(play())
+async def test_the_databases_file_shrinks_after_deletions(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    for run in range(40):
+        await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
+    full = _size(tmp_path)
+    await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
+    await store.shrink()
+    await store.close()
+    assert full > 40 * MIB
+    assert _size(tmp_path) < 10 * MIB
 
 
-def test_a_file_of_an_earlier_version_shrinks_too(tmp_path: Path) -> None:
+async def test_a_file_of_an_earlier_version_shrinks_too(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE old (body BLOB)")
         connection.executemany("INSERT INTO old VALUES (?)", [(b"x" * MIB,)] * 20)
     connection.close()
-
-    async def play() -> None:
-        store = Store(path)
-        await store.write(lambda c: c.execute("DROP TABLE old").rowcount)
-        await store.shrink()
-        await store.close()
-
-    asyncio.run(play())
+    store = Store(path)
+    await store.write(lambda c: c.execute("DROP TABLE old").rowcount)
+    await store.shrink()
+    await store.close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
     connection.close()
@@ -454,40 +448,38 @@ async def count(store: Store, rows: str) -> int:
 
 
 @pytest.mark.parametrize("leave", [many_keys, large_programs, large_traces])
-def test_a_tenant_with_more_than_the_reserve_is_deleted_on_a_full_disk(
-    disk: Path, leave: Callable[[Connection], None]
+@run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
+async def test_a_tenant_with_more_than_the_reserve_is_deleted_on_a_full_disk(
+    system: SystemRig, _: Client, *, disk: Path, leave: Callable[[Connection], None]
 ) -> None:
-    async def scenario(house: House, _: Client) -> None:
-        store = house.gateway.services.store
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.create_tenant("acme")
-            async with Client(house.url, (await admin.create_key("acme"))["key"]) as acme:
-                await acme.upload(guests.HELLO_WASM, "hello")
-                for _number in range(16):
-                    await acme.run("hello", trace=True)
-            await store.write(leave)
-            await store.scrub()
-            filler = fill(disk)
-            await wait_for_room(house, room=False)
-            await admin.delete_tenant("acme", everything=True)
-            filler.unlink()
-        for table in ("idempotency", "idempotency_counts", "programs", "program_names", "runs"):
-            assert (table, await count(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
-        assert await count(store, "run_traces") == 0
-
-    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+    store = system.gateway.services.store
+    async with Client(system.url, system.admin_key) as admin:
+        await admin.create_tenant("acme")
+        async with Client(system.url, (await admin.create_key("acme"))["key"]) as acme:
+            await acme.upload(guests.HELLO_WASM, "hello")
+            for _number in range(16):
+                await acme.run("hello", trace=True)
+        await store.write(leave)
+        await store.scrub()
+        filler = fill(disk)
+        await wait_for_room(system, room=False)
+        await admin.delete_tenant("acme", everything=True)
+        filler.unlink()
+    for table in ("idempotency", "idempotency_counts", "programs", "program_names", "runs"):
+        assert (table, await count(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
+    assert await count(store, "run_traces") == 0
 
 
-def test_an_empty_tenant_with_many_keys_of_requests_is_deleted_on_a_full_disk(disk: Path) -> None:
-    async def scenario(house: House, _: Client) -> None:
-        store = house.gateway.services.store
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.create_tenant("acme")
-            await store.write(many_keys)
-            await store.scrub()
-            filler = fill(disk)
-            await wait_for_room(house, room=False)
-            await admin.delete_tenant("acme")
-            filler.unlink()
-
-    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+@run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
+async def test_an_empty_tenant_with_many_keys_of_requests_is_deleted_on_a_full_disk(
+    system: SystemRig, _: Client, *, disk: Path
+) -> None:
+    store = system.gateway.services.store
+    async with Client(system.url, system.admin_key) as admin:
+        await admin.create_tenant("acme")
+        await store.write(many_keys)
+        await store.scrub()
+        filler = fill(disk)
+        await wait_for_room(system, room=False)
+        await admin.delete_tenant("acme")
+        filler.unlink()

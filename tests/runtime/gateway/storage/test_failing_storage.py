@@ -24,13 +24,14 @@ from symphony_runtime.gateway.storage.store import Store
 from tests.e2e import programs as guests
 from tests.support.faults.disks import Disk, FullDisk, failing_disk, full_disk
 from tests.support.gateway.stores import with_store
-from tests.support.gateway.system import House, in_house, refusal
+from tests.support.gateway.system import SystemRig, refusal, with_system
 from tests.support.kernel.constrained import assets
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
 SECONDS = 10  # in which all is stored, once that is possible
 OWN_KIND = {507: "disk-full", 503: "unavailable"}
-Scenario = Callable[[House, Client, Disk], Awaitable[None]]
+Scenario = Callable[[SystemRig, Client, Disk], Awaitable[None]]
 
 
 @pytest.fixture(params=["full", "failing"])
@@ -42,20 +43,19 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def play(disk: Disk, scenario: Scenario, **config: Any) -> None:
-    """Play a scenario in a house whose data directory is on the disk."""
+    """Play a scenario in a system whose data directory is on the disk."""
 
-    async def whole(house: House, client: Client) -> None:
+    async def whole(system: SystemRig, client: Client) -> None:
         try:
             async with asyncio.timeout(60):
-                await scenario(house, client, disk)
+                await scenario(system, client, disk)
         finally:
             disk.heal()
 
-    in_house(disk.folder / "data", whole, **config)
+    with_system(disk.folder / "data", whole, **config)
 
 
 async def until(run: str, client: Client, status: str) -> dict[str, Any]:
-    """Return a run once it has a status."""
     async with asyncio.timeout(SECONDS):
         while True:
             shown = await client.result(run)
@@ -68,11 +68,11 @@ async def told(events: AsyncIterator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
-def nothing_runs(house: House) -> bool:
+def nothing_runs(system: SystemRig) -> bool:
     """Whether neither the worker nor the kernel has anything of a run."""
-    workers = house.gateway.services.runs.workers.workers.values()
-    return not house.worker.instances and not any(worker.live for worker in workers) and (
-        house.kernel.statistics()["instances"] == 0
+    workers = system.gateway.services.runs.workers.workers.values()
+    return not system.worker.instances and not any(worker.live for worker in workers) and (
+        system.kernel.statistics()["instances"] == 0
     )  # fmt: skip
 
 
@@ -93,26 +93,25 @@ def test_a_start_that_cannot_be_stored_begins_nothing(disk: Disk, how: str) -> N
         else:
             await client.run("hello")
 
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.HELLO_WASM, "hello")
         disk.fail()
         for _ in range(3):
             assert await refusal(begin(client)) == (disk.status, OWN_KIND[disk.status])
-        assert house.gateway.services.runs.statistics()["runs_started"] == 0
-        await wait_until(lambda: nothing_runs(house))
+        assert system.gateway.services.runs.statistics()["runs_started"] == 0
+        await wait_until(lambda: nothing_runs(system))
         disk.heal()
         assert [run async for run in client.runs()] == []
         await begin(client)
-        await wait_until(lambda: not house.gateway.services.runs.live("default"))
+        await wait_until(lambda: not system.gateway.services.runs.live("default"))
         assert [run["status"] async for run in client.runs()] == ["exited"]
 
     play(disk, scenario)
 
 
-async def post(house: House, key: str, program: str = "hello") -> tuple[int, Any]:
-    """Start a run, detached, under a key."""
-    headers = {"Authorization": f"Bearer {house.key}", "Idempotency-Key": key}
-    url = f"{house.url}/v1/programs/{program}/runs?detach=1"
+async def post(system: SystemRig, key: str, program: str = "hello") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {system.key}", "Idempotency-Key": key}
+    url = f"{system.url}/v1/programs/{program}/runs?detach=1"
     async with (
         aiohttp.ClientSession(headers=headers) as session,
         session.post(url, json={}) as response,
@@ -121,17 +120,17 @@ async def post(house: House, key: str, program: str = "hello") -> tuple[int, Any
 
 
 def test_a_start_with_a_key_runs_once_however_often_it_failed(disk: Disk) -> None:
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.HELLO_WASM, "hello")
         disk.fail()
         for _ in range(3):
-            assert (await post(house, "k"))[0] == disk.status
+            assert (await post(system, "k"))[0] == disk.status
         disk.heal()
-        (status, first), (_, again) = await post(house, "k"), await post(house, "k")
+        (status, first), (_, again) = await post(system, "k"), await post(system, "k")
         assert (status, first) == (202, again)
         await until(first["id"], client, "exited")
         assert [run["id"] async for run in client.runs()] == [first["id"]]
-        assert house.gateway.services.runs.statistics()["runs_started"] == 1
+        assert system.gateway.services.runs.statistics()["runs_started"] == 1
 
     play(disk, scenario)
 
@@ -139,23 +138,23 @@ def test_a_start_with_a_key_runs_once_however_often_it_failed(disk: Disk) -> Non
 def test_a_key_whose_claim_is_stored_and_its_run_is_not_starts_it_later(disk: Disk) -> None:
     """The disk fails between the two."""
 
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.HELLO_WASM, "hello")
-        real = house.gateway.services.runs.register
+        real = system.gateway.services.runs.register
 
         async def register(*args: Any, **named: Any) -> None:
             await real(*args, **named)
             disk.fail()
 
-        house.gateway.services.runs.register = register  # type: ignore[method-assign]
-        assert (await post(house, "k"))[0] == disk.status
-        house.gateway.services.runs.register = real  # type: ignore[method-assign]
-        await wait_until(lambda: nothing_runs(house))
+        system.gateway.services.runs.register = register  # type: ignore[method-assign]
+        assert (await post(system, "k"))[0] == disk.status
+        system.gateway.services.runs.register = real  # type: ignore[method-assign]
+        await wait_until(lambda: nothing_runs(system))
         disk.heal()
-        (status, first), (_, again) = await post(house, "k"), await post(house, "k")
+        (status, first), (_, again) = await post(system, "k"), await post(system, "k")
         assert (status, first) == (202, again)
         await until(first["id"], client, "exited")
-        assert house.gateway.services.runs.statistics()["runs_started"] == 1
+        assert system.gateway.services.runs.statistics()["runs_started"] == 1
 
     play(disk, scenario)
 
@@ -184,61 +183,59 @@ def test_a_key_that_cannot_be_noted_is_noted_later(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("lost", ["worker", "kernel"])
-def test_a_role_that_dies_while_a_start_is_being_stored_fails_the_run(
-    tmp_path: Path, lost: str
+@run_by(with_system, "tmp_path")
+async def test_a_role_that_dies_while_a_start_is_being_stored_fails_the_run(
+    system: SystemRig, client: Client, *, lost: str
 ) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
-        runs, gate = house.gateway.services.runs, threading.Event()
-        held = house.gateway.services.store.write(lambda _: gate.wait())
-        starting = asyncio.create_task(client.start("hang"))
-        await wait_until(lambda: any(run.registered for run in runs.runs_of("default")))
-        if lost == "worker":
-            runs.workers.workers["worker-0"].drop()
-        else:
-            await house.stop_kernel()
-            await house.start_kernel()
-            await house.link_worker_to_kernel()
-        await wait_until(lambda: any(run.ending for run in runs.runs_of("default")))
-        gate.set()
-        await held
-        shown = await until(await starting, client, "failed")
-        assert "died" in shown["reason"]
-        assert not house.worker.instances
-
-    in_house(tmp_path, scenario)
+    await client.upload(guests.HANG_WASM, "hang")
+    runs, gate = system.gateway.services.runs, threading.Event()
+    held = system.gateway.services.store.write(lambda _: gate.wait())
+    starting = asyncio.create_task(client.start("hang"))
+    await wait_until(lambda: any(run.registered for run in runs.runs_of("default")))
+    if lost == "worker":
+        runs.workers.workers["worker-0"].drop()
+    else:
+        await system.stop_kernel()
+        await system.start_kernel()
+        await system.link_worker_to_kernel()
+    await wait_until(lambda: any(run.ending for run in runs.runs_of("default")))
+    gate.set()
+    await held
+    shown = await until(await starting, client, "failed")
+    assert "died" in shown["reason"]
+    assert not system.worker.instances
 
 
 # --- Ends ----------------------------------------------------------------------------------------
-async def ending(house: House, client: Client, disk: Disk, said: list[bytes]) -> str:
+async def ending(system: SystemRig, client: Client, disk: Disk, said: list[bytes]) -> str:
     """Return a run that has said something and has ended since its disk fails."""
     run = await client.start("parrot")
     for message in said:
         await client.send(run, message)
-    await wait_until(lambda: live(house, run).messages == len(said))
+    await wait_until(lambda: live(system, run).messages == len(said))
     disk.fail()
     await client.send(run, b"", close=True)
     await until(run, client, "ending")
     return run
 
 
-async def started(house: House) -> str:
+async def started(system: SystemRig) -> str:
     """Return the one live run, once its program has called: it needs no file any more to load."""
-    await wait_until(lambda: any(lip.syscalls for lip in house.worker.instances.values()))
-    return house.gateway.services.runs.live("default")[0].id
+    await wait_until(lambda: any(lip.syscalls for lip in system.worker.instances.values()))
+    return system.gateway.services.runs.live("default")[0].id
 
 
-def live(house: House, run: str) -> Run:
-    return next(each for each in house.gateway.services.runs.runs_of("default")
+def live(system: SystemRig, run: str) -> Run:
+    return next(each for each in system.gateway.services.runs.runs_of("default")
                 if each.record.id == run)  # fmt: skip
 
 
 def test_an_end_that_cannot_be_stored_is_told_from_memory_and_stored_later(disk: Disk) -> None:
     said = [b"one", b"two"]
 
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.PARROT_WASM, "parrot")
-        run = await ending(house, client, disk, said)
+        run = await ending(system, client, disk, said)
         following = asyncio.create_task(told(client.events(run)))
         shown = await client.result(run)
         assert (shown["messages"], shown["exit_code"]) == (["one", "two"], None)
@@ -250,7 +247,7 @@ def test_an_end_that_cannot_be_stored_is_told_from_memory_and_stored_later(disk:
         for asked in (client.send(run, b"more"), client.cancel(run), client.delete_run(run)):
             assert await refusal(asked) == (409, "run-ended")
         assert (await client.result(run))["status"] == "ending", "it was not deleted"
-        assert nothing_runs(house)
+        assert nothing_runs(system)
 
         await asyncio.sleep(0.5)  # some attempts more
         disk.heal()
@@ -262,7 +259,7 @@ def test_an_end_that_cannot_be_stored_is_told_from_memory_and_stored_later(disk:
         assert events[-1].data["status"] == "exited"
         assert [event.id for event in events] == list(range(1, len(events) + 1))
         assert await client.live_runs() == []
-        async with Client(house.url, house.admin_key) as admin:
+        async with Client(system.url, system.admin_key) as admin:
             assert [day["runs"] async for day in admin.usage()] == [1]
         await client.delete_run(run)
         assert await refusal(client.result(run)) == (404, "not-found")
@@ -272,17 +269,17 @@ def test_an_end_that_cannot_be_stored_is_told_from_memory_and_stored_later(disk:
 
 
 def test_an_end_that_was_stored_late_is_there_after_a_restart(disk: Disk) -> None:
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.PARROT_WASM, "parrot")
-        runs = [await ending(house, client, disk, [b"x"])]
+        runs = [await ending(system, client, disk, [b"x"])]
         disk.heal()
         await until(runs[0], client, "exited")
 
-    async def after(_: House, client: Client) -> None:
+    async def after(_: SystemRig, client: Client) -> None:
         assert [run["status"] async for run in client.runs()] == ["exited"]
 
     play(disk, scenario)
-    in_house(disk.folder / "data", after)
+    with_system(disk.folder / "data", after)
 
 
 def test_who_waits_for_an_end_that_cannot_be_stored_is_told(
@@ -290,10 +287,10 @@ def test_who_waits_for_an_end_that_cannot_be_stored_is_told(
 ) -> None:
     monkeypatch.setattr(programs_and_runs, "_PATIENCE_SECONDS", 0.2)
 
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.PARROT_WASM, "parrot")
         waiting = asyncio.create_task(client.run("parrot"))
-        run = await started(house)
+        run = await started(system)
         disk.fail()
         await client.send(run, b"last", close=True)
         with pytest.raises(ServerError) as refused:
@@ -312,10 +309,10 @@ def test_a_program_as_a_model_whose_end_cannot_be_stored_is_an_error(
 ) -> None:
     monkeypatch.setattr(run_records, "_LOOK_SECONDS", 0.2)
 
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
         await client.upload(guests.PARROT_WASM, "parrot")
-        asking = asyncio.create_task(complete(house, model="parrot"))
-        run = await started(house)
+        asking = asyncio.create_task(complete(system, model="parrot"))
+        run = await started(system)
         disk.fail()
         await client.send(run, b"last", close=True)
         status, body = await asyncio.wait_for(asking, SECONDS)
@@ -334,12 +331,12 @@ async def wait_for_usage(admin: Client, runs: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def complete(house: House, **fields: Any) -> tuple[int, str]:
+async def complete(system: SystemRig, **fields: Any) -> tuple[int, str]:
     body = {"prompt": [1] * 10, "max_tokens": 4, **fields}
-    headers = {"Authorization": f"Bearer {house.key}"}
+    headers = {"Authorization": f"Bearer {system.key}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{house.url}/v1/completions", json=body) as response,
+        session.post(f"{system.url}/v1/completions", json=body) as response,
     ):
         return response.status, await response.text()
 
@@ -347,13 +344,13 @@ async def complete(house: House, **fields: Any) -> tuple[int, str]:
 def test_a_completion_that_fails_while_nothing_can_be_stored_is_answered_and_kept(
     disk: Disk,
 ) -> None:
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
-        model = house.kernel._executor.model.name
-        assert (await complete(house, model=model))[0] == 200
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
+        model = system.kernel._executor.model.name
+        assert (await complete(system, model=model))[0] == 200
         asking = asyncio.create_task(
-            complete(house, model=model, max_tokens=2_000, ignore_eos=True)
+            complete(system, model=model, max_tokens=2_000, ignore_eos=True)
         )
-        run = await started(house)
+        run = await started(system)
         disk.fail()
         async with asyncio.timeout(SECONDS):
             assert (await client.cancel(run))["status"] == "ending"
@@ -363,29 +360,29 @@ def test_a_completion_that_fails_while_nothing_can_be_stored_is_answered_and_kep
         assert (await client.result(run))["status"] == "ending"
         disk.heal()
         assert (await until(run, client, "killed"))["reason"] == "it was cancelled"
-        async with Client(house.url, house.admin_key) as admin:
+        async with Client(system.url, system.admin_key) as admin:
             await wait_for_usage(admin, runs=2)
 
     play(disk, scenario, assets=assets(), step_ms=5)
 
 
-def test_a_server_that_ends_while_its_disk_fails_does_end(disk: Disk) -> None:
-    async def main_() -> None:
-        async with House(disk.folder / "data") as house, house.client() as client:
-            await client.upload(guests.PARROT_WASM, "parrot")
-            await ending(house, client, disk, [b"x"])
-            asyncio.get_running_loop().call_later(SECONDS, disk.heal)
-            began.append(asyncio.get_running_loop().time())
-        took.append(asyncio.get_running_loop().time() - began[0])
-
+async def test_a_server_that_ends_while_its_disk_fails_does_end(disk: Disk) -> None:
     began: list[float] = []
     took: list[float] = []
-    asyncio.run(main_())
+    async with SystemRig(disk.folder / "data") as system, system.client() as client:
+        await client.upload(guests.PARROT_WASM, "parrot")
+        await ending(system, client, disk, [b"x"])
+        asyncio.get_running_loop().call_later(SECONDS, disk.heal)
+        began.append(asyncio.get_running_loop().time())
+    took.append(asyncio.get_running_loop().time() - began[0])
     assert took[0] < SECONDS / 2
 
 
 # --- What waits ----------------------------------------------------------------------------------
-def test_a_program_that_spawns_while_the_database_is_broken_is_told(tmp_path: Path) -> None:
+@run_by(with_system, "tmp_path")
+async def test_a_program_that_spawns_while_the_database_is_broken_is_told(
+    system: SystemRig, client: Client
+) -> None:
     """An error that is none of the storage, and that nobody has thought of."""
     options = msgpack.packb({"program": "other", "input": b"", "grants": []})
     spawner = guests.wasm(
@@ -397,17 +394,13 @@ def test_a_program_that_spawns_while_the_database_is_broken_is_told(tmp_path: Pa
             data(500, options),
         )
     )
-
-    async def scenario(house: House, client: Client) -> None:
-        await client.upload(spawner, "spawner")
-        run = await client.start("spawner")
-        sql = "ALTER TABLE program_names RENAME TO away"
-        await house.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
-        await client.send(run, b"now")
-        shown = await until(run, client, "exited")
-        assert shown["exit_code"] == Errno.EIO
-
-    in_house(tmp_path, scenario)
+    await client.upload(spawner, "spawner")
+    run = await client.start("spawner")
+    sql = "ALTER TABLE program_names RENAME TO away"
+    await system.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
+    await client.send(run, b"now")
+    shown = await until(run, client, "exited")
+    assert shown["exit_code"] == Errno.EIO
 
 
 def test_crash_log_whose_streams_cannot_store_is_rotated_later(
@@ -433,8 +426,8 @@ def test_crash_log_whose_streams_cannot_store_is_rotated_later(
 
 
 def test_what_an_operator_did_while_nothing_could_be_stored_is_noted_later(disk: Disk) -> None:
-    async def scenario(house: House, client: Client, disk: Disk) -> None:
-        async with Client(house.url, house.admin_key) as admin:
+    async def scenario(system: SystemRig, client: Client, disk: Disk) -> None:
+        async with Client(system.url, system.admin_key) as admin:
             disk.fail()
             assert await refusal(admin.create_tenant("another")) == (
                 disk.status, OWN_KIND[disk.status]

@@ -18,6 +18,7 @@ from symphony_runtime.gateway.tenancy.authentication import Role, new_key
 
 from tests.support.faults.disks import full_disk
 from tests.support.gateway.stores import with_store
+from tests.support.run_by import run_by
 
 NOW = 1_795_262_400_000
 
@@ -28,111 +29,97 @@ def denied(
     return AuditedRequest(None, address, action, "/v1/runs", status)
 
 
-def test_what_operators_do_is_noted_with_their_key_and_newest_first(
-    tmp_path: Path, store_url: str
+@run_by(with_store, "tmp_path", "store_url")
+async def test_what_operators_do_is_noted_with_their_key_and_newest_first(store: Store) -> None:
+    audit = Audit(store, lambda: NOW)
+    text, key = new_key(None, Role.ADMIN, "mine", None)
+    for number in range(3):
+        audit.record_change(
+            AuditedRequest(key, "::1", "createTenant", "/v1/admin/tenants", 201, f"t{number}")
+        )
+    notes = await audit.page(AuditQuery(), 10)
+    assert [note["detail"] for note in notes] == ["t2", "t1", "t0"]
+    assert {(n["kind"], n["key"], n["status"], n["times"]) for n in notes} == {
+        (ADMIN, key.id, 201, 1)
+    }
+    assert text not in repr(notes)
+    assert text.split("_", 2)[2] not in repr(notes)
+    behind = notes[0]["at_ms"], notes[0]["id"]
+    assert await audit.page(AuditQuery(before=behind), 10) == notes[1:]
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_requests_that_are_denied_alike_share_a_note(store: Store) -> None:
+    audit = Audit(store, lambda: NOW)
+    for _ in range(1_000):
+        audit.record_refusal(denied())
+    audit.record_refusal(denied(status=403))
+    audit.record_refusal(denied(action="getRun"))
+    before = store.statistics()["writes"]
+    notes = await audit.page(AuditQuery(kind=DENIED), 10)
+    assert store.statistics()["writes"] - before == 1
+    assert sorted((n["action"], n["status"], n["times"]) for n in notes) == [
+        ("getRun", 401, 1), ("listRuns", 401, 1_000), ("listRuns", 403, 1)
+    ]  # fmt: skip
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(store: Store) -> None:
+    audit = Audit(store, lambda: NOW)
+    for number in range(5_000):
+        audit.record_refusal(denied(f"10.0.{number >> 8}.{number & 255}"))
+    notes = await audit.page(AuditQuery(), 10_000)
+    assert len(notes) < 300
+    assert sum(note["times"] for note in notes) == 5_000
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
+    store: Store,
 ) -> None:
-    async def scenario(store: Store) -> None:
-        audit = Audit(store, lambda: NOW)
-        text, key = new_key(None, Role.ADMIN, "mine", None)
-        for number in range(3):
-            audit.record_change(
-                AuditedRequest(key, "::1", "createTenant", "/v1/admin/tenants", 201, f"t{number}")
-            )
-        notes = await audit.page(AuditQuery(), 10)
-        assert [note["detail"] for note in notes] == ["t2", "t1", "t0"]
-        assert {(n["kind"], n["key"], n["status"], n["times"]) for n in notes} == {
-            (ADMIN, key.id, 201, 1)
-        }
-        assert text not in repr(notes)
-        assert text.split("_", 2)[2] not in repr(notes)
-        behind = notes[0]["at_ms"], notes[0]["id"]
-        assert await audit.page(AuditQuery(before=behind), 10) == notes[1:]
-
-    with_store(tmp_path, store_url, scenario)
+    now = NOW
+    audit = Audit(store, lambda: now)
+    for number in range(6):
+        now = NOW + number
+        audit.record_change(AuditedRequest(None, "", "a", "", 200, str(number)))
+        audit.record_refusal(denied(str(number)))
+        await audit.flush()
+    few = Bounds(admin=5, strangers=2)
+    await store.write(lambda c: prune_audit(c, few, NOW))
+    assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == list("54321")
+    assert [n["address"] for n in await audit.page(AuditQuery(DENIED), 10)] == ["5", "4"]
+    await store.write(lambda c: prune_audit(c, few, NOW + 4))
+    assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == ["5", "4"]
 
 
-def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        audit = Audit(store, lambda: NOW)
-        for _ in range(1_000):
-            audit.record_refusal(denied())
-        audit.record_refusal(denied(status=403))
-        audit.record_refusal(denied(action="getRun"))
-        before = store.statistics()["writes"]
-        notes = await audit.page(AuditQuery(kind=DENIED), 10)
-        assert store.statistics()["writes"] - before == 1
-        assert sorted((n["action"], n["status"], n["times"]) for n in notes) == [
-            ("getRun", 401, 1), ("listRuns", 401, 1_000), ("listRuns", 403, 1)
-        ]  # fmt: skip
-
-    with_store(tmp_path, store_url, scenario)
-
-
-def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(
-    tmp_path: Path, store_url: str
-) -> None:
-    async def scenario(store: Store) -> None:
-        audit = Audit(store, lambda: NOW)
-        for number in range(5_000):
-            audit.record_refusal(denied(f"10.0.{number >> 8}.{number & 255}"))
-        notes = await audit.page(AuditQuery(), 10_000)
-        assert len(notes) < 300
-        assert sum(note["times"] for note in notes) == 5_000
-
-    with_store(tmp_path, store_url, scenario)
-
-
-def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
-    tmp_path: Path, store_url: str
-) -> None:
-    async def scenario(store: Store) -> None:
-        now = NOW
-        audit = Audit(store, lambda: now)
-        for number in range(6):
-            now = NOW + number
-            audit.record_change(AuditedRequest(None, "", "a", "", 200, str(number)))
-            audit.record_refusal(denied(str(number)))
-            await audit.flush()
-        few = Bounds(admin=5, strangers=2)
-        await store.write(lambda c: prune_audit(c, few, NOW))
-        assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == list("54321")
-        assert [n["address"] for n in await audit.page(AuditQuery(DENIED), 10)] == ["5", "4"]
-        await store.write(lambda c: prune_audit(c, few, NOW + 4))
-        assert [n["detail"] for n in await audit.page(AuditQuery(ADMIN), 10)] == ["5", "4"]
-
-    with_store(tmp_path, store_url, scenario)
-
-
-def test_who_floods_the_log_pushes_out_nothing_of_others(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        now = NOW
-        audit = Audit(store, lambda: now)
-        _, quiet = new_key("quiet", Role.TENANT, "", None)
-        _, loud = new_key("loud", Role.TENANT, "", None)
-        audit.record_refusal(AuditedRequest(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
-        for lot in range(4):
-            now = NOW + lot
-            for number in range(300):
-                audit.record_refusal(denied(f"10.0.{lot}.{number}"))
-                audit.record_refusal(AuditedRequest(loud, "::1", f"route{number}", "/v1/runs", 403))
-            await audit.flush()
-        # Each source has its rows of the hour, and one for all that was more.
-        notes = await audit.page(AuditQuery(), 10_000)
-        by_tenant = {t: [n for n in notes if n["tenant"] == t] for t in (None, "quiet", "loud")}
-        assert {t: len(each) for t, each in by_tenant.items()} == {
-            None: 121, "quiet": 1, "loud": 121
-        }  # fmt: skip
-        for tenant in (None, "loud"):
-            assert sum(note["times"] for note in by_tenant[tenant]) == 1_200
-        # And what is kept in the end is each one's, too.
-        few = Bounds(known=1_000, tenant=5, strangers=7)
-        await store.write(lambda c: prune_audit(c, few, NOW - 3_600_000))
-        notes = await audit.page(AuditQuery(DENIED), 10_000)
-        assert len([n for n in notes if n["tenant"] is None]) == 7
-        assert len([n for n in notes if n["tenant"] == "loud"]) == 5
-        assert [n["key"] for n in notes if n["tenant"] == "quiet"] == [quiet.id]
-
-    with_store(tmp_path, store_url, scenario)
+@run_by(with_store, "tmp_path", "store_url")
+async def test_who_floods_the_log_pushes_out_nothing_of_others(store: Store) -> None:
+    now = NOW
+    audit = Audit(store, lambda: now)
+    _, quiet = new_key("quiet", Role.TENANT, "", None)
+    _, loud = new_key("loud", Role.TENANT, "", None)
+    audit.record_refusal(AuditedRequest(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
+    for lot in range(4):
+        now = NOW + lot
+        for number in range(300):
+            audit.record_refusal(denied(f"10.0.{lot}.{number}"))
+            audit.record_refusal(AuditedRequest(loud, "::1", f"route{number}", "/v1/runs", 403))
+        await audit.flush()
+    # Each source has its rows of the hour, and one for all that was more.
+    notes = await audit.page(AuditQuery(), 10_000)
+    by_tenant = {t: [n for n in notes if n["tenant"] == t] for t in (None, "quiet", "loud")}
+    assert {t: len(each) for t, each in by_tenant.items()} == {
+        None: 121, "quiet": 1, "loud": 121
+    }  # fmt: skip
+    for tenant in (None, "loud"):
+        assert sum(note["times"] for note in by_tenant[tenant]) == 1_200
+    # And what is kept in the end is each one's, too.
+    few = Bounds(known=1_000, tenant=5, strangers=7)
+    await store.write(lambda c: prune_audit(c, few, NOW - 3_600_000))
+    notes = await audit.page(AuditQuery(DENIED), 10_000)
+    assert len([n for n in notes if n["tenant"] is None]) == 7
+    assert len([n for n in notes if n["tenant"] == "loud"]) == 5
+    assert [n["key"] for n in notes if n["tenant"] == "quiet"] == [quiet.id]
 
 
 def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> None:
@@ -155,19 +142,15 @@ def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> No
     with_store(tmp_path, "", scenario)
 
 
-def test_notes_can_be_chosen_by_tenant(tmp_path: Path, store_url: str) -> None:
-    async def scenario(store: Store) -> None:
-        audit = Audit(store, lambda: NOW)
-        _, key = new_key("acme", Role.READ_ONLY, "", None)
-        audit.record_refusal(
-            AuditedRequest(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000)
-        )
-        audit.record_refusal(denied())
-        (note,) = await audit.page(AuditQuery(tenant="acme"), 10)
-        assert (note["key"], note["tenant"], note["address"]) == (key.id, "acme", "::1")
-        assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
-
-    with_store(tmp_path, store_url, scenario)
+@run_by(with_store, "tmp_path", "store_url")
+async def test_notes_can_be_chosen_by_tenant(store: Store) -> None:
+    audit = Audit(store, lambda: NOW)
+    _, key = new_key("acme", Role.READ_ONLY, "", None)
+    audit.record_refusal(AuditedRequest(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000))
+    audit.record_refusal(denied())
+    (note,) = await audit.page(AuditQuery(tenant="acme"), 10)
+    assert (note["key"], note["tenant"], note["address"]) == (key.id, "acme", "::1")
+    assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
 
 
 def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_counted(

@@ -1,4 +1,3 @@
-import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -23,30 +22,27 @@ def config(tmp_path: Path, host: str = "127.0.0.1") -> GatewayConfig:
     )
 
 
-def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = Store(tmp_path / "db")
-        keys, made = await open_keys(store, config(tmp_path))
-        assert made is not None
-        for name in ("default.key", "admin.key"):
-            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
-        assert (tmp_path / "default.key").read_text().strip() == made
-        assert keys.admit(f"Bearer {made}").tenant == "default"
-        assert keys.admit(f"bearer {made}").tenant == "default"
-        again, made_again = await open_keys(store, config(tmp_path))
-        assert made_again is None
-        assert again.admit(f"Bearer {made}").tenant == "default"
-        admin = (tmp_path / "admin.key").read_text().strip()
-        again.admit(f"Bearer {admin}", tenants=False, operators=True)
-        for refused in (admin, made[:-1], made + "0", "", "sym__", made.replace("sym", "SYM")):
-            with pytest.raises(Problem) as problem:
-                again.admit(f"Bearer {refused}")
-            assert problem.value.status == 401
-        with pytest.raises(Problem):
-            again.admit(f"Bearer {made}", tenants=False, operators=True)
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    keys, made = await open_keys(store, config(tmp_path))
+    assert made is not None
+    for name in ("default.key", "admin.key"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "default.key").read_text().strip() == made
+    assert keys.admit(f"Bearer {made}").tenant == "default"
+    assert keys.admit(f"bearer {made}").tenant == "default"
+    again, made_again = await open_keys(store, config(tmp_path))
+    assert made_again is None
+    assert again.admit(f"Bearer {made}").tenant == "default"
+    admin = (tmp_path / "admin.key").read_text().strip()
+    again.admit(f"Bearer {admin}", tenants=False, operators=True)
+    for refused in (admin, made[:-1], made + "0", "", "sym__", made.replace("sym", "SYM")):
+        with pytest.raises(Problem) as problem:
+            again.admit(f"Bearer {refused}")
+        assert problem.value.status == 401
+    with pytest.raises(Problem):
+        again.admit(f"Bearer {made}", tenants=False, operators=True)
+    await store.close()
     stored = sqlite3.connect(tmp_path / "db")
     rows = repr(stored.execute("SELECT * FROM keys").fetchall())
     stored.close()
@@ -54,22 +50,19 @@ def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> Non
     assert secret not in rows
 
 
-def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached by other machines"):
-            async with serve(config(tmp_path, "0.0.0.0")):
-                pass
-        assert not (tmp_path / "default.key").exists()
-        store = Store(tmp_path / "symphony.sqlite")
-        await open_keys(store, config(tmp_path))
-        with pytest.raises(ConfigError):
-            await open_keys(store, config(tmp_path, "::"))
-        insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
-        await store.write(lambda connection: connection.execute(insert).rowcount)
-        await open_keys(store, config(tmp_path, "0.0.0.0"))
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached by other machines"):
+        async with serve(config(tmp_path, "0.0.0.0")):
+            pass
+    assert not (tmp_path / "default.key").exists()
+    store = Store(tmp_path / "symphony.sqlite")
+    await open_keys(store, config(tmp_path))
+    with pytest.raises(ConfigError):
+        await open_keys(store, config(tmp_path, "::"))
+    insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
+    await store.write(lambda connection: connection.execute(insert).rowcount)
+    await open_keys(store, config(tmp_path, "0.0.0.0"))
+    await store.close()
 
 
 @pytest.mark.parametrize(

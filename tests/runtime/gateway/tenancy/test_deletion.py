@@ -19,7 +19,7 @@ from symphony_runtime.gateway.tenancy import deletion
 
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.worker.guests import data, main
 
 MARKER = "marker-4f9c1e"
@@ -57,7 +57,7 @@ def left_of(folder: Path, text: str) -> list[str]:
     return [str(p) for p in files if text.encode() in p.read_bytes() or text in p.name]
 
 
-async def fill(house: House, client: Client, key: str) -> str:
+async def fill(system: SystemRig, client: Client, key: str) -> str:
     """Let a tenant leave the marker wherever it can; return a run that goes on."""
     for name, wasm in (("tell", TELL), ("hang", guests.HANG_WASM), ("save", SAVE), (MARKER, TELL)):
         await client.upload(wasm, name)
@@ -65,7 +65,7 @@ async def fill(house: House, client: Client, key: str) -> str:
         assert (await client.run("tell", f"say {MARKER}"))["exit_code"] == 0
     assert (await client.run("save"))["exit_code"] == 0
     headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": MARKER}
-    async with aiohttp.ClientSession(house.url, headers=headers) as session:
+    async with aiohttp.ClientSession(system.url, headers=headers) as session:
         secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
         async with session.put(f"/v1/secrets/{MARKER.replace('-', '_')}", json=secret) as response:
             assert response.status == 201
@@ -75,60 +75,54 @@ async def fill(house: House, client: Client, key: str) -> str:
     return await client.start("hang", MARKER)
 
 
-def test_no_byte_is_left_of_a_tenant(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme", role="tenant"))["key"]
-            async with Client(house.url, key) as client, house.client() as other:
-                await fill(house, client, key)
-                await other.upload(guests.HELLO_WASM, "mine")
-                kept = await other.start("mine")
-                assert len(left_of(tmp_path, MARKER)) >= 3
-                with pytest.raises(ServerError) as refused:
-                    await admin._json("DELETE", "/v1/admin/tenants/acme")
-                assert refused.value.status == 409
-                await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
-                with pytest.raises(ServerError) as gone:
-                    await client.upload(TELL, "tell")
-                assert gone.value.status == 401
-                assert left_of(tmp_path, MARKER) == []
-                # Nothing of others went.
-                assert (await other.result(kept))["status"] in ("running", "exited")
-                assert (await other.run("mine"))["output"] == "hello"
-            assert house.gateway.services.runs.live("acme") == []
-            counted = house.kernel.statistics()
-            assert counted["prefix_cache_pages"] == 0
-            assert not any(name.startswith("acme/") for name in house.worker._programs)
-            # Whoever is called so next finds nothing.
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme", role="tenant"))["key"]
-            async with Client(house.url, key) as client:
-                for listing in (client.programs(), client.runs(), client.kv()):
-                    assert [item async for item in listing] == []
-        assert left_of(tmp_path, MARKER) == []
-
-    asyncio.run(scenario())
+async def test_no_byte_is_left_of_a_tenant(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme", role="tenant"))["key"]
+        async with Client(system.url, key) as client, system.client() as other:
+            await fill(system, client, key)
+            await other.upload(guests.HELLO_WASM, "mine")
+            kept = await other.start("mine")
+            assert len(left_of(tmp_path, MARKER)) >= 3
+            with pytest.raises(ServerError) as refused:
+                await admin._json("DELETE", "/v1/admin/tenants/acme")
+            assert refused.value.status == 409
+            await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
+            with pytest.raises(ServerError) as gone:
+                await client.upload(TELL, "tell")
+            assert gone.value.status == 401
+            assert left_of(tmp_path, MARKER) == []
+            # Nothing of others went.
+            assert (await other.result(kept))["status"] in ("running", "exited")
+            assert (await other.run("mine"))["output"] == "hello"
+        assert system.gateway.services.runs.live("acme") == []
+        counted = system.kernel.statistics()
+        assert counted["prefix_cache_pages"] == 0
+        assert not any(name.startswith("acme/") for name in system.worker._programs)
+        # Whoever is called so next finds nothing.
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme", role="tenant"))["key"]
+        async with Client(system.url, key) as client:
+            for listing in (client.programs(), client.runs(), client.kv()):
+                assert [item async for item in listing] == []
+    assert left_of(tmp_path, MARKER) == []
 
 
-def test_a_deleted_program_leaves_its_worker_when_no_run_uses_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            await client.upload(TELL, "tell")
-            await client.upload(guests.HANG_WASM, "hang")
-            await client.run("tell", "x")
-            live = await client.start("hang")
-            assert len(house.worker._programs) == 2
-            for name in ("tell", "hang"):
-                await client.delete_program(name)
-            async with asyncio.timeout(20):
-                while len(house.worker._programs) > 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert list((tmp_path / "programs" / "default").iterdir()) == []
-            assert left_of(tmp_path / "programs", MARKER) == []
-            assert (await client.cancel(live))["status"] == "killed"
-
-    asyncio.run(scenario())
+async def test_a_deleted_program_leaves_its_worker_when_no_run_uses_it(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        await client.upload(TELL, "tell")
+        await client.upload(guests.HANG_WASM, "hang")
+        await client.run("tell", "x")
+        live = await client.start("hang")
+        assert len(system.worker._programs) == 2
+        for name in ("tell", "hang"):
+            await client.delete_program(name)
+        async with asyncio.timeout(20):
+            while len(system.worker._programs) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert list((tmp_path / "programs" / "default").iterdir()) == []
+        assert left_of(tmp_path / "programs", MARKER) == []
+        assert (await client.cancel(live))["status"] == "killed"
 
 
 class Gate(Compiler):
@@ -146,102 +140,91 @@ class Gate(Compiler):
         return await super().compile(wasm, bounds, tenant)
 
 
-def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            with_ = house.gateway.services
-            await admin.create_tenant("acme", weight=8)
-            key = (await admin.create_key("acme", role="tenant"))["key"]
-            headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "one"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
-                secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
-                async with session.put("/v1/secrets/TOKEN", json=secret) as response:
-                    assert response.status == 201
-                async with session.post("/v1/programs", data=guests.HELLO_WASM) as response:
-                    program = (await response.json())["id"]
-                async with session.delete(f"/v1/programs/{program}") as response:
-                    assert response.status == 204
-                gate = with_.programs._compiler = Gate()
-                late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
-                await asyncio.wait_for(gate.began.wait(), 20)
-                await admin._json("DELETE", "/v1/admin/tenants/acme")
-                gate.open.set()
-                await asyncio.wait([late], timeout=20)
-                assert late.exception() is not None  # cut off with its key
-            async with asyncio.timeout(20):
-                while with_.administration.active_requests.statistics()["requests"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await admin.create_tenant("acme")
-            headers["Authorization"] = f"Bearer {(await admin.create_key('acme'))['key']}"
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
-                for listing in ("secrets", "programs"):
-                    async with session.get(f"/v1/{listing}") as response:
-                        assert (await response.json())["data"] == []
-                # The key of the one before is not known.
-                async with session.post("/v1/programs", data=guests.SPIN_WASM) as response:
-                    assert response.status == 201
-            assert house.kernel._scheduler._queue.tenant_weight("acme") == 1.0
-        assert left_of(tmp_path, MARKER) == []
-
-    asyncio.run(scenario())
+async def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+        with_ = system.gateway.services
+        await admin.create_tenant("acme", weight=8)
+        key = (await admin.create_key("acme", role="tenant"))["key"]
+        headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "one"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
+            secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
+            async with session.put("/v1/secrets/TOKEN", json=secret) as response:
+                assert response.status == 201
+            async with session.post("/v1/programs", data=guests.HELLO_WASM) as response:
+                program = (await response.json())["id"]
+            async with session.delete(f"/v1/programs/{program}") as response:
+                assert response.status == 204
+            gate = with_.programs._compiler = Gate()
+            late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
+            await asyncio.wait_for(gate.began.wait(), 20)
+            await admin._json("DELETE", "/v1/admin/tenants/acme")
+            gate.open.set()
+            await asyncio.wait([late], timeout=20)
+            assert late.exception() is not None  # cut off with its key
+        async with asyncio.timeout(20):
+            while with_.administration.active_requests.statistics()["requests"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await admin.create_tenant("acme")
+        headers["Authorization"] = f"Bearer {(await admin.create_key('acme'))['key']}"
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
+            for listing in ("secrets", "programs"):
+                async with session.get(f"/v1/{listing}") as response:
+                    assert (await response.json())["data"] == []
+            # The key of the one before is not known.
+            async with session.post("/v1/programs", data=guests.SPIN_WASM) as response:
+                assert response.status == 201
+        assert system.kernel._scheduler._queue.tenant_weight("acme") == 1.0
+    assert left_of(tmp_path, MARKER) == []
 
 
-def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> None:
+async def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> None:
     """A KV file of which a part has come, one that is on its way to the disk, and a program."""
+    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+        with_ = system.gateway.services
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme"))["key"]
+        async with Client(system.url, key) as client:
+            await client.upload(SAVE, "save")
+            assert (await client.run("save"))["exit_code"] == 0
+            file = b"".join([piece async for piece in client.kv_download(MARKER)])
+        disk = system.kernel._durable_names.durable_names.disk
+        assert disk is not None
+        slow, gate = SlowDisk(disk._run), Gate()
+        disk._run = slow
+        letting = asyncio.get_running_loop().call_later(15, slow.go.set)  # a test that fails ends
+        with_.programs._compiler = gate
+        half_sent = asyncio.Event()
 
-    async def scenario() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            with_ = house.gateway.services
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            async with Client(house.url, key) as client:
-                await client.upload(SAVE, "save")
-                assert (await client.run("save"))["exit_code"] == 0
-                file = b"".join([piece async for piece in client.kv_download(MARKER)])
-            disk = house.kernel._durable_names.durable_names.disk
-            assert disk is not None
-            slow, gate = SlowDisk(disk._run), Gate()
-            disk._run = slow
-            letting = asyncio.get_running_loop().call_later(
-                15, slow.go.set
-            )  # a test that fails ends
-            with_.programs._compiler = gate
-            half_sent = asyncio.Event()
+        async def half() -> AsyncIterator[bytes]:
+            yield file[: len(file) // 2]
+            half_sent.set()
+            await asyncio.Event().wait()
 
-            async def half() -> AsyncIterator[bytes]:
-                yield file[: len(file) // 2]
-                half_sent.set()
-                await asyncio.Event().wait()
-
-            headers = {"Authorization": f"Bearer {key}"}
-            async with aiohttp.ClientSession(house.url, headers=headers) as session:
-                uploads = [
-                    asyncio.create_task(session.put(f"/v1/kv/half-{MARKER}", data=half())),
-                    asyncio.create_task(session.put(f"/v1/kv/whole-{MARKER}", data=file)),
-                    asyncio.create_task(session.post("/v1/programs?name=late", data=TELL)),
-                ]
-                async with asyncio.timeout(20):
-                    await asyncio.gather(*[e.wait() for e in (half_sent, slow.began, gate.began)])
-                query = {"everything": "1"}
-                deleting = asyncio.create_task(
-                    admin._json("DELETE", "/v1/admin/tenants/acme", query)
-                )
-                await asyncio.wait(uploads, timeout=20)
-                # Cut off; the client asks again where it may, and is refused.
-                ends = [each.exception() or each.result().status for each in uploads]
-                refused = [end for end in ends if not isinstance(end, aiohttp.ClientError)]
-                assert len(refused) < len(ends)
-                assert set(refused) <= {401, 403}
-                assert not deleting.done()
-                slow.go.set()
-                letting.cancel()
-                await asyncio.wait_for(deleting, 20)
-            assert left_of(tmp_path, MARKER) == []
-            assert list((tmp_path / "kv" / "uploads").iterdir()) == []
-            assert not (tmp_path / "programs" / "acme").exists()
-            assert await rows_of(house, "acme") == {}
-
-    asyncio.run(scenario())
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
+            uploads = [
+                asyncio.create_task(session.put(f"/v1/kv/half-{MARKER}", data=half())),
+                asyncio.create_task(session.put(f"/v1/kv/whole-{MARKER}", data=file)),
+                asyncio.create_task(session.post("/v1/programs?name=late", data=TELL)),
+            ]
+            async with asyncio.timeout(20):
+                await asyncio.gather(*[e.wait() for e in (half_sent, slow.began, gate.began)])
+            query = {"everything": "1"}
+            deleting = asyncio.create_task(admin._json("DELETE", "/v1/admin/tenants/acme", query))
+            await asyncio.wait(uploads, timeout=20)
+            # Cut off; the client asks again where it may, and is refused.
+            ends = [each.exception() or each.result().status for each in uploads]
+            refused = [end for end in ends if not isinstance(end, aiohttp.ClientError)]
+            assert len(refused) < len(ends)
+            assert set(refused) <= {401, 403}
+            assert not deleting.done()
+            slow.go.set()
+            letting.cancel()
+            await asyncio.wait_for(deleting, 20)
+        assert left_of(tmp_path, MARKER) == []
+        assert list((tmp_path / "kv" / "uploads").iterdir()) == []
+        assert not (tmp_path / "programs" / "acme").exists()
+        assert await rows_of(system, "acme") == {}
 
 
 class SlowDisk:
@@ -257,9 +240,9 @@ class SlowDisk:
         return await self._run(work)
 
 
-async def rows_of(house: House, tenant: str) -> dict[str, int]:
+async def rows_of(system: SystemRig, tenant: str) -> dict[str, int]:
     """How many rows the database has of a tenant, by table; but for its books."""
-    store, found = house.gateway.services.store, {}
+    store, found = system.gateway.services.store, {}
     for table in ("tenants", "keys", "programs", "program_names", "runs", "idempotency",
                   "idempotency_counts", "secrets", "forgetting"):  # fmt: skip
         column = "id" if table == "tenants" else "tenant"
@@ -270,69 +253,64 @@ async def rows_of(house: House, tenant: str) -> dict[str, int]:
     return found
 
 
-def test_a_run_that_is_being_started_ends_with_its_tenant(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
-            with_ = house.gateway.services
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            began, go = asyncio.Event(), asyncio.Event()
-            artefact = with_.programs.artefact
+async def test_a_run_that_is_being_started_ends_with_its_tenant(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
+        with_ = system.gateway.services
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme"))["key"]
+        began, go = asyncio.Event(), asyncio.Event()
+        artefact = with_.programs.artefact
 
-            async def slow(program: Program) -> bytes:
-                began.set()
-                await go.wait()
-                return await artefact(program)
+        async def slow(program: Program) -> bytes:
+            began.set()
+            await go.wait()
+            return await artefact(program)
 
-            async with Client(house.url, key) as client:
-                await client.upload(guests.HANG_WASM, "hang")
-                with_.programs.artefact = slow  # type: ignore[method-assign]
-                starting = asyncio.create_task(client.start("hang", MARKER))
-                await asyncio.wait_for(began.wait(), 20)
-                query = {"everything": "1"}
-                deleting = asyncio.create_task(
-                    admin._json("DELETE", "/v1/admin/tenants/acme", query)
-                )
-                async with asyncio.timeout(20):
-                    while "acme" not in with_.keys.suspended:  # noqa: ASYNC110
-                        await asyncio.sleep(0.001)
-                go.set()
-                await asyncio.wait_for(deleting, 20)
-                await asyncio.wait([starting], timeout=20)
-                # What is deleted begins nothing, whoever remembers it.
-                with pytest.raises(Problem) as gone:
-                    with_.administration.check("acme")
-                assert gone.value.status == 404
-            assert with_.runs.statistics()["runs"] == 0
-            assert await rows_of(house, "acme") == {}
-        assert left_of(tmp_path, MARKER) == []
-
-    asyncio.run(scenario())
+        async with Client(system.url, key) as client:
+            await client.upload(guests.HANG_WASM, "hang")
+            with_.programs.artefact = slow  # type: ignore[method-assign]
+            starting = asyncio.create_task(client.start("hang", MARKER))
+            await asyncio.wait_for(began.wait(), 20)
+            query = {"everything": "1"}
+            deleting = asyncio.create_task(admin._json("DELETE", "/v1/admin/tenants/acme", query))
+            async with asyncio.timeout(20):
+                while "acme" not in with_.keys.suspended:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            go.set()
+            await asyncio.wait_for(deleting, 20)
+            await asyncio.wait([starting], timeout=20)
+            # What is deleted begins nothing, whoever remembers it.
+            with pytest.raises(Problem) as gone:
+                with_.administration.check("acme")
+            assert gone.value.status == 404
+        assert with_.runs.statistics()["runs"] == 0
+        assert await rows_of(system, "acme") == {}
+    assert left_of(tmp_path, MARKER) == []
 
 
 def test_what_was_to_be_forgotten_when_a_gateway_died_is_forgotten_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     async def before() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
+        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme"))["key"]
-            async with Client(house.url, key) as client:
+            async with Client(system.url, key) as client:
                 await client.upload(SAVE, "save")
                 assert (await client.run("save"))["exit_code"] == 0
             # It died when the tenant was gone, and what it had was not.
-            store = house.gateway.services.store
+            store = system.gateway.services.store
             await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
             await store.write(lambda c: note_departure(c, "acme", 0))
 
     async def after() -> None:
-        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
+        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
             async with asyncio.timeout(20):
                 while (await anext(admin.gateways()))["forgetting"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme"))["key"]
-            async with Client(house.url, key) as client:
+            async with Client(system.url, key) as client:
                 for listing in (client.programs(), client.runs(), client.kv()):
                     assert [item async for item in listing] == []
 
@@ -344,61 +322,56 @@ def test_what_was_to_be_forgotten_when_a_gateway_died_is_forgotten_when_it_is_ba
 
 
 # --- At every gateway ----------------------------------------------------------------------------
-def test_a_tenant_is_forgotten_at_every_gateway_before_its_name_is_free(
+async def test_a_tenant_is_forgotten_at_every_gateway_before_its_name_is_free(
     tmp_path: Path, postgres: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(deletion, "_RETRY_SECONDS", 0.05)
-
-    async def scenario() -> None:
-        url = postgres.new_url()
-        async with AsyncExitStack() as stack:
-            for name in ("first", "second"):
-                (tmp_path / name).mkdir()
-            first, second = [
-                await stack.enter_async_context(House(tmp_path / name, store=url))
-                for name in ("first", "second")
-            ]
-            admin = await stack.enter_async_context(Client(first.url, first.admin_key))
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            for house in (first, second):
-                async with Client(house.url, key) as client:
-                    await until_known(client)
-                    await client.upload(SAVE, "save")
-                    assert (await client.run("save"))["exit_code"] == 0
-            # The other one cannot forget yet: its kernel is away.
-            await second.stop_kernel()
-            await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
-            assert left_of(tmp_path / "first", MARKER) == []
-            assert left_of(tmp_path / "second", MARKER) != []
-            with pytest.raises(ServerError) as refused:
-                await admin.create_tenant("acme")
-            shown = {each["id"]: each["forgetting"] async for each in admin.gateways()}
-            names = [changes.gateway_name(tmp_path / name) for name in ("first", "second")]
-            assert shown == {names[0]: [], names[1]: ["acme"]}
-            assert refused.value.status == 409
-            assert refused.value.problem["gateways"] == names[1:]
-            # As soon as it can it does; then the name is free, and whoever has it finds nothing.
-            await second.start_kernel()
-            await second.link_worker_to_kernel()
-            async with asyncio.timeout(20):
-                while any([each["forgetting"] async for each in admin.gateways()]):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            assert left_of(tmp_path, MARKER) == []
-            assert not (tmp_path / "second" / "programs" / "acme").exists()
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            async with Client(second.url, key) as client:
+    url = postgres.new_url()
+    async with AsyncExitStack() as stack:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+        first, second = [
+            await stack.enter_async_context(SystemRig(tmp_path / name, store=url))
+            for name in ("first", "second")
+        ]
+        admin = await stack.enter_async_context(Client(first.url, first.admin_key))
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme"))["key"]
+        for system in (first, second):
+            async with Client(system.url, key) as client:
                 await until_known(client)
-                for listing in (client.programs(), client.runs(), client.kv()):
-                    assert [item async for item in listing] == []
-
-    asyncio.run(scenario())
+                await client.upload(SAVE, "save")
+                assert (await client.run("save"))["exit_code"] == 0
+        # The other one cannot forget yet: its kernel is away.
+        await second.stop_kernel()
+        await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
+        assert left_of(tmp_path / "first", MARKER) == []
+        assert left_of(tmp_path / "second", MARKER) != []
+        with pytest.raises(ServerError) as refused:
+            await admin.create_tenant("acme")
+        shown = {each["id"]: each["forgetting"] async for each in admin.gateways()}
+        names = [changes.gateway_name(tmp_path / name) for name in ("first", "second")]
+        assert shown == {names[0]: [], names[1]: ["acme"]}
+        assert refused.value.status == 409
+        assert refused.value.problem["gateways"] == names[1:]
+        # As soon as it can it does; then the name is free, and whoever has it finds nothing.
+        await second.start_kernel()
+        await second.link_worker_to_kernel()
+        async with asyncio.timeout(20):
+            while any([each["forgetting"] async for each in admin.gateways()]):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert left_of(tmp_path, MARKER) == []
+        assert not (tmp_path / "second" / "programs" / "acme").exists()
+        await admin.create_tenant("acme")
+        key = (await admin.create_key("acme"))["key"]
+        async with Client(second.url, key) as client:
+            await until_known(client)
+            for listing in (client.programs(), client.runs(), client.kv()):
+                assert [item async for item in listing] == []
 
 
 async def until_known(client: Client) -> None:
-    """Wait until a gateway knows a key that another one has made."""
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(ServerError):
@@ -407,14 +380,11 @@ async def until_known(client: Client) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_run_that_has_just_begun_keeps_its_tenant(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            await client.upload(guests.HANG_WASM, "hang")
-            live = await client.start("hang")
-            with pytest.raises(Problem) as refused:
-                await house.gateway.services.administration.delete_tenant("default")
-            assert refused.value.fields["left"] == ["live runs"]
-            assert (await client.cancel(live))["status"] == "killed"
-
-    asyncio.run(scenario())
+async def test_a_run_that_has_just_begun_keeps_its_tenant(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        await client.upload(guests.HANG_WASM, "hang")
+        live = await client.start("hang")
+        with pytest.raises(Problem) as refused:
+            await system.gateway.services.administration.delete_tenant("default")
+        assert refused.value.fields["left"] == ["live runs"]
+        assert (await client.cancel(live))["status"] == "killed"

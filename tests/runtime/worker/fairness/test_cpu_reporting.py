@@ -19,7 +19,7 @@ from symphony_runtime.worker.run import Run
 
 from tests.support.worker import guests
 from tests.support.worker.guests import main
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 LISTENS = main(
     """(loop $again (drop (call $claim (call $recv) (i32.const 64) (i32.const 8)))
@@ -39,47 +39,40 @@ def _rests(run: Run) -> bool:
     return run.share.throttled
 
 
-def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
     monkeypatch.setattr(pacing_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    async def test() -> None:
-        turns = RunQueue()
-        pacing = CpuReporter(turns, lambda: None)
-        one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
-        assert pacing.take_report() is None
-        pacing.add_spent(one, 5_000)
-        pacing.add_spent(one, 2_000)
-        assert pacing.take_report() == [m.Spent.KIND, [[1, 7]]]
-        pacing.add_spent(other, 3_000)
-        assert pacing.take_report() is None, "it is not time yet"
-        pacing.add_spent(other, 4_000)
-        clock[0] += SPENT_TOLD_SECONDS
-        assert pacing.take_report() == [m.Spent.KIND, [[2, 7]]]
-        pacing.close()
-
-    asyncio.run(test())
+    turns = RunQueue()
+    pacing = CpuReporter(turns, lambda: None)
+    one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
+    assert pacing.take_report() is None
+    pacing.add_spent(one, 5_000)
+    pacing.add_spent(one, 2_000)
+    assert pacing.take_report() == [m.Spent.KIND, [[1, 7]]]
+    pacing.add_spent(other, 3_000)
+    assert pacing.take_report() is None, "it is not time yet"
+    pacing.add_spent(other, 4_000)
+    clock[0] += SPENT_TOLD_SECONDS
+    assert pacing.take_report() == [m.Spent.KIND, [[2, 7]]]
+    pacing.close()
 
 
-def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
-    async def test() -> None:
-        turns, woken = RunQueue(), asyncio.Event()
-        pacing = CpuReporter(turns, woken.set)
-        one = _begin(turns, "one", 1)
-        pacing.on_frame(m.encode(m.Pace("one", 10)))
-        assert not _rests(one), "it is alone"
-        _begin(turns, "other", 2)
-        pacing.on_frame(m.encode(m.Pace("one", 100_000)))
-        pacing.on_frame(m.encode(m.Pace("one", 10)))
-        pacing.on_frame(m.encode(m.Pace("nobody", 10)))
-        assert _rests(one)
-        async with asyncio.timeout(20):
-            await woken.wait()
-        assert not _rests(one)
-        pacing.on_frame(m.encode(m.Pace("one", 100_000)))
-        pacing.close()
-
-    asyncio.run(test())
+async def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
+    turns, woken = RunQueue(), asyncio.Event()
+    pacing = CpuReporter(turns, woken.set)
+    one = _begin(turns, "one", 1)
+    pacing.on_frame(m.encode(m.Pace("one", 10)))
+    assert not _rests(one), "it is alone"
+    _begin(turns, "other", 2)
+    pacing.on_frame(m.encode(m.Pace("one", 100_000)))
+    pacing.on_frame(m.encode(m.Pace("one", 10)))
+    pacing.on_frame(m.encode(m.Pace("nobody", 10)))
+    assert _rests(one)
+    async with asyncio.timeout(20):
+        await woken.wait()
+    assert not _rests(one)
+    pacing.on_frame(m.encode(m.Pace("one", 100_000)))
+    pacing.close()
 
 
 class _Kernel:
@@ -96,39 +89,35 @@ class _Kernel:
             self.pacing.on_frame(m.encode(m.Pace("one", 5)))
 
 
-def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
-    async def test() -> None:
-        turns, woken = RunQueue(), asyncio.Event()
-        pacing, kernel = CpuReporter(turns, woken.set), _Kernel(3)
-        kernel.pacing = pacing
-        one = _begin(turns, "one", 1)
-        _begin(turns, "other", 2)
-        pacing.send_report(cast(Link, kernel))
-        pacing.add_spent(one, 5_000)
-        assert pacing.take_report() == [m.Spent.KIND, [[1, 5]]]
-        pacing.on_frame(m.encode(m.Pace("one", 5)))
+async def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
+    turns, woken = RunQueue(), asyncio.Event()
+    pacing, kernel = CpuReporter(turns, woken.set), _Kernel(3)
+    kernel.pacing = pacing
+    one = _begin(turns, "one", 1)
+    _begin(turns, "other", 2)
+    pacing.send_report(cast(Link, kernel))
+    pacing.add_spent(one, 5_000)
+    assert pacing.take_report() == [m.Spent.KIND, [[1, 5]]]
+    pacing.on_frame(m.encode(m.Pace("one", 5)))
+    async with asyncio.timeout(20):
+        await woken.wait()
+    assert not _rests(one)
+    assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
+    pacing.close()
+
+
+async def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> (
+    None
+):
+    options = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.01)))
+    async with WorkerRig(options=options) as rig:
+        loops = await rig.start(guests.SPIN, tenant="loops")
+        waits = await rig.start(LISTENS, tenant="waits")
         async with asyncio.timeout(20):
-            await woken.wait()
-        assert not _rests(one)
-        assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
-        pacing.close()
-
-    asyncio.run(test())
-
-
-def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> None:
-    async def test() -> None:
-        options = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.01)))
-        async with Rig(options=options) as rig:
-            loops = await rig.start(guests.SPIN, tenant="loops")
-            waits = await rig.start(LISTENS, tenant="waits")
-            async with asyncio.timeout(20):
-                while not any(share.throttled for share in rig.worker._run_queue._shares.values()):
-                    waits.deliver(b"?")
-                    await asyncio.sleep(0.002)
-            loops.kill()
-            assert (await loops.ended).status == "killed"
-            waits.kill()
-            await waits.ended
-
-    asyncio.run(test())
+            while not any(share.throttled for share in rig.worker._run_queue._shares.values()):
+                waits.deliver(b"?")
+                await asyncio.sleep(0.002)
+        loops.kill()
+        assert (await loops.ended).status == "killed"
+        waits.kill()
+        await waits.ended

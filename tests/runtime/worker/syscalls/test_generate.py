@@ -19,6 +19,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from tests.support.kernel.batched_device import STEPS, InLots
+from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.generating_guests import (
     AT,
@@ -32,24 +33,24 @@ from tests.support.worker.generating_guests import (
     taker,
 )
 from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
 EFBIG, ENOMEM = -Errno.EFBIG, -Errno.ENOMEM
 MS = CostModel(fixed_us=10_000)
 
 
-async def play(rig: Rig, options: bytes, *steps: Step) -> list[int | bytes]:
+async def play(rig: WorkerRig, options: bytes, *steps: Step) -> list[int | bytes]:
     """Run a script: step 0 is a file, step 1 the generation, and then `steps`."""
     found = await rig.play(("kv_create",), generate(options), *steps, parts=parts(options))
     return found[1:]
 
 
-def in_virtual_time(test: Callable[[Rig], Awaitable[None]], **rig: Any) -> None:
+def in_virtual_time(test: Callable[[WorkerRig], Awaitable[None]], **rig: Any) -> None:
     """Run a test with a rig whose steps take 10 ms, in no time."""
 
     async def whole() -> None:
-        async with Rig(clock=clock, **({"costs": MS} | rig)) as made:
+        async with WorkerRig(clock=clock, **({"costs": MS} | rig)) as made:
             await test(made)
 
     clock = VirtualClock()
@@ -59,19 +60,19 @@ def in_virtual_time(test: Callable[[Rig], Awaitable[None]], **rig: Any) -> None:
 # -- Taking ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("capacity", [8, 12, 24, 4096])
 @pytest.mark.parametrize("ahead", [0, 1, 8, GENERATE_AHEAD_MAX])
-def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
-    async def test(rig: Rig) -> None:
-        loop = await rig.run(guests.DECODE, bytes([40]))
-        found = await rig.run(taker(given(max=40, ahead=ahead), capacity))
-        assert (found.status, found.exit_code) == ("exited", 0), found
-        assert all(len(m) % 8 == 0 and len(m) <= capacity for m in found.messages)
-        expected = [int.from_bytes(message, "little") for message in loop.messages]
-        assert ids(found.output) == expected
-        usage = [{k: each.usage[k] for k in ("prompt_tokens", "completion_tokens", "cached_tokens")}
-                 for each in (loop, found)]  # fmt: skip
-        assert usage[0] == usage[1]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_it_gives_what_a_loop_of_preds_gives(
+    rig: WorkerRig, *, capacity: int, ahead: int
+) -> None:
+    loop = await rig.run(guests.DECODE, bytes([40]))
+    found = await rig.run(taker(given(max=40, ahead=ahead), capacity))
+    assert (found.status, found.exit_code) == ("exited", 0), found
+    assert all(len(m) % 8 == 0 and len(m) <= capacity for m in found.messages)
+    expected = [int.from_bytes(message, "little") for message in loop.messages]
+    assert ids(found.output) == expected
+    usage = [{k: each.usage[k] for k in ("prompt_tokens", "completion_tokens", "cached_tokens")}
+             for each in (loop, found)]  # fmt: skip
+    assert usage[0] == usage[1]
 
 
 @pytest.mark.parametrize("best", [0, 2])
@@ -79,14 +80,17 @@ def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
 def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int) -> None:
     size, count = 8 * (1 + best), 1 + 4 * STEPS
 
-    async def test(rig: Rig, options: bytes) -> list[bytes]:
+    async def test(rig: WorkerRig, options: bytes) -> list[bytes]:
         found = await rig.run(taker(options, size * capacity))
         assert (found.status, found.exit_code) == ("exited", 0), found
         return found.messages
 
     async def whole() -> None:
         options = given(max=count, logprobs=best)
-        async with Rig(clock=clock, costs=MS) as plain, Rig(clock, MS, device=InLots) as lots:
+        async with (
+            WorkerRig(clock=clock, costs=MS) as plain,
+            WorkerRig(clock, MS, device=InLots) as lots,
+        ):
             found, expected = await test(lots, options), await test(plain, options)
         assert b"".join(found) == b"".join(expected)
         # The first token comes by itself.
@@ -100,224 +104,209 @@ def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int
 
 
 @pytest.mark.parametrize("capacity", [24, 47, 4096])
-def test_each_record_has_its_best_tokens(capacity: int) -> None:
-    async def test(rig: Rig) -> None:
-        plain = await rig.run(taker(given(max=9), 4096))
-        found = await rig.run(taker(given(max=9, logprobs=2), capacity))
-        assert all(len(m) % 24 == 0 and len(m) <= capacity for m in found.messages)
-        records = [found.output[at : at + 24] for at in range(0, len(found.output), 24)]
-        assert b"".join(record[:8] for record in records) == plain.output
-        for record in records:
-            assert record[:8] == record[8:16]  # the best token was the one to take
-            best, second = (log for _, log in struct.iter_unpack("<If", record[8:]))
-            assert best >= second
-
-    rigged(test)
+@run_by(with_worker)
+async def test_each_record_has_its_best_tokens(rig: WorkerRig, *, capacity: int) -> None:
+    plain = await rig.run(taker(given(max=9), 4096))
+    found = await rig.run(taker(given(max=9, logprobs=2), capacity))
+    assert all(len(m) % 24 == 0 and len(m) <= capacity for m in found.messages)
+    records = [found.output[at : at + 24] for at in range(0, len(found.output), 24)]
+    assert b"".join(record[:8] for record in records) == plain.output
+    for record in records:
+        assert record[:8] == record[8:16]  # the best token was the one to take
+        best, second = (log for _, log in struct.iter_unpack("<If", record[8:]))
+        assert best >= second
 
 
-def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(
-            rig,
-            given(max=3),
-            ("take", result(1), ROOM, 8),
-            ("await", result(1)),
-            ("sleep", 100), ("claim", result(4), ROOM, 0),
-            ("take", result(1), ROOM, 0), ("take", result(1), ROOM, 7), ("show", ROOM, 8),
-            ("take", result(1), ROOM, 23), ("show", ROOM, 16),
-            ("take", result(1), ROOM, 4096), ("show", ROOM, 8),
-            ("take", result(1), ROOM, 4096), ("take", result(1), ROOM, 4096),
-        )  # fmt: skip
-        assert found[1] == EAGAIN
-        assert found[5:8] == [24, 24, bytes(8)]
-        assert (found[8], found[10]) == (16, 8)
-        assert found[12:] == [0, EBADF]
-        whole = await rig.run(taker(given(max=3), 4096))
-        assert whole.output == found[9] + found[11]  # type: ignore[operator]
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready(rig: WorkerRig) -> None:
+    found = await play(
+        rig,
+        given(max=3),
+        ("take", result(1), ROOM, 8),
+        ("await", result(1)),
+        ("sleep", 100), ("claim", result(4), ROOM, 0),
+        ("take", result(1), ROOM, 0), ("take", result(1), ROOM, 7), ("show", ROOM, 8),
+        ("take", result(1), ROOM, 23), ("show", ROOM, 16),
+        ("take", result(1), ROOM, 4096), ("show", ROOM, 8),
+        ("take", result(1), ROOM, 4096), ("take", result(1), ROOM, 4096),
+    )  # fmt: skip
+    assert found[1] == EAGAIN
+    assert found[5:8] == [24, 24, bytes(8)]
+    assert (found[8], found[10]) == (16, 8)
+    assert found[12:] == [0, EBADF]
+    whole = await rig.run(taker(given(max=3), 4096))
+    assert whole.output == found[9] + found[11]  # type: ignore[operator]
 
 
-def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed() -> None:
+@run_by(in_virtual_time)
+async def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed(
+    rig: WorkerRig,
+) -> None:
     """The record that is waited for is taken as it comes, before the end that comes with it."""
-
-    async def test(rig: Rig) -> None:
-        claim: Step = ("claim_within", result(1), ROOM, 8, -1)
-        found = await play(rig, given(max=2, ahead=0), claim, ("kv_len", result(0)), claim,
-                           ("kv_len", result(0)), claim, claim)  # fmt: skip
-        assert found[1:] == [8, EBUSY, 8, 2, 0, EBADF]
-
-    in_virtual_time(test)
+    claim: Step = ("claim_within", result(1), ROOM, 8, -1)
+    found = await play(rig, given(max=2, ahead=0), claim, ("kv_len", result(0)), claim,
+                       ("kv_len", result(0)), claim, claim)  # fmt: skip
+    assert found[1:] == [8, EBUSY, 8, 2, 0, EBADF]
 
 
-def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record() -> None:
-    async def test(rig: Rig) -> None:
-        wait: list[Step] = [("wait", 512, 2, -1), ("take", result(1), ROOM, 8)]
-        found = await play(
-            rig,
-            given(max=3),
-            ("sleep", 25),
-            ("store", 512, result(1)), ("store", 516, result(2)),
-            *wait, *wait, ("wait", 512, 2, -1), ("take", result(2), 0, 0), *wait[1:],
-            ("wait", 512, 1, -1), *wait[1:], ("wait", 512, 1, 0), *wait[1:],
-        )  # fmt: skip
-        assert found[4:] == [0, 8, 0, 8, 1, 0, EAGAIN, 0, 8, 0, 0]
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record(
+    rig: WorkerRig,
+) -> None:
+    wait: list[Step] = [("wait", 512, 2, -1), ("take", result(1), ROOM, 8)]
+    found = await play(
+        rig,
+        given(max=3),
+        ("sleep", 25),
+        ("store", 512, result(1)), ("store", 516, result(2)),
+        *wait, *wait, ("wait", 512, 2, -1), ("take", result(2), 0, 0), *wait[1:],
+        ("wait", 512, 1, -1), *wait[1:], ("wait", 512, 1, 0), *wait[1:],
+    )  # fmt: skip
+    assert found[4:] == [0, 8, 0, 8, 1, 0, EAGAIN, 0, 8, 0, 0]
 
 
 @pytest.mark.parametrize(("lot", "ahead"), [(4, 8), (100, 8), (3, 100), (8, 0)])
-def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(lot: int, ahead: int) -> None:
+@run_by(in_virtual_time)
+async def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(
+    rig: WorkerRig, *, lot: int, ahead: int
+) -> None:
     tokens, at_once = 25, min(lot, ahead + 1)
-
-    async def test(rig: Rig) -> None:
-        loop = await rig.run(guests.DECODE, bytes([tokens]))
-        found = await rig.run(taker(given(max=tokens, ahead=ahead, lot=lot), 4096))
-        assert ids(found.output) == [int.from_bytes(m, "little") for m in loop.messages]
-        sizes = [len(message) // 8 for message in found.messages if message]
-        assert min(sizes[:-1]) >= at_once
-        assert sizes[-1] == tokens % at_once or at_once == 1
-
-    in_virtual_time(test)
+    loop = await rig.run(guests.DECODE, bytes([tokens]))
+    found = await rig.run(taker(given(max=tokens, ahead=ahead, lot=lot), 4096))
+    assert ids(found.output) == [int.from_bytes(m, "little") for m in loop.messages]
+    sizes = [len(message) // 8 for message in found.messages if message]
+    assert min(sizes[:-1]) >= at_once
+    assert sizes[-1] == tokens % at_once or at_once == 1
 
 
-def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(
-            rig, given(max=3, lot=8), ("sleep", 15), ("await", result(2)),
-            ("take", result(1), ROOM, 80), ("claim_within", result(1), ROOM, 80, 5),
-            ("claim_within", result(1), ROOM, 80, -1), ("claim_within", result(1), ROOM, 80, -1),
-        )  # fmt: skip
-        assert found[3:] == [EAGAIN, -Errno.ETIMEDOUT, 24, 0]
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end(rig: WorkerRig) -> None:
+    found = await play(
+        rig, given(max=3, lot=8), ("sleep", 15), ("await", result(2)),
+        ("take", result(1), ROOM, 80), ("claim_within", result(1), ROOM, 80, 5),
+        ("claim_within", result(1), ROOM, 80, -1), ("claim_within", result(1), ROOM, 80, -1),
+    )  # fmt: skip
+    assert found[3:] == [EAGAIN, -Errno.ETIMEDOUT, 24, 0]
 
 
-def test_an_error_comes_behind_an_unfinished_lot() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.run(taker(given(ahead=1000, lot=1000), 1 << 16))
-        assert found.exit_code == ENOMEM, found
-        assert len(ids(found.output)) == 3 * 16
-
-    in_virtual_time(test, pages=3)
+@run_by(in_virtual_time, pages=3)
+async def test_an_error_comes_behind_an_unfinished_lot(rig: WorkerRig) -> None:
+    found = await rig.run(taker(given(ahead=1000, lot=1000), 1 << 16))
+    assert found.exit_code == ENOMEM, found
+    assert len(ids(found.output)) == 3 * 16
 
 
-def test_a_wait_for_it_times_out() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(rig, given(), ("store", 512, result(1)), ("wait", 512, 1, 5))
-        assert found[2] == -Errno.ETIMEDOUT
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_a_wait_for_it_times_out(rig: WorkerRig) -> None:
+    found = await play(rig, given(), ("store", 512, result(1)), ("wait", 512, 1, 5))
+    assert found[2] == -Errno.ETIMEDOUT
 
 
-def test_a_stop_token_is_the_last() -> None:
-    async def test(rig: Rig) -> None:
-        tokens = ids((await rig.run(taker(given(max=30), 4096))).output)
-        stop = tokens[17]
-        found = await rig.run(taker(given(max=30, stop=[stop]), 4096))
-        assert ids(found.output) == tokens[: tokens.index(stop) + 1]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_stop_token_is_the_last(rig: WorkerRig) -> None:
+    tokens = ids((await rig.run(taker(given(max=30), 4096))).output)
+    stop = tokens[17]
+    found = await rig.run(taker(given(max=30, stop=[stop]), 4096))
+    assert ids(found.output) == tokens[: tokens.index(stop) + 1]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 5, 8])
-def test_the_kernel_never_runs_past_what_the_program_takes(ahead: int) -> None:
-    async def test(rig: Rig) -> None:
-        async def computed() -> int:
-            return int((await rig.statistics())["tokens_computed"])
+@run_by(in_virtual_time)
+async def test_the_kernel_never_runs_past_what_the_program_takes(
+    rig: WorkerRig, *, ahead: int
+) -> None:
+    async def computed() -> int:
+        return int((await rig.statistics())["tokens_computed"])
 
-        program = guests.script(
-            ("kv_create",), generate(given(ahead=ahead)), ("recv",), ("claim", result(2), 0, 8),
-            ("take", result(1), ROOM, 8), ("recv",), ("claim", result(5), 0, 8),
-            ("take", result(1), ROOM, 8 * (ahead + 1)), ("recv",), ("claim", result(8), 0, 8),
-            parts=parts(given(ahead=ahead)),
-        )  # fmt: skip
-        run = await rig.start(program.source)
-        for takes in ([], [4], [4, 7]):  # of the script's steps, those that have taken
-            await asyncio.sleep(1)
-            taken = sum(int.from_bytes(run.messages[step], "little") for step in takes) // 8
-            # The prompt's one token, and then the tokens that were appended.
-            at_most = 1 + taken + ahead
-            least = at_most - ahead // 2  # the kernel hears of some takes together
-            assert least <= await computed() <= at_most
-            run.deliver(b"on")
-        assert (await run.ended).status == "exited"
-
-    in_virtual_time(test)
+    program = guests.script(
+        ("kv_create",), generate(given(ahead=ahead)), ("recv",), ("claim", result(2), 0, 8),
+        ("take", result(1), ROOM, 8), ("recv",), ("claim", result(5), 0, 8),
+        ("take", result(1), ROOM, 8 * (ahead + 1)), ("recv",), ("claim", result(8), 0, 8),
+        parts=parts(given(ahead=ahead)),
+    )  # fmt: skip
+    run = await rig.start(program.source)
+    for takes in ([], [4], [4, 7]):  # of the script's steps, those that have taken
+        await asyncio.sleep(1)
+        taken = sum(int.from_bytes(run.messages[step], "little") for step in takes) // 8
+        # The prompt's one token, and then the tokens that were appended.
+        at_most = 1 + taken + ahead
+        least = at_most - ahead // 2  # the kernel hears of some takes together
+        assert least <= await computed() <= at_most
+        run.deliver(b"on")
+    assert (await run.ended).status == "exited"
 
 
-def test_credit_goes_to_the_kernel_a_few_tokens_at_a_time() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.run(taker(given(max=90, ahead=8), 8))
-        assert len(found.messages) == 90
-        calls = (await rig.statistics())["calls"]
-        assert calls < 2 + 90 / 5 + 3, "the file, the generation, and a credit for five tokens"
-
-    rigged(test)
+@run_by(with_worker)
+async def test_credit_goes_to_the_kernel_a_few_tokens_at_a_time(rig: WorkerRig) -> None:
+    found = await rig.run(taker(given(max=90, ahead=8), 8))
+    assert len(found.messages) == 90
+    calls = (await rig.statistics())["calls"]
+    assert calls < 2 + 90 / 5 + 3, "the file, the generation, and a credit for five tokens"
 
 
 # -- Its file ----------------------------------------------------------------------------------
-def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken() -> None:
-    async def test(rig: Rig) -> None:
-        calls: list[Step] = [
-            generate(b""),
-            ("pred", result(0), AT, 1, 0, 0, 0),
-            ("kv_fork", result(0)),
-            ("kv_extract", result(0), 0, 0),
-            ("kv_append", result(0), result(2), 0, 0),
-            ("kv_append", result(2), result(0), 0, 0),
-            ("kv_truncate", result(0), 0),
-            ("kv_len", result(0)),
-            ("kv_stat", result(0), ROOM, 0),
-            ("kv_tokens", result(0), 0, 0, ROOM),
-            ("kv_save", result(0), 512, 4, 0),
-            ("kv_offer", result(0)),
-        ]
-        found = await rig.play(
-            ("kv_create",), generate(given(max=4)), ("kv_create",), *calls,
-            ("sleep", 500), ("claim", result(15), ROOM, 0),  # it has ended in the kernel long ago
-            ("kv_len", result(0)),
-            ("take", result(1), ROOM, 24), ("kv_len", result(0)),
-            ("take", result(1), ROOM, 24), ("kv_len", result(0)), ("kv_fork", result(0)),
-            ("kv_len", result(2)),
-            parts=(*parts(given(max=4)), data(512, "name")),
-        )  # fmt: skip
-        assert found[3:15] == [EBUSY] * len(calls)
-        assert found[17:22] == [EBUSY, 24, EBUSY, 8, 4]
-        assert isinstance(found[22], int)
-        assert found[22] > 0
-        assert found[23] == 0, "what was refused has changed nothing"
-
-    in_virtual_time(test)
-
-
-def test_a_closed_handle_does_not_end_it() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(
-            rig, given(max=20, ahead=1), ("kv_close", result(0)),
-            *([("claim", result(1), ROOM, 8)] * 21),
-        )  # fmt: skip
-        assert found[1:] == [0, *[8] * 20, 0]
-
-    rigged(test)
+@run_by(in_virtual_time)
+async def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken(
+    rig: WorkerRig,
+) -> None:
+    calls: list[Step] = [
+        generate(b""),
+        ("pred", result(0), AT, 1, 0, 0, 0),
+        ("kv_fork", result(0)),
+        ("kv_extract", result(0), 0, 0),
+        ("kv_append", result(0), result(2), 0, 0),
+        ("kv_append", result(2), result(0), 0, 0),
+        ("kv_truncate", result(0), 0),
+        ("kv_len", result(0)),
+        ("kv_stat", result(0), ROOM, 0),
+        ("kv_tokens", result(0), 0, 0, ROOM),
+        ("kv_save", result(0), 512, 4, 0),
+        ("kv_offer", result(0)),
+    ]
+    found = await rig.play(
+        ("kv_create",), generate(given(max=4)), ("kv_create",), *calls,
+        ("sleep", 500), ("claim", result(15), ROOM, 0),  # it has ended in the kernel long ago
+        ("kv_len", result(0)),
+        ("take", result(1), ROOM, 24), ("kv_len", result(0)),
+        ("take", result(1), ROOM, 24), ("kv_len", result(0)), ("kv_fork", result(0)),
+        ("kv_len", result(2)),
+        parts=(*parts(given(max=4)), data(512, "name")),
+    )  # fmt: skip
+    assert found[3:15] == [EBUSY] * len(calls)
+    assert found[17:22] == [EBUSY, 24, EBUSY, 8, 4]
+    assert isinstance(found[22], int)
+    assert found[22] > 0
+    assert found[23] == 0, "what was refused has changed nothing"
 
 
-def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), ("kv_save", result(0), 512, 4, 0),
-            ("kv_open", 512, 4, 1), ("kv_open", 512, 4, 2),
-            generate(b"", result(2)), generate(b"", result(3)),
-            parts=(*parts(b""), data(512, "name")),
-        )  # fmt: skip
-        assert found[4] == -Errno.EACCES
-        assert isinstance(found[5], int)
-        assert found[5] > 0
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_closed_handle_does_not_end_it(rig: WorkerRig) -> None:
+    found = await play(
+        rig, given(max=20, ahead=1), ("kv_close", result(0)),
+        *([("claim", result(1), ROOM, 8)] * 21),
+    )  # fmt: skip
+    assert found[1:] == [0, *[8] * 20, 0]
 
 
-def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it() -> None:
+@run_by(with_worker)
+async def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough(
+    rig: WorkerRig,
+) -> None:
+    found = await rig.play(
+        ("kv_create",), ("kv_save", result(0), 512, 4, 0),
+        ("kv_open", 512, 4, 1), ("kv_open", 512, 4, 2),
+        generate(b"", result(2)), generate(b"", result(3)),
+        parts=(*parts(b""), data(512, "name")),
+    )  # fmt: skip
+    assert found[4] == -Errno.EACCES
+    assert isinstance(found[5], int)
+    assert found[5] > 0
+
+
+@run_by(in_virtual_time)
+async def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it(
+    rig: WorkerRig,
+) -> None:
     grants = msgpack.packb(
         {"entry": "child", "input": b"", "grants": [{"handle": 65536, "rights": 31, "name": "f"}]}
     )
@@ -330,102 +319,88 @@ def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it() -> None
       (drop (call $cancel (local.get $t)))
       (call $await (call $sleep (i64.const 500)))
       (i32.const 5))"""
-
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",),
-            ("spawn", 700, len(grants)), ("claim", result(1), ROOM, 4), ("sleep", 200),
-            ("claim", result(3), ROOM, 0), ("kv_len", result(0)), ("kv_fork", result(0)),
-            ("kv_len", result(6)), ("sleep", 600), ("claim", result(8), ROOM, 0),
-            ("kv_len", result(0)), ("join", 1), ("claim", result(11), ROOM, 0),
-            parts=(*parts(b""), data(600, "f"), data(700, grants), child),
-        )  # fmt: skip
-        assert found[5] == EBUSY
-        assert found[7] == EBUSY, "a fork does not wait: the failure is its file's answer"
-        assert found[10] == 1 + 8, "the prompt, and as far as it could run ahead of one take"
-
-    in_virtual_time(test)
+    found = await rig.play(
+        ("kv_create",),
+        ("spawn", 700, len(grants)), ("claim", result(1), ROOM, 4), ("sleep", 200),
+        ("claim", result(3), ROOM, 0), ("kv_len", result(0)), ("kv_fork", result(0)),
+        ("kv_len", result(6)), ("sleep", 600), ("claim", result(8), ROOM, 0),
+        ("kv_len", result(0)), ("join", 1), ("claim", result(11), ROOM, 0),
+        parts=(*parts(b""), data(600, "f"), data(700, grants), child),
+    )  # fmt: skip
+    assert found[5] == EBUSY
+    assert found[7] == EBUSY, "a fork does not wait: the failure is its file's answer"
+    assert found[10] == 1 + 8, "the prompt, and as far as it could run ahead of one take"
 
 
 # -- Its end -----------------------------------------------------------------------------------
-def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it() -> None:
-    async def test(rig: Rig) -> None:
-        whole = ids((await rig.run(taker(given(max=10), 4096))).output)
-        found = await play(
-            rig,
-            given(ahead=3),
-            *([("claim", result(1), ROOM, 8)] * 3), ("sleep", 200), ("claim", result(5), ROOM, 0),
-            ("cancel", result(1)), ("cancel", result(1)), ("take", result(1), ROOM, 8),
-            ("kv_len", result(0)), ("sleep", 200), ("claim", result(11), ROOM, 0),
-            ("kv_len", result(0)), ("kv_tokens", result(0), 1, 5, ROOM), ("show", ROOM, 20),
-            ("kv_truncate", result(0), 1), generate(given(ahead=3)), ("claim", result(17), ROOM, 8),
-        )  # fmt: skip
-        assert found[6:9] == [0, EBADF, EBADF]
-        # The kernel has heard of two of the three that were taken.
-        assert found[9] == found[12] == 1 + 2 + 3
-        assert found[14] == struct.pack("<5I", *whole[:5])
-        assert found[17] == 8, "the file is as any other: it goes on behind a roll back"
-
-    in_virtual_time(test)
-
-
-def test_a_generation_cancelled_before_its_first_step_leaves_the_file_as_it_was() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(rig, b"", ("cancel", result(1)), ("kv_len", result(0)))
-        assert found[1:] == [0, 0]
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it(
+    rig: WorkerRig,
+) -> None:
+    whole = ids((await rig.run(taker(given(max=10), 4096))).output)
+    found = await play(
+        rig,
+        given(ahead=3),
+        *([("claim", result(1), ROOM, 8)] * 3), ("sleep", 200), ("claim", result(5), ROOM, 0),
+        ("cancel", result(1)), ("cancel", result(1)), ("take", result(1), ROOM, 8),
+        ("kv_len", result(0)), ("sleep", 200), ("claim", result(11), ROOM, 0),
+        ("kv_len", result(0)), ("kv_tokens", result(0), 1, 5, ROOM), ("show", ROOM, 20),
+        ("kv_truncate", result(0), 1), generate(given(ahead=3)), ("claim", result(17), ROOM, 8),
+    )  # fmt: skip
+    assert found[6:9] == [0, EBADF, EBADF]
+    # The kernel has heard of two of the three that were taken.
+    assert found[9] == found[12] == 1 + 2 + 3
+    assert found[14] == struct.pack("<5I", *whole[:5])
+    assert found[17] == 8, "the file is as any other: it goes on behind a roll back"
 
 
-def test_a_program_that_never_takes_costs_no_more_than_ahead() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(rig, given(ahead=4), ("sleep", 2000), ("claim", result(2), ROOM, 0))
-        assert found[2] == 0
-        assert (await rig.statistics())["tokens_computed"] == 5
+@run_by(in_virtual_time)
+async def test_a_generation_cancelled_before_its_first_step_leaves_the_file_as_it_was(
+    rig: WorkerRig,
+) -> None:
+    found = await play(rig, b"", ("cancel", result(1)), ("kv_len", result(0)))
+    assert found[1:] == [0, 0]
 
-    in_virtual_time(test)
+
+@run_by(in_virtual_time)
+async def test_a_program_that_never_takes_costs_no_more_than_ahead(rig: WorkerRig) -> None:
+    found = await play(rig, given(ahead=4), ("sleep", 2000), ("claim", result(2), ROOM, 0))
+    assert found[2] == 0
+    assert (await rig.statistics())["tokens_computed"] == 5
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 9, 10, 11, 25, 60])
-def test_a_kill_in_its_midst_leaves_nothing(milliseconds: int) -> None:
-    async def test(rig: Rig) -> None:
-        run = await rig.start(taker(given(), 8))
-        await asyncio.sleep(milliseconds / 1000)
-        run.kill()
-        assert (await run.ended).status == "killed"
-
-    in_virtual_time(test)
+@run_by(in_virtual_time)
+async def test_a_kill_in_its_midst_leaves_nothing(rig: WorkerRig, *, milliseconds: int) -> None:
+    run = await rig.start(taker(given(), 8))
+    await asyncio.sleep(milliseconds / 1000)
+    run.kill()
+    assert (await run.ended).status == "killed"
 
 
-def test_without_pages_the_error_comes_behind_the_tokens() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.run(taker(given(ahead=100), 8))
-        assert found.exit_code == ENOMEM
-        assert len(found.messages) == 4 * 16
-
-    in_virtual_time(test, pages=4)
+@run_by(in_virtual_time, pages=4)
+async def test_without_pages_the_error_comes_behind_the_tokens(rig: WorkerRig) -> None:
+    found = await rig.run(taker(given(ahead=100), 8))
+    assert found.exit_code == ENOMEM
+    assert len(found.messages) == 4 * 16
 
 
-def test_the_context_s_end_is_its_end() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.run(taker(given(max=1000), 4096))
-        assert found.exit_code == 0
-        assert len(ids(found.output)) == 50
-
-    in_virtual_time(test, assets=ModelAssets(simulated_model(max_context=50), b"", None, {}))
+@run_by(in_virtual_time, assets=ModelAssets(simulated_model(max_context=50), b"", None, {}))
+async def test_the_context_s_end_is_its_end(rig: WorkerRig) -> None:
+    found = await rig.run(taker(given(max=1000), 4096))
+    assert found.exit_code == 0
+    assert len(ids(found.output)) == 50
 
 
-def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
-    async def test(rig: Rig) -> None:
-        run = await rig.start(taker(given(), 8), limits={"tokens": 10})
-        ended = await run.ended
-        # The program hears of it, and then the gateway, who kills it if it has not ended.
-        assert (ended.status == "killed" and "10 tokens" in ended.reason) or (
-            (ended.status, ended.exit_code) == ("exited", -Errno.EDQUOT)
-        )
-        assert len(ended.messages) == 10
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_run_s_tokens_are_counted_as_those_of_preds(rig: WorkerRig) -> None:
+    run = await rig.start(taker(given(), 8), limits={"tokens": 10})
+    ended = await run.ended
+    # The program hears of it, and then the gateway, who kills it if it has not ended.
+    assert (ended.status == "killed" and "10 tokens" in ended.reason) or (
+        (ended.status, ended.exit_code) == ("exited", -Errno.EDQUOT)
+    )
+    assert len(ended.messages) == 10
 
 
 # -- Hostile uses ------------------------------------------------------------------------------
@@ -437,37 +412,32 @@ def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
         given(get="none"), given(logprobs=21), given(nothing=1), b"\xc1",
     ],
 )  # fmt: skip
-def test_options_that_make_no_sense_start_nothing(options: bytes) -> None:
-    async def test(rig: Rig) -> None:
-        assert await play(rig, options, ("kv_len", result(0))) == [EINVAL, 0]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_options_that_make_no_sense_start_nothing(rig: WorkerRig, *, options: bytes) -> None:
+    assert await play(rig, options, ("kv_len", result(0))) == [EINVAL, 0]
 
 
-def test_what_only_the_kernel_can_know_is_answered_by_take() -> None:
-    async def test(rig: Rig) -> None:
-        found = await play(
-            rig, given(stop=[1 << 31]), ("kv_len", result(0)), ("claim", result(1), ROOM, 8),
-            ("kv_len", result(0)),
-        )  # fmt: skip
-        assert found[1:] == [EBUSY, EINVAL, 0]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_what_only_the_kernel_can_know_is_answered_by_take(rig: WorkerRig) -> None:
+    found = await play(
+        rig, given(stop=[1 << 31]), ("kv_len", result(0)), ("claim", result(1), ROOM, 8),
+        ("kv_len", result(0)),
+    )  # fmt: skip
+    assert found[1:] == [EBUSY, EINVAL, 0]
 
 
-def test_too_much_is_too_much() -> None:
-    async def test(rig: Rig) -> None:
-        program = guests.script(
-            ("kv_create",), ("generate", result(0), 0, 1, 0, PRED_OPTIONS_BYTES_MAX + 1)
-        )
-        big = program.source.replace('(export "memory") 2', '(export "memory") 20')
-        ended = await rig.run(big)
-        assert program.results(ended.messages)[1] == EFBIG
-
-    rigged(test)
+@run_by(with_worker)
+async def test_too_much_is_too_much(rig: WorkerRig) -> None:
+    program = guests.script(
+        ("kv_create",), ("generate", result(0), 0, 1, 0, PRED_OPTIONS_BYTES_MAX + 1)
+    )
+    big = program.source.replace('(export "memory") 2', '(export "memory") 20')
+    ended = await rig.run(big)
+    assert program.results(ended.messages)[1] == EFBIG
 
 
-def test_tickets_of_one_program_are_bounded() -> None:
+@run_by(with_worker)
+async def test_tickets_of_one_program_are_bounded(rig: WorkerRig) -> None:
     """Each promises what may lie untaken, so their number is bounded by room as well."""
     room = RUN_RESULT_BYTES_MAX // (8 * (GENERATE_AHEAD_MAX + 1))
     assert room < RUN_TICKETS_MAX
@@ -486,36 +456,27 @@ def test_tickets_of_one_program_are_bounded() -> None:
         *parts(options),
         locals_="(local $kv i32) (local $t i32) (local $n i32)",
     )
-
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(program)
-        assert ended.output == struct.pack("<i", ENOMEM)
-        assert ended.exit_code == room
-
-    rigged(test)
+    ended = await rig.run(program)
+    assert ended.output == struct.pack("<i", ENOMEM)
+    assert ended.exit_code == room
 
 
-def test_a_thousand_generations_of_one_program() -> None:
+@run_by(with_worker)
+async def test_a_thousand_generations_of_one_program(rig: WorkerRig) -> None:
     program = repeater(given(max=3, ahead=2), 1000)
-
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(program)
-        assert (ended.status, ended.exit_code) == ("exited", 0)
-        assert ended.usage["completion_tokens"] == 3000
-
-    rigged(test)
+    ended = await rig.run(program)
+    assert (ended.status, ended.exit_code) == ("exited", 0)
+    assert ended.usage["completion_tokens"] == 3000
 
 
 # -- Alternatives beside each token ------------------------------------------------------------
-def test_a_record_with_alternatives_is_never_split() -> None:
-    async def test(rig: Rig) -> None:
-        options = given(max=5, logprobs=2)
-        found = [await rig.run(taker(options, capacity)) for capacity in (24, 47, 4096)]
-        assert {each.output for each in found} == {found[0].output}
-        assert all(len(message) == 24 for each in found[:2] for message in each.messages)
-        records = list(struct.iter_unpack("<IfIfIf", found[0].output))
-        plain = await rig.run(taker(given(max=5), 8))
-        assert [token for token, *_ in records] == ids(plain.output)
-        assert all(token == best for token, _, best, *_ in records), "greedy takes the best"
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_record_with_alternatives_is_never_split(rig: WorkerRig) -> None:
+    options = given(max=5, logprobs=2)
+    found = [await rig.run(taker(options, capacity)) for capacity in (24, 47, 4096)]
+    assert {each.output for each in found} == {found[0].output}
+    assert all(len(message) == 24 for each in found[:2] for message in each.messages)
+    records = list(struct.iter_unpack("<IfIfIf", found[0].output))
+    plain = await rig.run(taker(given(max=5), 8))
+    assert [token for token, *_ in records] == ids(plain.output)
+    assert all(token == best for token, _, best, *_ in records), "greedy takes the best"

@@ -8,9 +8,10 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 from symphony_runtime.abi import table
 
+from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBADF, EACCES, EINVAL = -Errno.EBADF, -Errno.EACCES, -Errno.EINVAL
 R, A, T, S, G = (table().rights[name] for name in "RATSG")
@@ -28,173 +29,155 @@ def options(offset: int, /, **given: object) -> tuple[str, int]:
     return data(offset, packed), len(packed)
 
 
-def test_pred_appends_and_answers_with_a_token() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), ("claim", result(1), 0, 8), ("show", 0, 8),
-            ("kv_len", result(0)), ("kv_tokens", result(0), 1, 3, 0), ("show", 0, 12),
-            ("kv_tokens", result(0), 2, 3, 0), ("kv_tokens", result(0), 4, 0, 0),
-            parts=(PROMPT,),
-        )  # fmt: skip
-        assert found[2] == 8
-        assert found[4:6] == [4, 3]
-        assert found[6] == struct.pack("<3I", 6, 7, 8)
-        assert found[7:] == [EINVAL, 0]
-        again = await rig.play(
-            ("kv_create",), pred(result(0)), ("claim", result(1), 0, 8), ("show", 0, 8),
-            parts=(PROMPT,),
-        )  # fmt: skip
-        assert again[3] == found[3]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_pred_appends_and_answers_with_a_token(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), ("claim", result(1), 0, 8), ("show", 0, 8),
+        ("kv_len", result(0)), ("kv_tokens", result(0), 1, 3, 0), ("show", 0, 12),
+        ("kv_tokens", result(0), 2, 3, 0), ("kv_tokens", result(0), 4, 0, 0),
+        parts=(PROMPT,),
+    )  # fmt: skip
+    assert found[2] == 8
+    assert found[4:6] == [4, 3]
+    assert found[6] == struct.pack("<3I", 6, 7, 8)
+    assert found[7:] == [EINVAL, 0]
+    again = await rig.play(
+        ("kv_create",), pred(result(0)), ("claim", result(1), 0, 8), ("show", 0, 8),
+        parts=(PROMPT,),
+    )  # fmt: skip
+    assert again[3] == found[3]
 
 
-def test_forks_go_their_own_ways_and_truncation_rolls_back() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), ("kv_fork", result(0)),
-            pred(result(0), 104, 1), pred(result(2), 108, 1),
-            ("await", result(1)), ("await", result(3)), ("claim", result(4), 0, 8),
-            ("kv_len", result(0)), ("kv_len", result(2)),
-            ("kv_tokens", result(2), 0, 5, 0), ("show", 16, 4),
-            ("kv_truncate", result(2), 4), ("kv_len", result(2)), ("kv_truncate", result(2), 5),
-            ("kv_extract", result(0), 400, 2), ("kv_tokens", result(15), 0, 3, 0), ("show", 0, 12),
-            ("kv_append", result(15), result(0), 0, 2), ("kv_len", result(15)),
-            ("kv_append", result(15), result(0), 3, 2),
-            parts=(PROMPT, data(400, struct.pack("<4I", 0, 1, 2, 4))),
-        )  # fmt: skip
-        assert found[8:11] == [5, 5, 5]
-        assert found[11] == struct.pack("<I", 7)
-        assert found[12:15] == [0, 4, EINVAL]
-        assert found[16:] == [3, struct.pack("<3I", 5, 7, 8), 0, 5, EINVAL]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_forks_go_their_own_ways_and_truncation_rolls_back(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), ("kv_fork", result(0)),
+        pred(result(0), 104, 1), pred(result(2), 108, 1),
+        ("await", result(1)), ("await", result(3)), ("claim", result(4), 0, 8),
+        ("kv_len", result(0)), ("kv_len", result(2)),
+        ("kv_tokens", result(2), 0, 5, 0), ("show", 16, 4),
+        ("kv_truncate", result(2), 4), ("kv_len", result(2)), ("kv_truncate", result(2), 5),
+        ("kv_extract", result(0), 400, 2), ("kv_tokens", result(15), 0, 3, 0), ("show", 0, 12),
+        ("kv_append", result(15), result(0), 0, 2), ("kv_len", result(15)),
+        ("kv_append", result(15), result(0), 3, 2),
+        parts=(PROMPT, data(400, struct.pack("<4I", 0, 1, 2, 4))),
+    )  # fmt: skip
+    assert found[8:11] == [5, 5, 5]
+    assert found[11] == struct.pack("<I", 7)
+    assert found[12:15] == [0, 4, EINVAL]
+    assert found[16:] == [3, struct.pack("<3I", 5, 7, 8), 0, 5, EINVAL]
 
 
-def test_a_failed_file_keeps_its_answer_until_it_is_closed() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), ("kv_extract", result(0), 400, 1), ("kv_len", result(1)),
-            pred(result(1)), ("claim", result(3), 0, 8), ("kv_close", result(1)),
-            ("kv_len", result(1)),
-            parts=(PROMPT, data(400, struct.pack("<2I", 0, 9))),
-        )  # fmt: skip
-        assert found[2] == EINVAL
-        assert found[4:] == [EINVAL, 0, EBADF]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_failed_file_keeps_its_answer_until_it_is_closed(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), ("kv_extract", result(0), 400, 1), ("kv_len", result(1)),
+        pred(result(1)), ("claim", result(3), 0, 8), ("kv_close", result(1)),
+        ("kv_len", result(1)),
+        parts=(PROMPT, data(400, struct.pack("<2I", 0, 9))),
+    )  # fmt: skip
+    assert found[2] == EINVAL
+    assert found[4:] == [EINVAL, 0, EBADF]
 
 
-def test_names_are_saved_opened_listed_and_removed() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), ("await", result(1)),
-            ("kv_save", result(0), 300, 3, 0), ("kv_save", result(0), 300, 3, 0),
-            ("kv_save", result(0), 300, 3, 1),
-            ("kv_open", 300, 3, R | A), ("kv_len", result(6)), ("kv_save", result(6), 310, 1, 0),
-            ("kv_open", 310, 1, R), ("kv_open", 320, 11, R),
-            ("kv_list", 0, 0, 0, 0), ("kv_list", 300, 1, 0, 2000), ("show", 0, result(12)),
-            ("kv_remove", 300, 3), ("kv_remove", 300, 3), ("kv_len", result(6)),
-            ("kv_save", result(0), 300, 3, 2), ("kv_save", result(0), 300, 3, 4),
-            ("kv_save", result(0), 300, 3, 8),
-            parts=(PROMPT, PATHS),
-        )  # fmt: skip
-        enoent = -Errno.ENOENT
-        assert found[3:6] == [0, -Errno.EEXIST, 0]
-        assert found[7:11] == [4, EACCES, enoent, enoent]
-        assert found[11] == found[12]
-        assert isinstance(found[13], bytes)
-        (listed,) = msgpack.unpackb(found[13])
-        assert (listed["path"], listed["len"]) == ("a/b", 4)
-        assert found[14:] == [0, enoent, 4, -Errno.ENOSYS, EACCES, EINVAL]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_names_are_saved_opened_listed_and_removed(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), ("await", result(1)),
+        ("kv_save", result(0), 300, 3, 0), ("kv_save", result(0), 300, 3, 0),
+        ("kv_save", result(0), 300, 3, 1),
+        ("kv_open", 300, 3, R | A), ("kv_len", result(6)), ("kv_save", result(6), 310, 1, 0),
+        ("kv_open", 310, 1, R), ("kv_open", 320, 11, R),
+        ("kv_list", 0, 0, 0, 0), ("kv_list", 300, 1, 0, 2000), ("show", 0, result(12)),
+        ("kv_remove", 300, 3), ("kv_remove", 300, 3), ("kv_len", result(6)),
+        ("kv_save", result(0), 300, 3, 2), ("kv_save", result(0), 300, 3, 4),
+        ("kv_save", result(0), 300, 3, 8),
+        parts=(PROMPT, PATHS),
+    )  # fmt: skip
+    enoent = -Errno.ENOENT
+    assert found[3:6] == [0, -Errno.EEXIST, 0]
+    assert found[7:11] == [4, EACCES, enoent, enoent]
+    assert found[11] == found[12]
+    assert isinstance(found[13], bytes)
+    (listed,) = msgpack.unpackb(found[13])
+    assert (listed["path"], listed["len"]) == ("a/b", 4)
+    assert found[14:] == [0, enoent, 4, -Errno.ENOSYS, EACCES, EINVAL]
 
 
-def test_rights_only_shrink() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), ("await", result(1)),
-            ("kv_save", result(0), 300, 3, 0),
-            ("kv_open", 300, 3, R), pred(result(4)), ("kv_truncate", result(4), 0),
-            ("kv_save", result(4), 310, 1, 0), ("kv_append", result(4), result(0), 0, 1),
-            ("kv_grant", result(4), 0, R, 300, 3), ("kv_fork", result(4)), pred(result(10)),
-            ("kv_open", 300, 3, A), ("kv_len", result(12)), ("kv_fork", result(12)),
-            pred(result(12)), ("kv_append", result(0), result(12), 0, 1),
-            ("kv_stat", result(12), 0, 0), ("kv_tokens", result(12), 0, 1, 0),
-            ("kv_open", 300, 3, 0), ("kv_len", result(19)), ("kv_close", result(19)),
-            ("kv_open", 300, 3, 32),
-            parts=(PROMPT, PATHS),
-        )  # fmt: skip
-        assert found[5:10] == [EACCES] * 5
-        assert found[11] == EACCES
-        assert found[13:19] == [EACCES] * 6
-        assert found[20:] == [EACCES, 0, EINVAL]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_rights_only_shrink(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), ("await", result(1)),
+        ("kv_save", result(0), 300, 3, 0),
+        ("kv_open", 300, 3, R), pred(result(4)), ("kv_truncate", result(4), 0),
+        ("kv_save", result(4), 310, 1, 0), ("kv_append", result(4), result(0), 0, 1),
+        ("kv_grant", result(4), 0, R, 300, 3), ("kv_fork", result(4)), pred(result(10)),
+        ("kv_open", 300, 3, A), ("kv_len", result(12)), ("kv_fork", result(12)),
+        pred(result(12)), ("kv_append", result(0), result(12), 0, 1),
+        ("kv_stat", result(12), 0, 0), ("kv_tokens", result(12), 0, 1, 0),
+        ("kv_open", 300, 3, 0), ("kv_len", result(19)), ("kv_close", result(19)),
+        ("kv_open", 300, 3, 32),
+        parts=(PROMPT, PATHS),
+    )  # fmt: skip
+    assert found[5:10] == [EACCES] * 5
+    assert found[11] == EACCES
+    assert found[13:19] == [EACCES] * 6
+    assert found[20:] == [EACCES, 0, EINVAL]
 
 
-def test_stat_says_what_is_known() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), ("await", result(1)),
-            ("kv_stat", result(0), 0, 1), ("kv_stat", result(0), 0, 500), ("show", 0, result(4)),
-            parts=(PROMPT,),
-        )  # fmt: skip
-        assert found[3] == found[4]
-        assert isinstance(found[5], bytes)
-        status = msgpack.unpackb(found[5])
-        assert (status["len"], status["pages"], status["rights"]) == (4, 1, 31)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_stat_says_what_is_known(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), ("await", result(1)),
+        ("kv_stat", result(0), 0, 1), ("kv_stat", result(0), 0, 500), ("show", 0, result(4)),
+        parts=(PROMPT,),
+    )  # fmt: skip
+    assert found[3] == found[4]
+    assert isinstance(found[5], bytes)
+    status = msgpack.unpackb(found[5])
+    assert (status["len"], status["pages"], status["rights"]) == (4, 1, 31)
 
 
-def test_closed_guessed_and_foreign_handles_are_bad_all_the_same() -> None:
-    async def test(rig: Rig) -> None:
-        handle_calls = (
-            ("kv_len", result(0)), ("kv_fork", result(0)), ("kv_stat", result(0), 0, 0),
-            ("kv_close", result(0)), pred(result(0)), ("kv_truncate", result(0), 0),
-            ("kv_extract", result(0), 0, 0), ("kv_append", result(0), result(0), 0, 0),
-            ("kv_save", result(0), 300, 3, 0), ("kv_tokens", result(0), 0, 0, 0),
-            ("kv_grant", result(0), 0, 1, 300, 3),
-        )  # fmt: skip
-        closed = await rig.play(
-            ("kv_create",), ("kv_close", result(0)), *handle_calls, parts=(PROMPT, PATHS)
-        )
-        assert closed[2:] == [EBADF] * len(handle_calls)
-        for guess in (0, -1, 1, 65_536, 65_537, 2**31 - 1):
-            tried = [tuple(guess if a == result(0) else a for a in call) for call in handle_calls]
-            assert await rig.play(*tried, parts=(PROMPT, PATHS)) == [EBADF] * len(tried)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_closed_guessed_and_foreign_handles_are_bad_all_the_same(rig: WorkerRig) -> None:
+    handle_calls = (
+        ("kv_len", result(0)), ("kv_fork", result(0)), ("kv_stat", result(0), 0, 0),
+        ("kv_close", result(0)), pred(result(0)), ("kv_truncate", result(0), 0),
+        ("kv_extract", result(0), 0, 0), ("kv_append", result(0), result(0), 0, 0),
+        ("kv_save", result(0), 300, 3, 0), ("kv_tokens", result(0), 0, 0, 0),
+        ("kv_grant", result(0), 0, 1, 300, 3),
+    )  # fmt: skip
+    closed = await rig.play(
+        ("kv_create",), ("kv_close", result(0)), *handle_calls, parts=(PROMPT, PATHS)
+    )
+    assert closed[2:] == [EBADF] * len(handle_calls)
+    for guess in (0, -1, 1, 65_536, 65_537, 2**31 - 1):
+        tried = [tuple(guess if a == result(0) else a for a in call) for call in handle_calls]
+        assert await rig.play(*tried, parts=(PROMPT, PATHS)) == [EBADF] * len(tried)
 
 
-def test_handle_numbers_come_back_with_another_generation() -> None:
-    async def test(rig: Rig) -> None:
-        body = f"""
+@run_by(with_worker)
+async def test_handle_numbers_come_back_with_another_generation(rig: WorkerRig) -> None:
+    body = f"""
         (loop $more
           (local.set $last (call $kv_create))
           (drop (call $kv_close (local.get $last)))
           (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
                                  (i32.const {INSTANCE_HANDLES_MAX + 2}))))
         (local.get $last)"""
-        ended = await rig.run(main(body, locals_="(local $n i32) (local $last i32)"))
-        assert ended.exit_code == (2 << 16 | 1)
-
-    rigged(test)
+    ended = await rig.run(main(body, locals_="(local $n i32) (local $last i32)"))
+    assert ended.exit_code == (2 << 16 | 1)
 
 
-def test_there_are_only_so_many_handles() -> None:
-    async def test(rig: Rig) -> None:
-        body = """
+@run_by(with_worker)
+async def test_there_are_only_so_many_handles(rig: WorkerRig) -> None:
+    body = """
         (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
           (br_if $more (i32.gt_s (local.tee $r (call $kv_create)) (i32.const 0))))
         (call $say (local.get $n)) (local.get $r)"""
-        ended = await rig.run(main(body, locals_="(local $n i32) (local $r i32)"))
-        assert ended.exit_code == -Errno.EDQUOT
-        assert int.from_bytes(ended.output, "little") == INSTANCE_HANDLES_MAX + 1
-
-    rigged(test)
+    ended = await rig.run(main(body, locals_="(local $n i32) (local $r i32)"))
+    assert ended.exit_code == -Errno.EDQUOT
+    assert int.from_bytes(ended.output, "little") == INSTANCE_HANDLES_MAX + 1
 
 
 @pytest.mark.parametrize(
@@ -215,20 +198,20 @@ def test_there_are_only_so_many_handles() -> None:
         ({"bias_mask": {"mask": b"\x55" * 512, "value": 2.5}}, 8),
     ],
 )
-def test_options_decide_the_length_of_the_result(given: dict[str, object], length: int) -> None:
-    async def test(rig: Rig) -> None:
-        segment, size = options(500, **given)
-        found = await rig.play(
-            ("kv_create",), pred(result(0), opts=500, opts_len=size), ("claim", result(1), 0, 0),
-            ("take", result(1), 20_000, 20_000), ("take", result(1), 0, 0), ("kv_len", result(0)),
-            parts=(PROMPT, segment),
-        )  # fmt: skip
-        assert found[2] == length
-        assert found[3] == (length or EBADF)  # an empty result fitted at once
-        assert found[4] == EBADF
-        assert found[5] == (0 if given.get("keep") is False else 4)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_options_decide_the_length_of_the_result(
+    rig: WorkerRig, *, given: dict[str, object], length: int
+) -> None:
+    segment, size = options(500, **given)
+    found = await rig.play(
+        ("kv_create",), pred(result(0), opts=500, opts_len=size), ("claim", result(1), 0, 0),
+        ("take", result(1), 20_000, 20_000), ("take", result(1), 0, 0), ("kv_len", result(0)),
+        parts=(PROMPT, segment),
+    )  # fmt: skip
+    assert found[2] == length
+    assert found[3] == (length or EBADF)  # an empty result fitted at once
+    assert found[4] == EBADF
+    assert found[5] == (0 if given.get("keep") is False else 4)
 
 
 @pytest.mark.parametrize(
@@ -242,44 +225,40 @@ def test_options_decide_the_length_of_the_result(given: dict[str, object], lengt
         ({"adapter": "x"}, Errno.ENOSYS),
     ],
 )
-def test_wrong_options_are_refused_at_once(given: dict[str, object], errno: Errno) -> None:
-    async def test(rig: Rig) -> None:
-        segment, size = options(500, **given)
-        found = await rig.play(
-            ("kv_create",), pred(result(0), opts=500, opts_len=size), parts=(PROMPT, segment)
-        )
-        assert found[1] == -errno
+@run_by(with_worker)
+async def test_wrong_options_are_refused_at_once(
+    rig: WorkerRig, *, given: dict[str, object], errno: Errno
+) -> None:
+    segment, size = options(500, **given)
+    found = await rig.play(
+        ("kv_create",), pred(result(0), opts=500, opts_len=size), parts=(PROMPT, segment)
+    )
+    assert found[1] == -errno
 
-    rigged(test)
 
-
-def test_results_that_are_not_taken_are_bounded() -> None:
-    async def test(rig: Rig) -> None:
-        segment, size = options(500, get="logits", at="all")
-        body = f"""
+@run_by(with_worker)
+async def test_results_that_are_not_taken_are_bounded(rig: WorkerRig) -> None:
+    segment, size = options(500, get="logits", at="all")
+    body = f"""
         (local.set $kv (call $kv_create))
         (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
           (br_if $more (i32.gt_s (local.tee $r (call $pred (local.get $kv) (i32.const 2000)
             (i32.const 400) (i32.const 0) (i32.const 500) (i32.const {size}))) (i32.const 0))))
         (call $say (local.get $n)) (local.get $r)"""
-        program = main(body, segment, locals_="(local $n i32) (local $r i32) (local $kv i32)")
-        ended = await rig.run(program)
-        assert ended.exit_code == -Errno.ENOMEM
-        assert int.from_bytes(ended.output, "little") == (64 << 20) // (400 * 4096 * 4) + 1
-
-    rigged(test)
+    program = main(body, segment, locals_="(local $n i32) (local $r i32) (local $kv i32)")
+    ended = await rig.run(program)
+    assert ended.exit_code == -Errno.ENOMEM
+    assert int.from_bytes(ended.output, "little") == (64 << 20) // (400 * 4096 * 4) + 1
 
 
-def test_cancelled_preds_are_dropped_and_the_file_goes_on() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("kv_create",), pred(result(0)), pred(result(0)), ("cancel", result(2)),
-            ("claim", result(1), 0, 8), pred(result(0), n=1), ("claim", result(5), 0, 8),
-            ("take", result(2), 0, 8), ("kv_len", result(0)),
-            parts=(PROMPT,),
-        )  # fmt: skip
-        assert found[3:5] == [0, 8]
-        assert found[6:8] == [8, EBADF]
-        assert found[8] in (5, 9)  # it may have been computed already
-
-    rigged(test)
+@run_by(with_worker)
+async def test_cancelled_preds_are_dropped_and_the_file_goes_on(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("kv_create",), pred(result(0)), pred(result(0)), ("cancel", result(2)),
+        ("claim", result(1), 0, 8), pred(result(0), n=1), ("claim", result(5), 0, 8),
+        ("take", result(2), 0, 8), ("kv_len", result(0)),
+        parts=(PROMPT,),
+    )  # fmt: skip
+    assert found[3:5] == [0, 8]
+    assert found[6:8] == [8, EBADF]
+    assert found[8] in (5, 9)  # it may have been computed already

@@ -14,49 +14,42 @@ from symphony_kernel.protocol.limits import (
     SEND_WINDOW_BYTES,
 )
 
+from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 EBADF, EAGAIN, EINVAL, EFBIG = -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL, -Errno.EFBIG
 
 
-def test_input_is_read_when_it_fits() -> None:
-    async def test(rig: Rig) -> None:
-        steps = [("input_read", 0, 0), ("input_read", 8, 4), ("show", 8, 4), ("input_read", 8, 5),
-                 ("show", 8, 5)]  # fmt: skip
-        assert await rig.play(*steps, data=b"hello") == [5, 5, bytes(4), 5, b"hello"]
-        assert await rig.play(("input_read", 0, 0)) == [0]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_input_is_read_when_it_fits(rig: WorkerRig) -> None:
+    steps = [("input_read", 0, 0), ("input_read", 8, 4), ("show", 8, 4), ("input_read", 8, 5),
+             ("show", 8, 5)]  # fmt: skip
+    assert await rig.play(*steps, data=b"hello") == [5, 5, bytes(4), 5, b"hello"]
+    assert await rig.play(("input_read", 0, 0)) == [0]
 
 
-def test_messages_come_in_order_and_empty_ones_count() -> None:
-    async def test(rig: Rig) -> None:
-        body = " ".join(
-            f"(drop (call $send (i32.const 100) (i32.const {n})))" for n in (3, 0, 5, 1)
-        )
-        ended = await rig.run(main(f"{body} (i32.const 9)", data(100, "hello")))
-        assert ended.messages == [b"hel", b"", b"hello", b"h"]
-        assert (ended.status, ended.exit_code, ended.output) == ("exited", 9, b"helhelloh")
-        assert ended.usage["syscalls"] == 4
-
-    rigged(test)
+@run_by(with_worker)
+async def test_messages_come_in_order_and_empty_ones_count(rig: WorkerRig) -> None:
+    body = " ".join(f"(drop (call $send (i32.const 100) (i32.const {n})))" for n in (3, 0, 5, 1))
+    ended = await rig.run(main(f"{body} (i32.const 9)", data(100, "hello")))
+    assert ended.messages == [b"hel", b"", b"hello", b"h"]
+    assert (ended.status, ended.exit_code, ended.output) == ("exited", 9, b"helhelloh")
+    assert ended.usage["syscalls"] == 4
 
 
-def test_start_is_an_entry_and_exit_codes_are_signed() -> None:
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(guests.module('(func (export "_start") (call $log2))', LOG2))
-        assert (ended.status, ended.exit_code) == ("exited", 0)
-        assert ended.logs == [(2, b"hello")]
-        for code in (0, 7, -3):
-            ended = await rig.run(main(f"(call $exit (i32.const {code})) (i32.const 99)"))
-            assert (ended.status, ended.exit_code, ended.reason) == ("exited", code, "")
-        both = main("(i32.const 1)", '(func (export "_start"))')
-        assert (await rig.run(both)).exit_code == 0
-        assert (await rig.run(both, entry="lip_main")).exit_code == 1
-
-    rigged(test)
+@run_by(with_worker)
+async def test_start_is_an_entry_and_exit_codes_are_signed(rig: WorkerRig) -> None:
+    ended = await rig.run(guests.module('(func (export "_start") (call $log2))', LOG2))
+    assert (ended.status, ended.exit_code) == ("exited", 0)
+    assert ended.logs == [(2, b"hello")]
+    for code in (0, 7, -3):
+        ended = await rig.run(main(f"(call $exit (i32.const {code})) (i32.const 99)"))
+        assert (ended.status, ended.exit_code, ended.reason) == ("exited", code, "")
+    both = main("(i32.const 1)", '(func (export "_start"))')
+    assert (await rig.run(both)).exit_code == 0
+    assert (await rig.run(both, entry="lip_main")).exit_code == 1
 
 
 LOG2 = (
@@ -66,47 +59,43 @@ LOG2 = (
 )
 
 
-def test_what_the_user_says_is_received_in_order() -> None:
-    async def test(rig: Rig) -> None:
-        program = guests.script(
-            ("recv",), ("recv",), ("recv",),
-            ("take", result(0), 0, 10),
-            ("claim", result(1), 0, 10), ("show", 0, 2),
-            ("claim", result(0), 0, 2), ("claim", result(0), 0, 3), ("show", 0, 3),
-            ("claim", result(2), 0, 10),
-            ("recv",), ("claim", result(10), 0, 10),
-        )  # fmt: skip
-        run = await rig.start(program.source)
-        await run.wait_messages(4)
-        run.deliver(b"one")
-        run.deliver(b"to")
-        await run.wait_messages(9)
-        run.close_input()
-        ended = await run.ended
-        assert program.results(ended.messages)[3:] == [
-            EAGAIN, 2, b"to", 3, 3, b"one", -Errno.EPIPE, 4, -Errno.EPIPE,
-        ]  # fmt: skip
-
-    rigged(test)
+@run_by(with_worker)
+async def test_what_the_user_says_is_received_in_order(rig: WorkerRig) -> None:
+    program = guests.script(
+        ("recv",), ("recv",), ("recv",),
+        ("take", result(0), 0, 10),
+        ("claim", result(1), 0, 10), ("show", 0, 2),
+        ("claim", result(0), 0, 2), ("claim", result(0), 0, 3), ("show", 0, 3),
+        ("claim", result(2), 0, 10),
+        ("recv",), ("claim", result(10), 0, 10),
+    )  # fmt: skip
+    run = await rig.start(program.source)
+    await run.wait_messages(4)
+    run.deliver(b"one")
+    run.deliver(b"to")
+    await run.wait_messages(9)
+    run.close_input()
+    ended = await run.ended
+    assert program.results(ended.messages)[3:] == [
+        EAGAIN, 2, b"to", 3, 3, b"one", -Errno.EPIPE, 4, -Errno.EPIPE,
+    ]  # fmt: skip
 
 
-def test_a_dropped_recv_leaves_its_message_to_the_next() -> None:
-    async def test(rig: Rig) -> None:
-        program = guests.script(
-            ("recv",), ("recv",), ("cancel", result(0)), ("take", result(0), 0, 8),
-            ("claim", result(1), 0, 8), ("show", 0, 1),
-        )  # fmt: skip
-        run = await rig.start(program.source)
-        await run.wait_messages(4)
-        run.deliver(b"x")
-        assert program.results((await run.ended).messages)[2:] == [0, EBADF, 1, b"x"]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_dropped_recv_leaves_its_message_to_the_next(rig: WorkerRig) -> None:
+    program = guests.script(
+        ("recv",), ("recv",), ("cancel", result(0)), ("take", result(0), 0, 8),
+        ("claim", result(1), 0, 8), ("show", 0, 1),
+    )  # fmt: skip
+    run = await rig.start(program.source)
+    await run.wait_messages(4)
+    run.deliver(b"x")
+    assert program.results((await run.ended).messages)[2:] == [0, EBADF, 1, b"x"]
 
 
 def test_clocks_are_coarse_and_go_forward() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             steps = [("clock_ms",), ("sleep", 250), ("claim", result(1), 0, 0), ("clock_ms",)]
             assert await rig.play(*steps) == [0, 1, 0, 250]
             (now,) = await rig.play(("unix_ms",))
@@ -117,21 +106,19 @@ def test_clocks_are_coarse_and_go_forward() -> None:
     clock.run(test())
 
 
-def test_random_bytes_differ() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("random", 0, 32), ("show", 0, 32), ("random", 0, 32), ("show", 0, 32),
-            ("random", 0, RANDOM_BYTES_MAX), ("random", 0, RANDOM_BYTES_MAX + 1),
-        )  # fmt: skip
-        assert found[1] != found[3]
-        assert [found[i] for i in (0, 2, 4, 5)] == [0, 0, 0, EFBIG]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_random_bytes_differ(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("random", 0, 32), ("show", 0, 32), ("random", 0, 32), ("show", 0, 32),
+        ("random", 0, RANDOM_BYTES_MAX), ("random", 0, RANDOM_BYTES_MAX + 1),
+    )  # fmt: skip
+    assert found[1] != found[3]
+    assert [found[i] for i in (0, 2, 4, 5)] == [0, 0, 0, EFBIG]
 
 
 def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             found = await rig.play(
                 ("sleep", 300), ("sleep", 100), ("sleep", 100),
                 ("store", 0, result(0)), ("store", 4, result(1)), ("store", 8, result(2)),
@@ -151,7 +138,7 @@ def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
 
 def test_claim_waits_for_a_ticket_and_takes_it() -> None:
     async def test() -> None:
-        async with Rig(clock=clock) as rig:
+        async with WorkerRig(clock=clock) as rig:
             run = await rig.start(program.source)
             await run.wait_messages(5)
             run.deliver(b"word")
@@ -177,254 +164,224 @@ def test_claim_waits_for_a_ticket_and_takes_it() -> None:
     clock.run(test())
 
 
-def test_a_repeated_ticket_answers_with_its_first_place() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("sleep", 1000), ("sleep", 5), ("store", 0, result(0)), ("store", 4, result(1)),
-            ("store", 8, result(1)), ("wait", 0, 3, -1), ("cancel", result(0)),
-        )  # fmt: skip
-        assert found[5:] == [1, 0]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_repeated_ticket_answers_with_its_first_place(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("sleep", 1000), ("sleep", 5), ("store", 0, result(0)), ("store", 4, result(1)),
+        ("store", 8, result(1)), ("wait", 0, 3, -1), ("cancel", result(0)),
+    )  # fmt: skip
+    assert found[5:] == [1, 0]
 
 
-def test_tickets_are_not_handles_and_not_reused() -> None:
-    async def test(rig: Rig) -> None:
-        found = await rig.play(
-            ("sleep", 0), ("claim", result(0), 0, 0), ("take", result(0), 0, 0),
-            ("cancel", result(0)), ("sleep", 0), ("take", 0, 0, 0), ("take", -1, 0, 0),
-            ("cancel", 0), ("wait", 60_000, 1, 0),
-        )  # fmt: skip
-        assert found == [1, 0, EBADF, EBADF, 2, EBADF, EBADF, EBADF, EBADF]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_tickets_are_not_handles_and_not_reused(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("sleep", 0), ("claim", result(0), 0, 0), ("take", result(0), 0, 0),
+        ("cancel", result(0)), ("sleep", 0), ("take", 0, 0, 0), ("take", -1, 0, 0),
+        ("cancel", 0), ("wait", 60_000, 1, 0),
+    )  # fmt: skip
+    assert found == [1, 0, EBADF, EBADF, 2, EBADF, EBADF, EBADF, EBADF]
 
 
-def test_there_are_only_so_many_tickets() -> None:
-    async def test(rig: Rig) -> None:
-        body = """
+@run_by(with_worker)
+async def test_there_are_only_so_many_tickets(rig: WorkerRig) -> None:
+    body = """
         (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
           (br_if $more (i32.gt_s (local.tee $r (call $sleep (i64.const 60000))) (i32.const 0))))
         (call $say (local.get $n)) (local.get $r)"""
-        ended = await rig.run(main(body, locals_="(local $n i32) (local $r i32)"))
-        assert ended.exit_code == EAGAIN
-        assert int.from_bytes(ended.output, "little") == RUN_TICKETS_MAX + 1
-
-    rigged(test)
+    ended = await rig.run(main(body, locals_="(local $n i32) (local $r i32)"))
+    assert ended.exit_code == EAGAIN
+    assert int.from_bytes(ended.output, "little") == RUN_TICKETS_MAX + 1
 
 
-def test_send_waits_for_a_slow_reader_only() -> None:
-    async def test(rig: Rig) -> None:
-        chunk = SEND_WINDOW_BYTES // 4
-        program = main(
-            f"""(loop $more (drop (call $send (i32.const 0) (i32.const {chunk})))
+@run_by(with_worker)
+async def test_send_waits_for_a_slow_reader_only(rig: WorkerRig) -> None:
+    chunk = SEND_WINDOW_BYTES // 4
+    program = main(
+        f"""(loop $more (drop (call $send (i32.const 0) (i32.const {chunk})))
             (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
                                    (i32.const 12)))) (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-        run = await rig.start(program, read=False)
-        await run.wait_messages(5)
-        await asyncio.sleep(0.05)
-        assert len(run.messages) == 5  # the fifth does not fit into the window and waits
-        assert not run.ended.done()
-        run.credit(chunk)
-        await run.wait_messages(6)
-        await asyncio.sleep(0.02)
-        assert len(run.messages) == 6
-        run.credit(20 * chunk)
-        assert len((await run.ended).messages) == 12
-
-    rigged(test)
+        locals_="(local $n i32)",
+    )
+    run = await rig.start(program, read=False)
+    await run.wait_messages(5)
+    await asyncio.sleep(0.05)
+    assert len(run.messages) == 5  # the fifth does not fit into the window and waits
+    assert not run.ended.done()
+    run.credit(chunk)
+    await run.wait_messages(6)
+    await asyncio.sleep(0.02)
+    assert len(run.messages) == 6
+    run.credit(20 * chunk)
+    assert len((await run.ended).messages) == 12
 
 
-def test_a_message_has_a_largest_size() -> None:
-    async def test(rig: Rig) -> None:
-        program = main(
-            f"(drop (call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX})))"
-            f"(call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX + 1}))",
-            pages=17,
-        )
-        ended = await rig.run(program)
-        assert (ended.exit_code, len(ended.output)) == (EFBIG, MESSAGE_BYTES_MAX)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_message_has_a_largest_size(rig: WorkerRig) -> None:
+    program = main(
+        f"(drop (call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX})))"
+        f"(call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX + 1}))",
+        pages=17,
+    )
+    ended = await rig.run(program)
+    assert (ended.exit_code, len(ended.output)) == (EFBIG, MESSAGE_BYTES_MAX)
 
 
-def test_logs_are_kept_up_to_their_cap() -> None:
-    async def test(rig: Rig) -> None:
-        program = main(
-            """(loop $more (drop (call $log (i32.const 1) (i32.const 0) (i32.const 40000)))
+@run_by(with_worker)
+async def test_logs_are_kept_up_to_their_cap(rig: WorkerRig) -> None:
+    program = main(
+        """(loop $more (drop (call $log (i32.const 1) (i32.const 0) (i32.const 40000)))
             (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
                                    (i32.const 20)))) (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-        ended = await rig.run(program)
-        assert ended.exit_code == 0
-        assert sum(len(line) for _, line in ended.logs) <= RUN_LOG_BYTES_MAX
-        assert sum(len(line) for _, line in ended.logs) > RUN_LOG_BYTES_MAX - 1_000
-        assert ended.logs[-1] == (2, b"(the log is full: further lines are dropped)")
-
-    rigged(test)
+        locals_="(local $n i32)",
+    )
+    ended = await rig.run(program)
+    assert ended.exit_code == 0
+    assert sum(len(line) for _, line in ended.logs) <= RUN_LOG_BYTES_MAX
+    assert sum(len(line) for _, line in ended.logs) > RUN_LOG_BYTES_MAX - 1_000
+    assert ended.logs[-1] == (2, b"(the log is full: further lines are dropped)")
 
 
-def test_channels_carry_items_between_runs_of_a_tenant() -> None:
-    async def test(rig: Rig) -> None:
-        parts = (data(100, "queueitem"),)
-        found = await rig.play(
-            ("channel_recv", 100, 5), ("cancel", result(0)),
-            *[("channel_send", 100, 5, 105, n) for n in (4, 3, 2, 1)],
-            ("channel_send", 100, 5, 105, 4),
-            parts=parts,
-        )  # fmt: skip
-        assert found == [1, 0, 0, 0, 0, 0, EAGAIN]
-        other = await rig.play(
-            ("channel_recv", 100, 5), ("claim", result(0), 0, 8), ("show", 0, 4),
-            ("channel_recv", 100, 5), ("claim", result(3), 0, 8),
-            parts=parts,
-        )  # fmt: skip
-        assert other[1:3] + other[4:] == [4, b"item", 3]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_channels_carry_items_between_runs_of_a_tenant(rig: WorkerRig) -> None:
+    parts = (data(100, "queueitem"),)
+    found = await rig.play(
+        ("channel_recv", 100, 5), ("cancel", result(0)),
+        *[("channel_send", 100, 5, 105, n) for n in (4, 3, 2, 1)],
+        ("channel_send", 100, 5, 105, 4),
+        parts=parts,
+    )  # fmt: skip
+    assert found == [1, 0, 0, 0, 0, 0, EAGAIN]
+    other = await rig.play(
+        ("channel_recv", 100, 5), ("claim", result(0), 0, 8), ("show", 0, 4),
+        ("channel_recv", 100, 5), ("claim", result(3), 0, 8),
+        parts=parts,
+    )  # fmt: skip
+    assert other[1:3] + other[4:] == [4, b"item", 3]
 
 
-def test_a_receiver_that_ended_takes_no_item() -> None:
-    async def test(rig: Rig) -> None:
-        parts = (data(100, "queue"),)
-        run = await rig.start(
-            guests.script(("channel_recv", 100, 5), ("await", result(0)), parts=parts).source
-        )
-        await run.wait_messages(1)
-        run.kill()
-        await run.ended
-        found = await rig.play(
-            ("channel_send", 100, 5, 100, 2), ("channel_recv", 100, 5),
-            ("claim", result(1), 0, 8), parts=parts,
-        )  # fmt: skip
-        assert found[2] == 2
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_receiver_that_ended_takes_no_item(rig: WorkerRig) -> None:
+    parts = (data(100, "queue"),)
+    run = await rig.start(
+        guests.script(("channel_recv", 100, 5), ("await", result(0)), parts=parts).source
+    )
+    await run.wait_messages(1)
+    run.kill()
+    await run.ended
+    found = await rig.play(
+        ("channel_send", 100, 5, 100, 2), ("channel_recv", 100, 5),
+        ("claim", result(1), 0, 8), parts=parts,
+    )  # fmt: skip
+    assert found[2] == 2
 
 
-def test_model_info_says_what_the_kernel_said() -> None:
-    async def test(rig: Rig) -> None:
-        size, _, shown = await rig.play(
-            ("model_info", 0, 0), ("model_info", 0, 500), ("show", 0, result(0))
-        )
-        assert isinstance(shown, bytes)
-        info = msgpack.unpackb(shown)
-        assert size == len(shown)
-        assert set(info) == {
-            "name", "vocab_size", "eos", "bos", "max_context", "page_size", "dtype",
-        }  # fmt: skip
-
-    rigged(test)
+@run_by(with_worker)
+async def test_model_info_says_what_the_kernel_said(rig: WorkerRig) -> None:
+    size, _, shown = await rig.play(
+        ("model_info", 0, 0), ("model_info", 0, 500), ("show", 0, result(0))
+    )
+    assert isinstance(shown, bytes)
+    info = msgpack.unpackb(shown)
+    assert size == len(shown)
+    assert set(info) == {
+        "name", "vocab_size", "eos", "bos", "max_context", "page_size", "dtype",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("call", ["tokenize", "detokenize", "chat"])
-def test_a_model_without_tokenizer_says_so(call: str) -> None:
-    async def test(rig: Rig) -> None:
-        assert await rig.play((call, 0, 1, 100, 10)) == [-Errno.ENOSYS]
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_model_without_tokenizer_says_so(rig: WorkerRig, *, call: str) -> None:
+    assert await rig.play((call, 0, 1, 100, 10)) == [-Errno.ENOSYS]
 
 
-def test_wasi_has_stdout_stderr_clocks_and_nothing_else() -> None:
-    async def test(rig: Rig) -> None:
-        parts = (data(100, "out\nerr\n"),)
-        program = guests.script(
-            ("store", 0, 100), ("store", 4, 2), ("store", 8, 102), ("store", 12, 2),
-            ("fd_write", 1, 0, 2, 40), ("show", 40, 4),
-            ("fd_write", 2, 0, 1, 40), ("fd_write", 3, 0, 1, 40), ("fd_write", 1, -8, 1, 40),
-            ("fd_write", 1, 0, 1, -1),
-            ("fd_close", 1), ("fd_seek", 1, 0, 0, 0), ("fd_fdstat_get", 1, 0),
-            ("fd_prestat_get", 3, 0), ("fd_prestat_dir_name", 3, 0, 0),
-            ("args_sizes_get", 0, 4), ("args_get", 0, 0), ("environ_sizes_get", 0, 4),
-            ("environ_get", 0, 0), ("environ_sizes_get", 0, -1), ("show", 0, 8),
-            ("clock_time_get", 0, 0, 0), ("clock_time_get", 1, 0, 0), ("clock_time_get", 2, 0, 0),
-            ("clock_time_get", 0, 0, -7), ("random_get", 0, 8), ("random_get", -1, 8),
-            ("sched_yield",),
-            parts=parts,
-        )  # fmt: skip
-        ended = await rig.run(program.source)
-        messages = ended.messages
-        assert messages.pop(4) == b"out\n"
-        assert ended.logs == [(1, b"ou")]
-        assert program.results(messages)[4:] == [
-            0, b"\4\0\0\0", 0, 8, 21, 21, 8, 8, 8, 8, 8, 0, 0, 0, 0, 21, bytes(8),
-            0, 0, 28, 21, 0, 21, 0,
-        ]  # fmt: skip
-        imports = [*guests.LIP_IMPORTS, *guests.WASI_IMPORTS]
-        exits = guests.module('(func (export "_start") (call $proc_exit (i32.const 5)))',
-                              imports=imports)  # fmt: skip
-        assert (await rig.run(exits)).exit_code == 5
-
-    rigged(test)
+@run_by(with_worker)
+async def test_wasi_has_stdout_stderr_clocks_and_nothing_else(rig: WorkerRig) -> None:
+    parts = (data(100, "out\nerr\n"),)
+    program = guests.script(
+        ("store", 0, 100), ("store", 4, 2), ("store", 8, 102), ("store", 12, 2),
+        ("fd_write", 1, 0, 2, 40), ("show", 40, 4),
+        ("fd_write", 2, 0, 1, 40), ("fd_write", 3, 0, 1, 40), ("fd_write", 1, -8, 1, 40),
+        ("fd_write", 1, 0, 1, -1),
+        ("fd_close", 1), ("fd_seek", 1, 0, 0, 0), ("fd_fdstat_get", 1, 0),
+        ("fd_prestat_get", 3, 0), ("fd_prestat_dir_name", 3, 0, 0),
+        ("args_sizes_get", 0, 4), ("args_get", 0, 0), ("environ_sizes_get", 0, 4),
+        ("environ_get", 0, 0), ("environ_sizes_get", 0, -1), ("show", 0, 8),
+        ("clock_time_get", 0, 0, 0), ("clock_time_get", 1, 0, 0), ("clock_time_get", 2, 0, 0),
+        ("clock_time_get", 0, 0, -7), ("random_get", 0, 8), ("random_get", -1, 8),
+        ("sched_yield",),
+        parts=parts,
+    )  # fmt: skip
+    ended = await rig.run(program.source)
+    messages = ended.messages
+    assert messages.pop(4) == b"out\n"
+    assert ended.logs == [(1, b"ou")]
+    assert program.results(messages)[4:] == [
+        0, b"\4\0\0\0", 0, 8, 21, 21, 8, 8, 8, 8, 8, 0, 0, 0, 0, 21, bytes(8),
+        0, 0, 28, 21, 0, 21, 0,
+    ]  # fmt: skip
+    imports = [*guests.LIP_IMPORTS, *guests.WASI_IMPORTS]
+    exits = guests.module('(func (export "_start") (call $proc_exit (i32.const 5)))',
+                          imports=imports)  # fmt: skip
+    assert (await rig.run(exits)).exit_code == 5
 
 
-def test_abort_ends_the_program_with_its_words() -> None:
-    async def test(rig: Rig) -> None:
-        words, place = "Länge".encode("utf-16-le"), "a.ts".encode("utf-16-le")
-        parts = [
-            data(100, len(words).to_bytes(4, "little") + words),
-            data(200, len(place).to_bytes(4, "little") + place),
-        ]
-        imports = [*guests.LIP_IMPORTS, guests.ABORT_IMPORT]
-        for arguments, reason in {
-            "(i32.const 104) (i32.const 204)": "abort: Länge at a.ts:3:9",
-            "(i32.const 0) (i32.const 0)": "abort: no message",
-            "(i32.const -1) (i32.const 131071)": "abort: no message",
-        }.items():
-            body = f"(call $abort {arguments} (i32.const 3) (i32.const 9))"
-            program = guests.module(f'(func (export "_start") {body})', *parts, imports=imports)
-            ended = await rig.run(program)
-            assert (ended.status, ended.reason) == ("trapped", reason)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_abort_ends_the_program_with_its_words(rig: WorkerRig) -> None:
+    words, place = "Länge".encode("utf-16-le"), "a.ts".encode("utf-16-le")
+    parts = [
+        data(100, len(words).to_bytes(4, "little") + words),
+        data(200, len(place).to_bytes(4, "little") + place),
+    ]
+    imports = [*guests.LIP_IMPORTS, guests.ABORT_IMPORT]
+    for arguments, reason in {
+        "(i32.const 104) (i32.const 204)": "abort: Länge at a.ts:3:9",
+        "(i32.const 0) (i32.const 0)": "abort: no message",
+        "(i32.const -1) (i32.const 131071)": "abort: no message",
+    }.items():
+        body = f"(call $abort {arguments} (i32.const 3) (i32.const 9))"
+        program = guests.module(f'(func (export "_start") {body})', *parts, imports=imports)
+        ended = await rig.run(program)
+        assert (ended.status, ended.reason) == ("trapped", reason)
 
 
-def test_a_start_function_and_initialize_may_call_and_end_the_program() -> None:
-    async def test(rig: Rig) -> None:
-        start = "(start $begin) (func $begin (call $say (i32.const 1)) (call $exit (i32.const 4)))"
-        ended = await rig.run(main("(i32.const 9)", start))
-        assert (ended.status, ended.exit_code, ended.output) == ("exited", 4, b"\1\0\0\0")
-        first = '(func (export "_initialize") (call $await (call $sleep (i64.const 1))))'
-        ended = await rig.run(main("(call $kv_len (call $kv_create))", first))
-        assert (ended.status, ended.exit_code) == ("exited", 0)
-
-    rigged(test)
+@run_by(with_worker)
+async def test_a_start_function_and_initialize_may_call_and_end_the_program(rig: WorkerRig) -> None:
+    start = "(start $begin) (func $begin (call $say (i32.const 1)) (call $exit (i32.const 4)))"
+    ended = await rig.run(main("(i32.const 9)", start))
+    assert (ended.status, ended.exit_code, ended.output) == ("exited", 4, b"\1\0\0\0")
+    first = '(func (export "_initialize") (call $await (call $sleep (i64.const 1))))'
+    ended = await rig.run(main("(call $kv_len (call $kv_create))", first))
+    assert (ended.status, ended.exit_code) == ("exited", 0)
 
 
-def test_runs_interleave_and_each_keeps_its_order() -> None:
-    async def test(rig: Rig) -> None:
-        program = main(
-            """(loop $more
+@run_by(with_worker)
+async def test_runs_interleave_and_each_keeps_its_order(rig: WorkerRig) -> None:
+    program = main(
+        """(loop $more
               (call $say (local.get $n))
               (call $await (call $sleep (i64.const 1)))
               (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
                                      (i32.const 10)))) (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-        runs = [await rig.start(program) for _ in range(30)]
-        for run in runs:
-            ended = await run.ended
-            assert [m[0] for m in ended.messages] == list(range(10))
-
-    rigged(test)
+        locals_="(local $n i32)",
+    )
+    runs = [await rig.start(program) for _ in range(30)]
+    for run in runs:
+        ended = await run.ended
+        assert [m[0] for m in ended.messages] == list(range(10))
 
 
-def test_a_hog_delays_others_by_a_slice_each() -> None:
-    async def test(rig: Rig) -> None:
-        hogs = [await rig.start(guests.SPIN) for _ in range(4)]
-        program = main(
-            """(loop $more (call $await (call $sleep (i64.const 0)))
+@run_by(with_worker)
+async def test_a_hog_delays_others_by_a_slice_each(rig: WorkerRig) -> None:
+    hogs = [await rig.start(guests.SPIN) for _ in range(4)]
+    program = main(
+        """(loop $more (call $await (call $sleep (i64.const 0)))
               (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
                                      (i32.const 20)))) (i32.wrap_i64 (call $clock_ms))""",
-            locals_="(local $n i32)",
-        )
-        ended = await rig.run(program)
-        # 20 rounds behind 4 slices of a millisecond each; ten times that on a busy machine.
-        assert ended.exit_code < 20 * 4 * 10
-        for hog in hogs:
-            hog.kill()
-
-    rigged(test)
+        locals_="(local $n i32)",
+    )
+    ended = await rig.run(program)
+    # 20 rounds behind 4 slices of a millisecond each; ten times that on a busy machine.
+    assert ended.exit_code < 20 * 4 * 10
+    for hog in hogs:
+        hog.kill()

@@ -11,9 +11,10 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_runtime.abi import table
 
+from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.guests import PAGE_BYTES, Step, data, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 WRAP = -1  # as a pointer 0xFFFFFFFF: with any length it wraps around in 32 bits
@@ -128,46 +129,41 @@ def test_every_call_has_its_wrong_arguments() -> None:
     assert not set(BAD) & CANNOT_FAIL
 
 
-def test_wrong_arguments_give_errnos_and_the_program_goes_on() -> None:
-    async def test(rig: Rig) -> None:
-        cases = [(name, *case) for name, cases in BAD.items() for case in cases]
-        for start in range(0, len(cases), 50):  # a script's results have so much room
-            some = cases[start : start + 50]
-            steps: list[Step] = [("kv_create",)]
-            steps += [(guests.name_of(name), *arguments) for name, arguments, _ in some]
-            found = await rig.play(*steps, ("kv_len", KV), parts=PARTS)
-            expected = [-int(errno) for _, _, errno in some]
-            wrong = [
-                (case, got)
-                for case, got, want in zip(some, found[1:-1], expected, strict=True)
-                if got != want
-            ]
-            assert wrong == []
-            assert found[-1] == 0
-
-    rigged(test)
-
-
-def test_one_guest_imports_and_calls_everything() -> None:
-    """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
-
-    async def test(rig: Rig) -> None:
-        steps: list[Step] = [
-            (guests.name_of(call.name), *[0] * len(call.params))
-            for call in table().calls
-            if call.name != "exit"
+@run_by(with_worker)
+async def test_wrong_arguments_give_errnos_and_the_program_goes_on(rig: WorkerRig) -> None:
+    cases = [(name, *case) for name, cases in BAD.items() for case in cases]
+    for start in range(0, len(cases), 50):  # a script's results have so much room
+        some = cases[start : start + 50]
+        steps: list[Step] = [("kv_create",)]
+        steps += [(guests.name_of(name), *arguments) for name, arguments, _ in some]
+        found = await rig.play(*steps, ("kv_len", KV), parts=PARTS)
+        expected = [-int(errno) for _, _, errno in some]
+        wrong = [
+            (case, got)
+            for case, got, want in zip(some, found[1:-1], expected, strict=True)
+            if got != want
         ]
-        program = guests.script(*steps, ("exit", 3))
-        ended = await rig.run(program.source)
-        assert (ended.status, ended.exit_code) == ("exited", 3)
-        # `send` sends a message of its own, an empty one.
-        results = [int.from_bytes(m, "little", signed=True) for m in ended.messages if m]
-        names = [name for name in program.names if name != "exit"]
-        found = dict(zip(names, results, strict=True))
-        for call in table().calls:
-            if not call.since:
-                assert found[call.name] == -ENOSYS, call.name
-        assert found["kv_create"] > 0
-        assert found["input_read"] == 0
+        assert wrong == []
+        assert found[-1] == 0
 
-    rigged(test)
+
+@run_by(with_worker)
+async def test_one_guest_imports_and_calls_everything(rig: WorkerRig) -> None:
+    """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
+    steps: list[Step] = [
+        (guests.name_of(call.name), *[0] * len(call.params))
+        for call in table().calls
+        if call.name != "exit"
+    ]
+    program = guests.script(*steps, ("exit", 3))
+    ended = await rig.run(program.source)
+    assert (ended.status, ended.exit_code) == ("exited", 3)
+    # `send` sends a message of its own, an empty one.
+    results = [int.from_bytes(m, "little", signed=True) for m in ended.messages if m]
+    names = [name for name in program.names if name != "exit"]
+    found = dict(zip(names, results, strict=True))
+    for call in table().calls:
+        if not call.since:
+            assert found[call.name] == -ENOSYS, call.name
+    assert found["kv_create"] > 0
+    assert found["input_read"] == 0

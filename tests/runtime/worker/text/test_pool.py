@@ -17,22 +17,22 @@ from symphony_runtime.worker.text.pool import LARGE_PIECE_CHARS, SLICE_NS, TextP
 from symphony_runtime.worker.text.tokenizer import Pieces
 
 from tests.support.executor.byte_model import byte_assets
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
-from tests.support.worker.rig import Rig
+from tests.support.worker.rig import WorkerRig
 
 SLICES = 1e9 / SLICE_NS  # in a second
 MIB = 1 << 20
 
 
 def spin(seconds: float, next_chars: int = 1) -> Generator[int, None, None]:
-    """A piece that computes for so long."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
     yield next_chars
 
 
-class House:
+class CountingTextPool:
     """A pool with threads; `order`: whose texts were done, `spent`: what was charged."""
 
     def __init__(self, threads: int = 2) -> None:
@@ -71,191 +71,172 @@ class House:
                 await asyncio.sleep(0.001)
 
 
-def pooled(test: Callable[[House], object], threads: int = 2) -> None:
+def pooled(test: Callable[[CountingTextPool], object], threads: int = 2) -> None:
     async def whole() -> None:
-        house = House(threads)
+        texts = CountingTextPool(threads)
         try:
-            await test(house)  # type: ignore[misc]
+            await test(texts)  # type: ignore[misc]
         finally:
-            house.pool.close()
+            texts.pool.close()
 
     asyncio.run(whole())
 
 
 def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
-    """A text of so many slices."""
     for _ in range(slices):
         yield from spin(each)
     return b"done"
 
 
-def test_pool_short_text_beside_a_flood_waits_for_a_slice() -> None:
-    async def test(house: House) -> None:
-        for _ in range(64):
-            house.submit("flood", work(10))
-        await asyncio.sleep(5 / SLICES)
-        house.submit("victim", work(1), size=5_000)
-        while "victim" not in house.order:  # noqa: ASYNC110 - a test waits on threads
-            await asyncio.sleep(0.001)
-        flood = house.spent["flood"]
-        # A slice of the flood in each thread before it, one after, and those of the first wait.
-        assert flood < 30 * SLICE_NS, flood
-        assert house.order.count("flood") <= 3
-
-    pooled(test)
+@run_by(pooled)
+async def test_pool_short_text_beside_a_flood_waits_for_a_slice(texts: CountingTextPool) -> None:
+    for _ in range(64):
+        texts.submit("flood", work(10))
+    await asyncio.sleep(5 / SLICES)
+    texts.submit("victim", work(1), size=5_000)
+    while "victim" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
+        await asyncio.sleep(0.001)
+    flood = texts.spent["flood"]
+    # A slice of the flood in each thread before it, one after, and those of the first wait.
+    assert flood < 30 * SLICE_NS, flood
+    assert texts.order.count("flood") <= 3
 
 
-def test_pool_tenants_with_texts_have_the_same_time() -> None:
-    async def test(house: House) -> None:
-        for _ in range(12):
-            house.submit("many", work(20))
-        house.submit("one", work(20))
-        while "one" not in house.order:  # noqa: ASYNC110 - a test waits on threads
-            await asyncio.sleep(0.001)
-        apart = abs(house.spent["many"] - house.spent["one"])
-        assert apart < 8 * SLICE_NS, house.spent
-
-    pooled(test)
+@run_by(pooled)
+async def test_pool_tenants_with_texts_have_the_same_time(texts: CountingTextPool) -> None:
+    for _ in range(12):
+        texts.submit("many", work(20))
+    texts.submit("one", work(20))
+    while "one" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
+        await asyncio.sleep(0.001)
+    apart = abs(texts.spent["many"] - texts.spent["one"])
+    assert apart < 8 * SLICE_NS, texts.spent
 
 
-def test_pool_ended_instance_is_dropped_within_a_slice() -> None:
-    async def test(house: House) -> None:
-        began: list[int] = []
+@run_by(pooled)
+async def test_pool_ended_instance_is_dropped_within_a_slice(texts: CountingTextPool) -> None:
+    began: list[int] = []
 
-        def text(number: int) -> Pieces:
-            began.append(number)
-            yield from work(1_000)
-            return b""
+    def text(number: int) -> Pieces:
+        began.append(number)
+        yield from work(1_000)
+        return b""
 
-        instances = [house.submit("flood", text(number)) for number in range(64)]
-        await asyncio.sleep(3 / SLICES)
-        held = instances[0].run.share.memory.held
-        assert held == 64 * MIB
-        for instance in instances:
-            house.pool.cancel(instance)
-        assert len(house.pool) == 0
-        assert instances[0].run.share.memory.held == 0
-        await asyncio.sleep(10 / SLICES)
-        spent = house.spent["flood"]
-        await asyncio.sleep(10 / SLICES)
-        assert house.spent["flood"] == spent, "nothing goes on"
-        assert len(began) <= 2, "texts of one tenant are worked on one after the other"
-        assert house.order == []
-
-    pooled(test)
+    instances = [texts.submit("flood", text(number)) for number in range(64)]
+    await asyncio.sleep(3 / SLICES)
+    held = instances[0].run.share.memory.held
+    assert held == 64 * MIB
+    for instance in instances:
+        texts.pool.cancel(instance)
+    assert len(texts.pool) == 0
+    assert instances[0].run.share.memory.held == 0
+    await asyncio.sleep(10 / SLICES)
+    spent = texts.spent["flood"]
+    await asyncio.sleep(10 / SLICES)
+    assert texts.spent["flood"] == spent, "nothing goes on"
+    assert len(began) <= 2, "texts of one tenant are worked on one after the other"
+    assert texts.order == []
 
 
-def test_pool_tenants_shorter_text_goes_first() -> None:
-    async def test(house: House) -> None:
-        for number in range(4):
-            house.submit("tenant", work(4), label=f"long {number}")
-        house.submit("tenant", work(1), size=100, label="short")
-        await house.idle()
-        assert house.order[0] == "short"
-
-    pooled(test)
+@run_by(pooled)
+async def test_pool_tenants_shorter_text_goes_first(texts: CountingTextPool) -> None:
+    for number in range(4):
+        texts.submit("tenant", work(4), label=f"long {number}")
+    texts.submit("tenant", work(1), size=100, label="short")
+    await texts.idle()
+    assert texts.order[0] == "short"
 
 
-def test_pool_large_pieces_leave_a_thread_to_others() -> None:
-    async def test(house: House) -> None:
-        gate, inside = threading.Event(), threading.Semaphore(0)
+@run_by(pooled)
+async def test_pool_large_pieces_leave_a_thread_to_others(texts: CountingTextPool) -> None:
+    gate, inside = threading.Event(), threading.Semaphore(0)
 
-        def large() -> Pieces:
-            yield LARGE_PIECE_CHARS + 1
-            inside.release()
-            gate.wait(30)
-            yield 0
-            return b""
+    def large() -> Pieces:
+        yield LARGE_PIECE_CHARS + 1
+        inside.release()
+        gate.wait(30)
+        yield 0
+        return b""
 
-        for tenant in ("a", "b", "c"):
-            house.submit(tenant, large())
-        await asyncio.to_thread(inside.acquire)
-        try:
-            for _ in range(5):
-                house.submit("victim", work(1), size=5_000)
-            async with asyncio.timeout(20):
-                while house.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
-                    await asyncio.sleep(0.001)
-            assert not inside.acquire(blocking=False), "one at a time"
-        finally:
-            gate.set()
-        await house.idle()
-        assert sorted(house.order) == ["a", "b", "c", *["victim"] * 5]
-
-    pooled(test)
+    for tenant in ("a", "b", "c"):
+        texts.submit(tenant, large())
+    await asyncio.to_thread(inside.acquire)
+    try:
+        for _ in range(5):
+            texts.submit("victim", work(1), size=5_000)
+        async with asyncio.timeout(20):
+            while texts.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
+                await asyncio.sleep(0.001)
+        assert not inside.acquire(blocking=False), "one at a time"
+    finally:
+        gate.set()
+    await texts.idle()
+    assert sorted(texts.order) == ["a", "b", "c", *["victim"] * 5]
 
 
-def test_pool_resting_tenant_has_no_slice() -> None:
-    async def test(house: House) -> None:
-        house.instance("other")
-        house.instance("rests")
-        share = house.turns.throttle("rests")
-        assert share is not None
-        house.submit("rests", work(1))
-        house.submit("other", work(1))
-        await asyncio.sleep(10 / SLICES)
-        assert house.order == ["other"]
-        house.turns.unthrottle(share)
-        house.pool.serve()
-        await house.idle()
-        assert house.order == ["other", "rests"]
-
-    pooled(test)
+@run_by(pooled)
+async def test_pool_resting_tenant_has_no_slice(texts: CountingTextPool) -> None:
+    texts.instance("other")
+    texts.instance("rests")
+    share = texts.turns.throttle("rests")
+    assert share is not None
+    texts.submit("rests", work(1))
+    texts.submit("other", work(1))
+    await asyncio.sleep(10 / SLICES)
+    assert texts.order == ["other"]
+    texts.turns.unthrottle(share)
+    texts.pool.serve()
+    await texts.idle()
+    assert texts.order == ["other", "rests"]
 
 
-def test_pool_texts_count_as_the_tenants_memory() -> None:
-    async def test(house: House) -> None:
-        house.memory_bytes = 3 * MIB
-        for _ in range(3):
-            house.submit("tenant", work(2))
-        with pytest.raises(LimitError) as caught:
-            house.submit("tenant", work(2))
-        assert (caught.value.errno, caught.value.limit) == (Errno.ENOMEM, "memory_total_bytes")
-        house.submit("other", work(2))
-        await house.idle()
-        assert house.turns.share_of("tenant").memory.held == 0
-        house.submit("tenant", work(1))
-        await house.idle()
-
-    pooled(test)
+@run_by(pooled)
+async def test_pool_texts_count_as_the_tenants_memory(texts: CountingTextPool) -> None:
+    texts.memory_bytes = 3 * MIB
+    for _ in range(3):
+        texts.submit("tenant", work(2))
+    with pytest.raises(LimitError) as caught:
+        texts.submit("tenant", work(2))
+    assert (caught.value.errno, caught.value.limit) == (Errno.ENOMEM, "memory_total_bytes")
+    texts.submit("other", work(2))
+    await texts.idle()
+    assert texts.turns.share_of("tenant").memory.held == 0
+    texts.submit("tenant", work(1))
+    await texts.idle()
 
 
-def test_pool_failed_text_tells_its_error() -> None:
-    async def test(house: House) -> None:
-        def text() -> Pieces:
-            yield 0
-            raise ValueError("no")
+@run_by(pooled)
+async def test_pool_failed_text_tells_its_error(texts: CountingTextPool) -> None:
+    def text() -> Pieces:
+        yield 0
+        raise ValueError("no")
 
-        got: list[bytes | Exception] = []
-        house.pool.submit(house.instance("tenant"), text(), 1, got.append)
-        await house.idle()
-        assert isinstance(got[0], ValueError)
-
-    pooled(test)
+    got: list[bytes | Exception] = []
+    texts.pool.submit(texts.instance("tenant"), text(), 1, got.append)
+    await texts.idle()
+    assert isinstance(got[0], ValueError)
 
 
-def test_pool_panics_tell_an_error_and_take_no_thread() -> None:
+@run_by(pooled)
+async def test_pool_panics_tell_an_error_and_take_no_thread(texts: CountingTextPool) -> None:
     class Panic(BaseException):
         """As a panic in Rust reaches Python."""
 
-    async def test(house: House) -> None:
-        def text() -> Pieces:
-            yield 0
-            raise Panic("no")
+    def text() -> Pieces:
+        yield 0
+        raise Panic("no")
 
-        got: list[bytes | Exception] = []
-        for _ in range(3):
-            house.pool.submit(house.instance("tenant"), text(), 1, got.append)
-        house.submit("other", work(1))
-        await house.idle(5)
-        assert house.order == ["other"]
-        assert [str(error) for error in got] == ["Panic: no"] * 3
-        assert isinstance(got[0], Exception)
-
-    pooled(test)
+    got: list[bytes | Exception] = []
+    for _ in range(3):
+        texts.pool.submit(texts.instance("tenant"), text(), 1, got.append)
+    texts.submit("other", work(1))
+    await texts.idle(5)
+    assert texts.order == ["other"]
+    assert [str(error) for error in got] == ["Panic: no"] * 3
+    assert isinstance(got[0], Exception)
 
 
-def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
+async def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
     """Two programs whose memories fit, with room for the text of one."""
     length = TOKENIZE_BYTES_MAX
     program = main(
@@ -263,19 +244,15 @@ def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
         (call $tokenize (i32.const 0) (i32.const {length}) (i32.const 0) (i32.const 0))""",
         pages=17,
     )
-
-    async def test() -> None:
-        memory = 17 * (64 << 10)
-        async with Rig(assets=byte_assets()) as rig:
-            limits = {"memory_total_bytes": 2 * memory + length + length // 2}
-            runs = [await rig.start(program, limits=limits) for _ in range(2)]
-            codes = sorted([(await run.ended).exit_code for run in runs])
-            assert codes == [-Errno.ENOMEM, length]
-
-    asyncio.run(test())
+    memory = 17 * (64 << 10)
+    async with WorkerRig(assets=byte_assets()) as rig:
+        limits = {"memory_total_bytes": 2 * memory + length + length // 2}
+        runs = [await rig.start(program, limits=limits) for _ in range(2)]
+        codes = sorted([(await run.ended).exit_code for run in runs])
+        assert codes == [-Errno.ENOMEM, length]
 
 
-def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
+async def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
     """A limit of CPU time ends a program in the midst of its text, after slices."""
     length = TOKENIZE_BYTES_MAX
     program = main(
@@ -284,16 +261,12 @@ def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
           (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
         pages=17,
     )
-
-    async def test() -> None:
-        async with Rig(assets=byte_assets()) as rig:
-            runs = [await rig.start(program, limits={"cpu_ms": 20_000}) for _ in range(8)]
-            while len(rig.worker.texts) < 8:  # noqa: ASYNC110 - a test waits on threads
-                await asyncio.sleep(0.001)
-            for run in runs:
-                run.kill()
-            for run in runs:
-                assert (await run.ended).status == "killed"
-            assert len(rig.worker.texts) == 0
-
-    asyncio.run(test())
+    async with WorkerRig(assets=byte_assets()) as rig:
+        runs = [await rig.start(program, limits={"cpu_ms": 20_000}) for _ in range(8)]
+        while len(rig.worker.texts) < 8:  # noqa: ASYNC110 - a test waits on threads
+            await asyncio.sleep(0.001)
+        for run in runs:
+            run.kill()
+        for run in runs:
+            assert (await run.ended).status == "killed"
+        assert len(rig.worker.texts) == 0

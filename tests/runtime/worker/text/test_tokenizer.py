@@ -17,8 +17,9 @@ from symphony_runtime.worker.text.tokenizer import ModelTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.executor.byte_model import byte_assets
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.rig import WorkerRig, with_worker
 
 MODEL = {"name": "m", "vocab_size": 300, "page_size": 16}
 TEMPLATE = (
@@ -188,8 +189,9 @@ def assets() -> ModelAssets:
     return ModelAssets(simulated_model(), source, TEMPLATE, {})
 
 
-def test_guests_tokenize_detokenize_and_chat() -> None:
-    async def main(rig: Rig) -> None:
+@run_by(with_worker)
+async def test_guests_tokenize_detokenize_and_chat(_: WorkerRig) -> None:
+    async def main(rig: WorkerRig) -> None:
         messages = msgpack.packb([{"role": "user", "content": "he"}])
         found = await rig.play(
             ("tokenize", 100, 5, 0, 2), ("tokenize", 100, 5, 0, 9), ("show", 0, 16),
@@ -207,14 +209,12 @@ def test_guests_tokenize_detokenize_and_chat() -> None:
         assert found[9] == b"user\nheassistant\n"
         assert found[10:] == [-Errno.EINVAL, -Errno.EINVAL, 0]
 
-    async def test(_: Rig) -> None:
-        async with Rig(assets=assets()) as rig:
-            await main(rig)
-
-    rigged(test)
+    async with WorkerRig(assets=assets()) as rig:
+        await main(rig)
 
 
-def test_a_large_text_is_worked_on_beside_the_loop() -> None:
+@run_by(with_worker)
+async def test_a_large_text_is_worked_on_beside_the_loop(_: WorkerRig) -> None:
     from tests.support.worker.guests import main as program
 
     length = TOKENIZE_BYTES_MAX
@@ -222,17 +222,13 @@ def test_a_large_text_is_worked_on_beside_the_loop() -> None:
     (memory.fill (i32.const 0) (i32.const 97) (i32.const {length}))
     (call $say (call $tokenize (i32.const 0) (i32.const {length}) (i32.const 0) (i32.const 9)))
     (call $tokenize (i32.const 0) (i32.const {length + 1}) (i32.const 0) (i32.const 0))"""
-
-    async def test(_: Rig) -> None:
-        async with Rig(assets=assets()) as rig:
-            ended = await rig.run(program(body, pages=20))
-            assert int.from_bytes(ended.output, "little") == length
-            assert ended.exit_code == -Errno.EFBIG
-
-    rigged(test)
+    async with WorkerRig(assets=assets()) as rig:
+        ended = await rig.run(program(body, pages=20))
+        assert int.from_bytes(ended.output, "little") == length
+        assert ended.exit_code == -Errno.EFBIG
 
 
-def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
+async def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
     """A million bytes take half a second of a processor, and took the others turns meanwhile."""
     program = main(
         f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {TOKENIZE_BYTES_MAX}))
@@ -240,16 +236,12 @@ def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
           (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
         pages=17,
     )
-
-    async def test() -> None:
-        async with Rig(assets=byte_assets()) as rig:
-            hog = await rig.start(program, limits={"cpu_ms": 1000})
-            turns = 0
-            while not hog.ended.done():
-                await asyncio.sleep(0.001)
-                turns += 1
-            ended = await hog.ended
-            assert (ended.status, "cpu time limit" in ended.reason) == ("killed", True)
-            assert turns > 20  # alone it is hundreds; calls that held the loop would leave three
-
-    asyncio.run(test())
+    async with WorkerRig(assets=byte_assets()) as rig:
+        hog = await rig.start(program, limits={"cpu_ms": 1000})
+        turns = 0
+        while not hog.ended.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        ended = await hog.ended
+        assert (ended.status, "cpu time limit" in ended.reason) == ("killed", True)
+        assert turns > 20  # alone it is hundreds; calls that held the loop would leave three

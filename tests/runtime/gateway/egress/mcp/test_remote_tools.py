@@ -15,7 +15,8 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client
 
 from tests.support.gateway.egress import ask, finish, start
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
+from tests.support.run_by import run_by
 
 ECHO = {"name": "echo", "description": "", "inputSchema": {"type": "object"}}
 
@@ -106,7 +107,7 @@ def with_site(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
     async def main() -> None:
         async with mcp_site(McpSite()) as there:
             tables = {"s": {"url": there.url, "tenants": ["default"], **options}}
-            async with House(tmp_path, tools=tables) as house, house.client() as client:
+            async with SystemRig(tmp_path, tools=tables) as system, system.client() as client:
                 await scenario(there, client)
 
     asyncio.run(main())
@@ -129,43 +130,40 @@ def test_tools_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("how", ["away", "broken", "huge", "bomb"])
-def test_a_server_that_misbehaves_fails_the_call_in_words(tmp_path: Path, how: str) -> None:
+@run_by(with_site, "tmp_path")
+async def test_a_server_that_misbehaves_fails_the_call_in_words(
+    there: McpSite, client: Client, *, how: str
+) -> None:
     """The call is made once, and others go on: if need be over a new session."""
-
-    async def scenario(there: McpSite, client: Client) -> None:
-        value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
-        assert value["ok"] is False
-        assert value["content"].startswith("the tool server s ")
-        async with asyncio.timeout(20):
-            while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert there.calls.count(how) == 1
-
-    with_site(tmp_path, scenario)
+    value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
+    assert value["ok"] is False
+    assert value["content"].startswith("the tool server s ")
+    async with asyncio.timeout(20):
+        while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert there.calls.count(how) == 1
 
 
-def test_a_server_that_forgets_its_sessions_gets_a_new_one(tmp_path: Path) -> None:
-    async def scenario(there: McpSite, client: Client) -> None:
-        assert (await ask(client, "tool", call("json"))).value["ok"]
-        there.session = "forgotten"
-        assert (await ask(client, "tool", call("json"))).value["ok"] is False
-        async with asyncio.timeout(20):
-            while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+@run_by(with_site, "tmp_path")
+async def test_a_server_that_forgets_its_sessions_gets_a_new_one(
+    there: McpSite, client: Client
+) -> None:
+    assert (await ask(client, "tool", call("json"))).value["ok"]
+    there.session = "forgotten"
+    assert (await ask(client, "tool", call("json"))).value["ok"] is False
+    async with asyncio.timeout(20):
+        while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
-    with_site(tmp_path, scenario)
 
-
-def test_a_killed_run_is_told_to_the_server(tmp_path: Path) -> None:
-    async def scenario(there: McpSite, client: Client) -> None:
-        run = await start(client, "tool", call("slow"))
-        async with asyncio.timeout(20):
-            while "slow" not in there.calls:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            await client.cancel(run)
-            while not there.cancelled:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        told = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
-        assert told.errno == Errno.ETIMEDOUT
-
-    with_site(tmp_path, scenario)
+@run_by(with_site, "tmp_path")
+async def test_a_killed_run_is_told_to_the_server(there: McpSite, client: Client) -> None:
+    run = await start(client, "tool", call("slow"))
+    async with asyncio.timeout(20):
+        while "slow" not in there.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await client.cancel(run)
+        while not there.cancelled:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    told = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
+    assert told.errno == Errno.ETIMEDOUT

@@ -15,11 +15,12 @@ from symphony_runtime.gateway.egress.mcp import server
 
 from tests.support.gateway.egress import ask, calls_of, finish, start, tool_table
 from tests.support.gateway.metrics import names, scrape, value
-from tests.support.gateway.system import House, Scenario, in_house
+from tests.support.gateway.system import Scenario, SystemRig, with_system
+from tests.support.run_by import run_by
 
 
 def with_tools(tmp_path: Path, scenario: Scenario, **tools: Any) -> None:
-    in_house(tmp_path, scenario, tools=tools or {"t": tool_table(tmp_path)})
+    with_system(tmp_path, scenario, tools=tools or {"t": tool_table(tmp_path)})
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -28,55 +29,50 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_what_tools_answer(tmp_path: Path) -> None:
+@run_by(with_tools, "tmp_path")
+async def test_what_tools_answer(system: SystemRig, client: Client, *, tmp_path: Path) -> None:
     """One server for all of it: answers, the tool's own errors, the protocol's, odd content."""
-
-    async def scenario(house: House, client: Client) -> None:
-        given = {"text": "ä", "n": [1, 2.5, None, True], "deep": {"x": {}}}
-        told = await ask(client, "tool", {"name": "t.echo", "arguments": given})
-        assert told.value == {
-            "ok": True,
-            "content": '{"deep": {"x": {}}, "n": [1, 2.5, null, true], "text": "\\u00e4"}',
-        }
-        assert (await ask(client, "tool", {"name": "t.echo"})).value == {
-            "ok": True,
-            "content": "{}",
-        }
-        cases = {
-            "fail": {"ok": False, "content": "it did not work"},
-            "picture": {"ok": True, "content": "see\n[image/png]"},
-            "structured": {"ok": True, "content": '{"a": 1}'},
-            "schemed": {"ok": True, "content": json.dumps({"a": "a" * 20 + "!"})},
-            "garbage": {"ok": True, "content": "said it"},
-            "refuse": {"ok": False, "content": "the tool server t failed: no such thing"},
-        }
-        for name, expected in cases.items():
-            assert (await ask(client, "tool", {"name": f"t.{name}"})).value == expected
-        large = {"name": "t.large", "arguments": {"bytes": TOOL_RESULT_BYTES_MAX}}
-        assert (await ask(client, "tool", large)).errno == Errno.EFBIG
-        large["arguments"] = {"bytes": TOOL_RESULT_BYTES_MAX - 100}
-        fits = await ask(client, "tool", large)
-        assert len(fits.value["content"]) == TOOL_RESULT_BYTES_MAX - 100
-        assert calls_of(tmp_path).count("start") == 1
-        assert calls_of(tmp_path).count("call echo") == 2
-
-    with_tools(tmp_path, scenario)
+    given = {"text": "ä", "n": [1, 2.5, None, True], "deep": {"x": {}}}
+    told = await ask(client, "tool", {"name": "t.echo", "arguments": given})
+    assert told.value == {
+        "ok": True,
+        "content": '{"deep": {"x": {}}, "n": [1, 2.5, null, true], "text": "\\u00e4"}',
+    }
+    assert (await ask(client, "tool", {"name": "t.echo"})).value == {
+        "ok": True,
+        "content": "{}",
+    }
+    cases = {
+        "fail": {"ok": False, "content": "it did not work"},
+        "picture": {"ok": True, "content": "see\n[image/png]"},
+        "structured": {"ok": True, "content": '{"a": 1}'},
+        "schemed": {"ok": True, "content": json.dumps({"a": "a" * 20 + "!"})},
+        "garbage": {"ok": True, "content": "said it"},
+        "refuse": {"ok": False, "content": "the tool server t failed: no such thing"},
+    }
+    for name, expected in cases.items():
+        assert (await ask(client, "tool", {"name": f"t.{name}"})).value == expected
+    large = {"name": "t.large", "arguments": {"bytes": TOOL_RESULT_BYTES_MAX}}
+    assert (await ask(client, "tool", large)).errno == Errno.EFBIG
+    large["arguments"] = {"bytes": TOOL_RESULT_BYTES_MAX - 100}
+    fits = await ask(client, "tool", large)
+    assert len(fits.value["content"]) == TOOL_RESULT_BYTES_MAX - 100
+    assert calls_of(tmp_path).count("start") == 1
+    assert calls_of(tmp_path).count("call echo") == 2
 
 
-def test_the_list_follows_the_server(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        listed = (await ask(client, "tools")).value
-        names = [tool["name"] for tool in listed]
-        assert names[:2] == ["t.echo", "t.sleep"]
-        assert listed[0]["description"] == "does echo"
-        assert listed[0]["schema"]["properties"] == {"text": {"type": "string"}}
-        assert "t.grown" not in names
-        await ask(client, "tool", {"name": "t.grow"})
-        async with asyncio.timeout(20):
-            while "t.grown" not in str((await ask(client, "tools")).value):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    with_tools(tmp_path, scenario)
+@run_by(with_tools, "tmp_path")
+async def test_the_list_follows_the_server(system: SystemRig, client: Client) -> None:
+    listed = (await ask(client, "tools")).value
+    names = [tool["name"] for tool in listed]
+    assert names[:2] == ["t.echo", "t.sleep"]
+    assert listed[0]["description"] == "does echo"
+    assert listed[0]["schema"]["properties"] == {"text": {"type": "string"}}
+    assert "t.grown" not in names
+    await ask(client, "tool", {"name": "t.grow"})
+    async with asyncio.timeout(20):
+        while "t.grown" not in str((await ask(client, "tools")).value):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +84,7 @@ def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixt
         "small": tool_table(tmp_path),
     }
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         listed = (await ask(client, "tools")).value
         names = [tool["name"] for tool in listed]
         assert "t.more2" in names
@@ -112,7 +108,7 @@ def test_a_tool_that_is_not_there_is_enoent_and_said(tmp_path: Path) -> None:
         "everybodys": tool_table(tmp_path, tenants=["*"]),
     }
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         for name in ("t.none", "echo", "other.echo", "nobodys.echo", "none.echo"):
             asked = await ask(client, "tool", {"name": name})
             assert asked.errno == Errno.ENOENT, name
@@ -124,16 +120,16 @@ def test_a_tool_that_is_not_there_is_enoent_and_said(tmp_path: Path) -> None:
     with_tools(tmp_path, scenario, **tables)
 
 
-def test_without_servers_there_is_no_tool(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            assert (await ask(client, "tool", {"name": "t.echo"})).errno == Errno.ENOENT
-            assert (await ask(client, "tools")).value == []
-
-    asyncio.run(scenario())
+async def test_without_servers_there_is_no_tool(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        assert (await ask(client, "tool", {"name": "t.echo"})).errno == Errno.ENOENT
+        assert (await ask(client, "tools")).value == []
 
 
-def test_bad_requests_start_nothing(tmp_path: Path) -> None:
+@run_by(with_tools, "tmp_path")
+async def test_bad_requests_start_nothing(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
     deep: Any = 1
     for _ in range(40):
         deep = [deep]
@@ -153,129 +149,119 @@ def test_bad_requests_start_nothing(tmp_path: Path) -> None:
         ({"name": "t." + "x" * 300}, Errno.ENAMETOOLONG),
         ({"name": "t.echo", "arguments": {"a": "x" * (256 << 10)}}, Errno.EFBIG),
     ]
-
-    async def scenario(house: House, client: Client) -> None:
-        for request, errno in cases:
-            asked = await ask(client, "tool", request)
-            assert asked.started == -errno, (request, asked.started)
-        assert "call echo" not in calls_of(tmp_path)
-
-    with_tools(tmp_path, scenario)
+    for request, errno in cases:
+        asked = await ask(client, "tool", request)
+        assert asked.started == -errno, (request, asked.started)
+    assert "call echo" not in calls_of(tmp_path)
 
 
 # --- Time, and ends ------------------------------------------------------------------------------
 SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
-def test_a_call_ends_with_its_time(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
-        # The server is told, and takes others' calls.
-        await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
-        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
-        assert house.gateway.services.runs.egress.statistics()["calls"] == 0
-
-    with_tools(tmp_path, scenario)
+@run_by(with_tools, "tmp_path")
+async def test_a_call_ends_with_its_time(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
+    assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
+    # The server is told, and takes others' calls.
+    await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
+    assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
+    assert system.gateway.services.runs.egress.statistics()["calls"] == 0
 
 
 def test_the_operators_time_is_the_most(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         asked = await ask(client, "tool", {**SLEEP, "timeout_ms": 10_000_000})
         assert asked.errno == Errno.ETIMEDOUT
 
     with_tools(tmp_path, scenario, t=tool_table(tmp_path, timeout_seconds=0.1))
 
 
-def test_a_killed_run_ends_its_call(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        run = await start(client, "tool", SLEEP)
-        await until(lambda: "call sleep" in calls_of(tmp_path))
-        await client.cancel(run)
-        await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
-        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
+@run_by(with_tools, "tmp_path")
+async def test_a_killed_run_ends_its_call(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
+    run = await start(client, "tool", SLEEP)
+    await until(lambda: "call sleep" in calls_of(tmp_path))
+    await client.cancel(run)
+    await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
+    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
 
-    with_tools(tmp_path, scenario)
 
-
-def test_a_waiting_programs_pages_may_be_moved(tmp_path: Path) -> None:
+@run_by(with_tools, "tmp_path")
+async def test_a_waiting_programs_pages_may_be_moved(
+    system: SystemRig, client: Client, *, tmp_path: Path
+) -> None:
     """The kernel hears of the wait, and of its end."""
-
-    async def scenario(house: House, client: Client) -> None:
-        there = tmp_path / "there"
-        request = {"name": "t.wait", "arguments": {"path": str(there)}}
-        run = await start(client, "tool", request, kv=True)
-        await until(lambda: any(lip.idle_reported for lip in house.worker.instances.values()))
-        (lip,) = house.worker.instances.values()
-        there.touch()
-        assert (await finish(client, run)).value == {"ok": True, "content": "it is there"}
-        assert not lip.idle_reported
-
-    with_tools(tmp_path, scenario)
+    there = tmp_path / "there"
+    request = {"name": "t.wait", "arguments": {"path": str(there)}}
+    run = await start(client, "tool", request, kv=True)
+    await until(lambda: any(lip.idle_reported for lip in system.worker.instances.values()))
+    (lip,) = system.worker.instances.values()
+    there.touch()
+    assert (await finish(client, run)).value == {"ok": True, "content": "it is there"}
+    assert not lip.idle_reported
 
 
-def test_the_trace_has_the_call(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        request = {"name": "t.sleep", "arguments": {"seconds": 0.02}}
-        run = await start(client, "tool", request, trace=True)
-        await finish(client, run)
-        events = (await client.trace(run))["traceEvents"]
-        (span,) = [e for e in events if e.get("cat") == "outside"]
-        (running,) = [e for e in events if e["name"] == "running"]
-        waited = [e for e in events if e["name"] == "claim" and e["cat"] == "wait"][-1]
-        assert span["name"] == "t.sleep"
-        assert span["args"]["result"] == 0
-        assert span["dur"] >= 20_000
-        assert running["ts"] <= span["ts"]
-        assert span["ts"] + span["dur"] <= running["ts"] + running["dur"]
-        assert waited["dur"] >= 20_000
-
-    with_tools(tmp_path, scenario)
+@run_by(with_tools, "tmp_path")
+async def test_the_trace_has_the_call(system: SystemRig, client: Client) -> None:
+    request = {"name": "t.sleep", "arguments": {"seconds": 0.02}}
+    run = await start(client, "tool", request, trace=True)
+    await finish(client, run)
+    events = (await client.trace(run))["traceEvents"]
+    (span,) = [e for e in events if e.get("cat") == "outside"]
+    (running,) = [e for e in events if e["name"] == "running"]
+    waited = [e for e in events if e["name"] == "claim" and e["cat"] == "wait"][-1]
+    assert span["name"] == "t.sleep"
+    assert span["args"]["result"] == 0
+    assert span["dur"] >= 20_000
+    assert running["ts"] <= span["ts"]
+    assert span["ts"] + span["dur"] <= running["ts"] + running["dur"]
+    assert waited["dur"] >= 20_000
 
 
-def test_metrics_count_calls(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
-        for name in ("t.echo", "t.fail", "t.refuse", "t.none", "none.echo"):
-            await ask(client, "tool", {"name": name})
-        await ask(client, "tools")
-        await ask(client, "http", {"url": "http://127.0.0.1/"})
-        run = await start(client, "tool", SLEEP)
-        await until(lambda: "call sleep" in calls_of(tmp_path))
-        await client.cancel(run)
-        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
-        series = await scrape(house.url, house.admin_key)
-        for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
-            assert value(series, "outside_calls_total", kind=kind) == count
-        assert value(series, "outside_calls_failed_total") == 3
-        assert value(series, "outside_calls_failed_total", kind="tool", errno="ENOENT") == 2
-        assert value(series, "outside_calls_failed_total", kind="http", errno="EACCES") == 1
-        assert value(series, "tool_errors_total") == 2
-        one = await scrape(house.url, house.key)
-        assert not [name for name in names(one) if name.startswith(("outside", "tool"))]
-
-    with_tools(tmp_path, scenario)
+@run_by(with_tools, "tmp_path")
+async def test_metrics_count_calls(system: SystemRig, client: Client, *, tmp_path: Path) -> None:
+    for name in ("t.echo", "t.fail", "t.refuse", "t.none", "none.echo"):
+        await ask(client, "tool", {"name": name})
+    await ask(client, "tools")
+    await ask(client, "http", {"url": "http://127.0.0.1/"})
+    run = await start(client, "tool", SLEEP)
+    await until(lambda: "call sleep" in calls_of(tmp_path))
+    await client.cancel(run)
+    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
+    series = await scrape(system.url, system.admin_key)
+    for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
+        assert value(series, "outside_calls_total", kind=kind) == count
+    assert value(series, "outside_calls_failed_total") == 3
+    assert value(series, "outside_calls_failed_total", kind="tool", errno="ENOENT") == 2
+    assert value(series, "outside_calls_failed_total", kind="http", errno="EACCES") == 1
+    assert value(series, "tool_errors_total") == 2
+    one = await scrape(system.url, system.key)
+    assert not [name for name in names(one) if name.startswith(("outside", "tool"))]
 
 
 # --- Servers that go away ------------------------------------------------------------------------
 @pytest.mark.parametrize("tool", ["die", "endless"])
-def test_a_server_that_ends_is_started_again(tmp_path: Path, tool: str) -> None:
+@run_by(with_tools, "tmp_path")
+async def test_a_server_that_ends_is_started_again(
+    system: SystemRig, client: Client, *, tmp_path: Path, tool: str
+) -> None:
     """The call under way fails in words, and is not made again."""
-
-    async def scenario(house: House, client: Client) -> None:
-        first = asyncio.create_task(ask(client, "tool", SLEEP))
-        await until(lambda: "call sleep" in calls_of(tmp_path))
-        both = [await ask(client, "tool", {"name": f"t.{tool}"}), await first]
-        for asked in both:
-            assert asked.value["ok"] is False
-            assert "went away" in asked.value["content"]
-        async with asyncio.timeout(20):
-            while not (await ask(client, "tool", {"name": "t.echo"})).value["ok"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        found = calls_of(tmp_path)
-        assert found.count("start") == 2
-        assert found.count(f"call {tool}") == 1
-        assert found.count("call sleep") == 1
-
-    with_tools(tmp_path, scenario)
+    first = asyncio.create_task(ask(client, "tool", SLEEP))
+    await until(lambda: "call sleep" in calls_of(tmp_path))
+    both = [await ask(client, "tool", {"name": f"t.{tool}"}), await first]
+    for asked in both:
+        assert asked.value["ok"] is False
+        assert "went away" in asked.value["content"]
+    async with asyncio.timeout(20):
+        while not (await ask(client, "tool", {"name": "t.echo"})).value["ok"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    found = calls_of(tmp_path)
+    assert found.count("start") == 2
+    assert found.count(f"call {tool}") == 1
+    assert found.count("call sleep") == 1
 
 
 def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> None:
@@ -285,7 +271,7 @@ def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> No
         "t": tool_table(tmp_path),
     }
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         for name in ("gone", "ends"):
             value = (await ask(client, "tool", {"name": f"{name}.x"})).value
             assert value["ok"] is False
@@ -296,11 +282,11 @@ def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> No
 
 
 def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         there = tmp_path / "there"
         request = {"name": "t.wait", "arguments": {"path": str(there)}}
         runs = [await start(client, "tool", request) for _ in range(4)]
-        egress = house.gateway.services.runs.egress
+        egress = system.gateway.services.runs.egress
         await until(lambda: egress.statistics()["calls"] == 4)
         await until(lambda: calls_of(tmp_path).count("call wait") == 2)
         await asyncio.sleep(0.1)  # for a third one, if it were made
@@ -317,7 +303,7 @@ def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Mo
     """The server may work on at it: who calls and cancels has no more calls there than others."""
     tables = {"t": tool_table(tmp_path, calls_at_once=1)}
 
-    async def scenario(house: House, client: Client) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
         assert (await ask(client, "tool", {"name": "t.none"})).errno == Errno.ENOENT
         assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
@@ -329,7 +315,7 @@ def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Mo
         run = await start(client, "tool", never)
         await until(lambda: "call wait" in calls_of(tmp_path))
         await client.cancel(run)
-        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
+        await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
         asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
         assert asked.errno == Errno.ETIMEDOUT
         assert calls_of(tmp_path).count("call echo") == 2

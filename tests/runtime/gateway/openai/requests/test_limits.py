@@ -20,7 +20,7 @@ from symphony_runtime.gateway.openai.requests.limits import (
 )
 from symphony_runtime.gateway.openai.requests.parsing import parse_chat, parse_completion
 
-from tests.support.gateway.system import House
+from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import assets
 
 MODEL = Model("m", 1_000, (0,), 2_048)
@@ -31,7 +31,6 @@ def limits_of(**limits: int) -> RequestLimits:
 
 
 def completion(given: RequestLimits, **fields: Any) -> int:
-    """Return how many answers a request gets."""
     return parse_completion({"model": "m", "prompt": [1], **fields}, MODEL, given).choices
 
 
@@ -89,20 +88,18 @@ def test_tokens_and_log_probabilities_have_their_limits() -> None:
 
 # --- What the program counts ---------------------------------------------------------------------
 def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Ask for a completion of a tenant with these quotas; return status and body."""
-
     async def main() -> tuple[int, dict[str, Any]]:
         async with (
-            House(tmp_path, assets=assets(), step_ms=2) as house,
-            Client(house.url, house.admin_key) as admin,
+            SystemRig(tmp_path, assets=assets(), step_ms=2) as system,
+            Client(system.url, system.admin_key) as admin,
         ):
             await admin.change_tenant("default", quotas=dict(quotas))
-            headers = {"Authorization": f"Bearer {house.key}"}
-            model = house.kernel._executor.model.name
+            headers = {"Authorization": f"Bearer {system.key}"}
+            model = system.kernel._executor.model.name
             body = {"model": model, "max_tokens": 4, "ignore_eos": True, **fields}
             async with (
                 aiohttp.ClientSession(headers=headers) as session,
-                session.post(f"{house.url}/v1/completions", json=body) as response,
+                session.post(f"{system.url}/v1/completions", json=body) as response,
             ):
                 return response.status, await response.json()
 

@@ -17,6 +17,8 @@ from symphony_runtime.gateway.runs.record import encode_message
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.run_by import run_by
+
 MIB = 1 << 20
 
 
@@ -56,23 +58,21 @@ def _insert(run: int, row: tuple[int, bytes], connection: Connection) -> None:
         "\u00fc".encode() * PART_BYTES + b"\xff",  # text but for its last byte
     ],
 )
-def test_parts_of_a_message_joined_are_the_message(tmp_path: Path, message: bytes) -> None:
-    async def scenario(store: Store) -> None:
-        await keep(store, 1, [b"before", message, b"after"])
-        events = [event async for event in read_all(stored_cursor(store, 1, 0, "a"))]
-        parts = [event for event in events if event.id == 2]
-        assert len(parts) > 1
-        assert max(len(part.data) for part in parts) <= PART_BYTES
-        assert b"".join(part.data for part in parts) == message
-        assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
-        assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
-        assert parts[-1].total == len(b"before") + len(message)
-        grown = [after.total - before.total for before, after in pairwise(parts)]
-        assert grown == [len(part.data) for part in parts[1:]]
-        assert b"".join(map(message_json, parts)) == to_json(encode_message(message))
-        assert [event.data for event in events if event.id != 2] == [b"before", b"after"]
-
-    with_store(tmp_path, scenario)
+@run_by(with_store, "tmp_path")
+async def test_parts_of_a_message_joined_are_the_message(store: Store, *, message: bytes) -> None:
+    await keep(store, 1, [b"before", message, b"after"])
+    events = [event async for event in read_all(stored_cursor(store, 1, 0, "a"))]
+    parts = [event for event in events if event.id == 2]
+    assert len(parts) > 1
+    assert max(len(part.data) for part in parts) <= PART_BYTES
+    assert b"".join(part.data for part in parts) == message
+    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].total == len(b"before") + len(message)
+    grown = [after.total - before.total for before, after in pairwise(parts)]
+    assert grown == [len(part.data) for part in parts[1:]]
+    assert b"".join(map(message_json, parts)) == to_json(encode_message(message))
+    assert [event.data for event in events if event.id != 2] == [b"before", b"after"]
 
 
 def test_readers_of_one_tenant_share_rows_that_are_bounded_and_go_with_them(tmp_path: Path) -> None:
@@ -107,53 +107,49 @@ def test_readers_of_one_tenant_share_rows_that_are_bounded_and_go_with_them(tmp_
     with_store(tmp_path, scenario)
 
 
-def test_keeping_a_row_looks_at_none_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_store, "tmp_path")
+async def test_keeping_a_row_looks_at_none_of_the_others(
+    store: Store, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(store: Store) -> None:
-        await keep(store, 1, [bytes(100)] * 4_000, at_once=100)
-        looked: list[int] = []
-        size = events._size
+    await keep(store, 1, [bytes(100)] * 4_000, at_once=100)
+    looked: list[int] = []
+    size = events._size
 
-        def counted(row: list[Event]) -> int:
-            looked.append(len(row))
-            return size(row)
+    def counted(row: list[Event]) -> int:
+        looked.append(len(row))
+        return size(row)
 
-        monkeypatch.setattr(events, "_size", counted)
-        cursor = stored_cursor(store, 1, 0, "a")
-        for first in range(1, 4_000, 100):
-            looked.clear()
-            await store.stored_events.events_after("a", 1, first - 1)
-            assert sum(looked) <= 200, "the row, and one that makes room for it"
-            held = sum(map(size, store.stored_events._rows["a"].values()))
-            assert store.stored_events.held == held
-        store.stored_events._keep("a", (1, first), [])  # in place of the last one
-        assert store.stored_events.held == held - 100 * Event(1, "message", bytes(100), 0).size
+    monkeypatch.setattr(events, "_size", counted)
+    cursor = stored_cursor(store, 1, 0, "a")
+    for first in range(1, 4_000, 100):
+        looked.clear()
+        await store.stored_events.events_after("a", 1, first - 1)
+        assert sum(looked) <= 200, "the row, and one that makes room for it"
+        held = sum(map(size, store.stored_events._rows["a"].values()))
+        assert store.stored_events.held == held
+    store.stored_events._keep("a", (1, first), [])  # in place of the last one
+    assert store.stored_events.held == held - 100 * Event(1, "message", bytes(100), 0).size
+    cursor.close()
+
+
+@run_by(with_store, "tmp_path")
+async def test_large_parts_of_a_tenant_are_made_one_in_a_pass(store: Store) -> None:
+    await keep(store, 1, [bytes(MIB)])
+    order: list[str] = []
+
+    cursors = {stored_cursor(store, 1, 0, "many"): "many" for _ in range(20)}
+    cursors[stored_cursor(store, 1, 0, "few")] = "few"
+    await asyncio.gather(*(cursor.next() for cursor in cursors))  # now both have the row
+
+    async def read(cursor: Cursor, tenant: str) -> None:
+        for _ in range(30):
+            await cursor.next()
+            order.append(tenant)
         cursor.close()
 
-    with_store(tmp_path, scenario)
-
-
-def test_large_parts_of_a_tenant_are_made_one_in_a_pass(tmp_path: Path) -> None:
-    async def scenario(store: Store) -> None:
-        await keep(store, 1, [bytes(MIB)])
-        order: list[str] = []
-
-        cursors = {stored_cursor(store, 1, 0, "many"): "many" for _ in range(20)}
-        cursors[stored_cursor(store, 1, 0, "few")] = "few"
-        await asyncio.gather(*(cursor.next() for cursor in cursors))  # now both have the row
-
-        async def read(cursor: Cursor, tenant: str) -> None:
-            for _ in range(30):
-                await cursor.next()
-                order.append(tenant)
-            cursor.close()
-
-        await asyncio.gather(*(read(*each) for each in cursors.items()))
-        ends = max(at for at, tenant in enumerate(order) if tenant == "few") + 1
-        assert order[:ends].count("many") <= 2 * 30 + 20  # it would be all 600 without turns
-
-    with_store(tmp_path, scenario)
+    await asyncio.gather(*(read(*each) for each in cursors.items()))
+    ends = max(at for at, tenant in enumerate(order) if tenant == "few") + 1
+    assert order[:ends].count("many") <= 2 * 30 + 20  # it would be all 600 without turns
 
 
 def test_the_text_of_a_log_line_counts() -> None:
@@ -162,20 +158,18 @@ def test_the_text_of_a_log_line_counts() -> None:
     assert Event(1, "usage", {"cpu_ms": 1}, 0).size == short.size
 
 
-def test_a_cursor_ends_where_it_is_told_and_whole_events_come_together(tmp_path: Path) -> None:
-    async def scenario(store: Store) -> None:
-        messages = [b"%d" % number for number in range(1_000)]
-        await keep(store, 1, messages, at_once=250)
+@run_by(with_store, "tmp_path")
+async def test_a_cursor_ends_where_it_is_told_and_whole_events_come_together(store: Store) -> None:
+    messages = [b"%d" % number for number in range(1_000)]
+    await keep(store, 1, messages, at_once=250)
 
-        async def fetch(after: int) -> list[Event]:
-            return await store.stored_events.events_after("a", 1, after)
+    async def fetch(after: int) -> list[Event]:
+        return await store.stored_events.events_after("a", 1, after)
 
-        cursor = Cursor(store.stored_events, "a", fetch, 10, until=700)
-        batches = []
-        while events := await cursor.next():
-            batches.append([event.id for event in events])
-        assert [number for batch in batches for number in batch] == list(range(11, 701))
-        assert len(batches) < 20
-        cursor.close()
-
-    with_store(tmp_path, scenario)
+    cursor = Cursor(store.stored_events, "a", fetch, 10, until=700)
+    batches = []
+    while events := await cursor.next():
+        batches.append([event.id for event in events])
+    assert [number for batch in batches for number in batch] == list(range(11, 701))
+    assert len(batches) < 20
+    cursor.close()

@@ -17,6 +17,8 @@ from symphony_runtime.gateway.runs.events.stream import (
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.run_by import run_by
+
 RUN = 7
 FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
 
@@ -78,90 +80,90 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
-    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
-        messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
-        live = asyncio.create_task(read_all(stream.open_reader(0)))
-        for number, message in enumerate(messages):
-            stream.append("message", message)
-            if number % 50 == 0:
-                await asyncio.sleep(0.002)
-        stream.append("log", {"level": 1, "text": "é"})
-        await finish(store, stream)
-        events = await live
-        assert [event.id for event in events] == list(range(1, 1004))
-        assert [e.data for e in events if e.kind == "message"] == messages
-        assert [event.total for event in events[:2]] == [1000, 2000]
-        assert events[-1].data == {"status": "exited"}
-        for after in (0, 1, 499, 500, 1002, 1003, 5000):
-            assert await read_all(stream.open_reader(after)) == events[after:]
-            assert await read_all(StoredReader(store, RUN, after)) == events[after:]
-        assert await messages_of(stream.cursor_factory()()) == messages
-        assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
-
-    run_with_store(tmp_path, scenario)
-
-
-def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) -> None:
-    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
-        sent = 0
-        for _ in range(200):
-            # A worker sends as far as its credit goes.
-            while sent - sum(credited) < 256 << 10:
-                stream.append("message", bytes(32 << 10))
-                sent += 32 << 10
-            assert stream.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
-            await asyncio.sleep(0.001)
-        await finish(store, stream)
-        assert sum(map(len, await messages_of(stream.cursor_factory()()))) == sent
-        assert sent > 4 << 20
-
-    run_with_store(tmp_path, scenario)
+@run_by(run_with_store, "tmp_path")
+async def test_live_and_stored_readers_see_the_same_from_any_point(
+    store: Store, stream: EventStream, _: list[int]
+) -> None:
+    messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
+    live = asyncio.create_task(read_all(stream.open_reader(0)))
+    for number, message in enumerate(messages):
+        stream.append("message", message)
+        if number % 50 == 0:
+            await asyncio.sleep(0.002)
+    stream.append("log", {"level": 1, "text": "é"})
+    await finish(store, stream)
+    events = await live
+    assert [event.id for event in events] == list(range(1, 1004))
+    assert [e.data for e in events if e.kind == "message"] == messages
+    assert [event.total for event in events[:2]] == [1000, 2000]
+    assert events[-1].data == {"status": "exited"}
+    for after in (0, 1, 499, 500, 1002, 1003, 5000):
+        assert await read_all(stream.open_reader(after)) == events[after:]
+        assert await read_all(StoredReader(store, RUN, after)) == events[after:]
+    assert await messages_of(stream.cursor_factory()()) == messages
+    assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
 
 
-def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -> None:
-    async def scenario(_: Store, stream: EventStream, credited: list[int]) -> None:
-        stream.append("message", b"12345")
-        await settle()
-        assert sum(credited) == 5  # nobody reads: nobody is waited for
-        quick, slow = stream.open_reader(0), stream.open_reader(1)
-        stream.append("message", b"1234567")
-        assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
-        await settle()
-        assert sum(credited) == 5
-        assert [event.data for event in await slow.next() or []] == [b"1234567"]
-        assert await quick.next(0) == []
-        await settle()
-        assert sum(credited) == 5  # the slow one was given it, and has not come back
-        slow.close()
-        await settle()
-        assert sum(credited) == 12
-        quick.close()
-
-    run_with_store(tmp_path, scenario)
+@run_by(run_with_store, "tmp_path")
+async def test_memory_stays_bounded_and_credit_waits_for_the_database(
+    store: Store, stream: EventStream, credited: list[int]
+) -> None:
+    sent = 0
+    for _ in range(200):
+        # A worker sends as far as its credit goes.
+        while sent - sum(credited) < 256 << 10:
+            stream.append("message", bytes(32 << 10))
+            sent += 32 << 10
+        assert stream.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
+        await asyncio.sleep(0.001)
+    await finish(store, stream)
+    assert sum(map(len, await messages_of(stream.cursor_factory()()))) == sent
+    assert sent > 4 << 20
 
 
-def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Path) -> None:
-    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
-        for _ in range(20):
-            stream.append("message", bytes(30_000))
-            await asyncio.sleep(0.01)
-        late = stream.open_reader(15)
-        while await late.next(0):
-            pass
-        await settle()
-        assert sum(credited) == stream.sent == 600_000
-        stream.append("message", b"x")
-        await settle()
-        assert sum(credited) == 600_000
-        await late.next(0)
-        await late.next(0)
-        await settle()
-        assert sum(credited) == 600_001
-        late.close()
-        await finish(store, stream)
+@run_by(run_with_store, "tmp_path")
+async def test_the_slowest_reader_decides_and_an_absent_one_does_not(
+    _: Store, stream: EventStream, credited: list[int]
+) -> None:
+    stream.append("message", b"12345")
+    await settle()
+    assert sum(credited) == 5  # nobody reads: nobody is waited for
+    quick, slow = stream.open_reader(0), stream.open_reader(1)
+    stream.append("message", b"1234567")
+    assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
+    await settle()
+    assert sum(credited) == 5
+    assert [event.data for event in await slow.next() or []] == [b"1234567"]
+    assert await quick.next(0) == []
+    await settle()
+    assert sum(credited) == 5  # the slow one was given it, and has not come back
+    slow.close()
+    await settle()
+    assert sum(credited) == 12
+    quick.close()
 
-    run_with_store(tmp_path, scenario)
+
+@run_by(run_with_store, "tmp_path")
+async def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(
+    store: Store, stream: EventStream, credited: list[int]
+) -> None:
+    for _ in range(20):
+        stream.append("message", bytes(30_000))
+        await asyncio.sleep(0.01)
+    late = stream.open_reader(15)
+    while await late.next(0):
+        pass
+    await settle()
+    assert sum(credited) == stream.sent == 600_000
+    stream.append("message", b"x")
+    await settle()
+    assert sum(credited) == 600_000
+    await late.next(0)
+    await late.next(0)
+    await settle()
+    assert sum(credited) == 600_001
+    late.close()
+    await finish(store, stream)
 
 
 def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) -> None:
@@ -178,19 +180,17 @@ def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) ->
     monkeypatch.setattr(stream_module, "insert_events", insert)
 
 
-def test_an_end_while_a_spill_fails_leaves_no_hole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(run_with_store, "tmp_path")
+async def test_an_end_while_a_spill_fails_leaves_no_hole(
+    store: Store, stream: EventStream, _: list[int], *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
-        fail_spills(monkeypatch, store, 1)
-        for _n in range(20):
-            stream.append("message", bytes(10_000))
-        await finish(store, stream)
-        assert store.statistics()["failed_writes"] == 1
-        for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
-            assert [event.id for event in await read_all(reader)] == list(range(1, 23))
-
-    run_with_store(tmp_path, scenario)
+    fail_spills(monkeypatch, store, 1)
+    for _n in range(20):
+        stream.append("message", bytes(10_000))
+    await finish(store, stream)
+    assert store.statistics()["failed_writes"] == 1
+    for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
+        assert [event.id for event in await read_all(reader)] == list(range(1, 23))
 
 
 def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(

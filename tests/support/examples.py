@@ -1,4 +1,4 @@
-"""Playing an example over HTTP, in the real processes, and what it cost the kernel."""
+"""The examples: where they are, what their scenarios expect, and how a server plays them."""
 
 import asyncio
 import json
@@ -18,8 +18,17 @@ from tests.support.kernel.dense_attention import Dense
 from tests.support.server.server import REPOSITORY, RunningServer
 
 EXAMPLES = REPOSITORY / "examples"
+LANGUAGES = ("rust", "assemblyscript")
+# Every program of an example, by its folder below examples/ ("chat", "rag/rust").
+PROGRAMS = sorted(
+    str(project.parent.relative_to(EXAMPLES))
+    for depth in ("*", "*/*")
+    for kind in ("Cargo.toml", "asconfig.json")
+    for project in EXAMPLES.glob(f"{depth}/{kind}")
+)
 RUN_SECONDS_MAX = 200  # of an example, on a machine that does much else
 COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
+Played = tuple[dict[str, Any], dict[str, int]]
 
 
 @cache
@@ -28,60 +37,64 @@ def built(folder: Path) -> Path:
     return build(folder)
 
 
-def scenario(name: str) -> dict[str, Any]:
-    """Return what a folder below examples/ says that it does."""
-    loaded: dict[str, Any] = json.loads((EXAMPLES / name / "scenario.json").read_text())
+def scenario(program: str) -> dict[str, Any]:
+    folder = EXAMPLES / program.split("/")[0]
+    loaded: dict[str, Any] = json.loads((folder / "scenario.json").read_text())
     return loaded
 
 
-def play(
-    server: RunningServer, folder: Path, given: object, *messages: str
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """Run a program; its result, and by how much the counters grew. All pages must come back."""
+def play(server: RunningServer, program: str | Path, given: object, *messages: str) -> Played:
+    """Run a program of `PROGRAMS`, or of a folder; all pages and names must come back.
 
-    async def main() -> tuple[dict[str, Any], dict[str, int]]:
-        wasm = built(folder)
+    Returns its result, and by how much the kernel's counters grew.
+    """
+
+    async def main() -> Played:
+        wasm = built(EXAMPLES / program)
         before = await server.wait_until_idle()
         async with server.client() as client:
             uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
             run = await client.start(uploaded["id"], input=given)
             for message in messages:
                 await client.send(run, message.encode())
-            if messages:  # a program that wants none may have ended by now
+            if messages:  # a program that reads none may have ended by now
                 await client.send(run, b"", close=True)
-            await ended(server, client, run)
+            await wait_until_ended(server, client, run)
             result = await client.result(run)
         after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
+        for kept in ("pages_free", "names"):
+            assert after[kept] == before[kept]
         return result, {name: after[name] - before[name] for name in COUNTERS}
 
     return asyncio.run(main())
 
 
-async def ended(server: RunningServer, client: Client, run: str) -> None:
-    """Wait for a run's end; one that hangs tells what the kernel and the log know."""
+async def wait_until_ended(server: RunningServer, client: Client, run: str) -> None:
+    """Wait for a run's end; if it hangs, fail with the counters and the server's log."""
     try:
         async with asyncio.timeout(RUN_SECONDS_MAX):
             async for _ in client.events(run):
                 pass
     except TimeoutError:
         counters, words = await server.counters(), server.log.read_text()
-        raise AssertionError(f"{run} goes on and on: {counters}\n{words}") from None
+        raise AssertionError(f"{run} does not end: {counters}\n{words}") from None
 
 
 def answers(result: dict[str, Any]) -> list[Any]:
-    """Return the messages of a run that went well, each JSON."""
+    """Return the messages, each JSON, of a run that must have succeeded."""
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
     return [json.loads(message) for message in result["messages"]]
 
 
-def as_told(server: RunningServer, name: str, folder: Path) -> list[Any]:
-    """Play a program on its scenario, and check what that expects; the messages."""
-    told = scenario(name)
-    result, _ = play(server, folder, told["input"], *told.get("messages", []))
-    said = answers(result)
-    assert len(said) == told["expect"].get("messages", len(said)) > 0
-    return said
+@cache
+def play_scenario(server: RunningServer, program: str) -> Played:
+    """Play a program's scenario once in a session, and check what that expects."""
+    given = scenario(program)
+    result, grown = play(server, program, given["input"], *given.get("messages", []))
+    expected = given["expect"]
+    assert (result["status"], result["exit_code"]) == (expected["status"], expected["exit_code"])
+    assert len(result["messages"]) == expected.get("messages", len(result["messages"])) > 0
+    return result, grown
 
 
 @cache
@@ -99,14 +112,14 @@ def tokens_of(text: str) -> list[int]:
 def assert_greedy(dense: Dense, seen: list[int], position: int, text: str) -> None:
     """Check that a text is the best one, token by token, behind the oracle's entries `seen`.
 
-    Its tokens are at `position` and after it, and see all that there is.
+    Its tokens are at `position` and after it, and see all earlier entries.
     """
     tokens = tokens_of(text)
     places = [seen[-1]]
     for i, token in enumerate(tokens[:-1]):
         places.append(dense.add(token, position + i, (*seen, *places[1:])))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the server's spin beside these
+    torch.set_num_threads(1)  # the server's threads spin on the other core
     best = dense.logits(places).argmax(-1).tolist()
     torch.set_num_threads(threads)
     assert best == tokens

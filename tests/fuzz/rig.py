@@ -34,27 +34,29 @@ from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime.abi import LIP, table
-from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.compiler.validation import CompileOutcome, check_and_compile
 from symphony_runtime.engine.fiber import Fiber
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.worker import Worker
 
 from tests.fuzz.disk import give_disk
-from tests.fuzz.gateway import Gateway
+from tests.fuzz.gateway import FuzzGateway
 from tests.fuzz.guest import CALLS, player
-from tests.fuzz.mortal import Journal, doom, kill
+from tests.fuzz.journal import Journal
 from tests.fuzz.values import CONTEXT
 from tests.support.executor.byte_model import byte_assets
+from tests.support.kernel.crashes import close_or_abort, doom, kill
 from tests.support.kernel.rig import poisoned
 
 WORKERS = ("worker-0", "worker-1")
-TENANTS = ("t0", "t1")  # whose guests do their worst, beside the victim
+TENANTS = ("t0", "t1")  # of the hostile guests; the victim has its own
 WALL_MS = 3_600_000
 LIMITS = {
     "wall_ms": WALL_MS, "cpu_ms": 2_000, "memory_bytes": 1 << 20, "tokens": 1 << 20,
     "kv_tokens": 1 << 16,
 }  # fmt: skip
 SECRET = b"secret"
+PLAYER = "player"  # the program of every guest
 NATIVE_WALL_MS = 60_000
 _NATIVE_SECONDS = 120.0  # of real time, for one case
 _ERRNOS = frozenset(table().errno.values())
@@ -95,7 +97,7 @@ class Setting:
         return TierConfig(host_slots=self.host, pages_a_frame=pages_a_frame)
 
     def entitles(self, pages: int) -> bool:
-        """Whether a tenant gets so many pages, whatever all others hold.
+        """Whether a tenant gets so many pages, however much others hold.
 
         Where there are more pages than frames each of the others leaves an eighth of what it holds,
         and so does who asks. Where there are not, the pool may be full.
@@ -116,7 +118,6 @@ class Seen:
     met: Counter[str] = field(default_factory=Counter)  # what befell disk and kernel, by name
 
     def result(self, call: int, args: tuple[int, ...], result: int) -> None:
-        """Look at a call's result."""
         module, name = CALLS[call]
         self.calls[name] += 1
         if not _is_documented(module, name, result):
@@ -134,11 +135,10 @@ def _is_documented(module: str, name: str, result: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def artefact() -> bytes:
-    """Return the compiled player."""
+def compiled_player() -> CompileOutcome:
     outcome = check_and_compile(player())
     assert not outcome.problems, outcome.problems
-    return outcome.artefact
+    return outcome
 
 
 class _Inline(ThreadPoolExecutor):
@@ -176,7 +176,7 @@ def _looking(seen: Seen) -> type[Fiber]:
     return LookingFiber
 
 
-class House:
+class FuzzRig:
     """Enter it to have all roles up; `close` looks whether all has come back."""
 
     secret = SECRET
@@ -199,9 +199,9 @@ class House:
         self.losses = 0  # kernels, or sessions of them, that took runs along
 
     async def open(self) -> None:
-        """Bring all up."""
         asyncio.get_running_loop().set_exception_handler(self._unheard)
-        self.gateway = Gateway(self._rng)
+        self.gateway = FuzzGateway(self._rng)
+        self.gateway.programs[PLAYER] = compiled_player()
         if self._journal is not None:
             self._dialer = Dialer("gateway", "gateway", SECRET, self.gateway.on_kernel, self)
         await self._begin_kernel()
@@ -296,7 +296,6 @@ class House:
         fall()
 
     def _leave_running(self) -> "asyncio.Task[None]":
-        """Return the task of the kernel, whose end is no fault from now on."""
         running, self._running = self._running, None
         assert running is not None
         return running
@@ -306,22 +305,19 @@ class House:
         kill(self.kernel)
         running.cancel()
         links, self._kernel_links = self._kernel_links, []
-        for link in links:  # what it has written may have reached its peers, or not
-            (link.close if rng.random() < 0.5 else link.abort)()
+        close_or_abort(links, rng)
 
     # -- SessionEvents, of the gateway -----------------------------------------------------------
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
-        """A kernel that knows nothing of us yet."""
         self.gateway.use(session)
 
     def session_resumed(self, welcome: m.Welcome) -> None:
-        """It is what it was."""
+        pass
 
     def session_cut(self) -> None:
-        """It is away."""
+        pass
 
     def session_ended(self) -> None:
-        """It has forgotten all."""
         self.losses += 1
         self.gateway.lose_kernel()
 
@@ -353,7 +349,7 @@ class House:
         self.workers[name] = worker
         await self._link_to_kernel(name)
         ours, theirs = memory_pair()
-        self.gateway.attach(name, ours, artefact())
+        self.gateway.attach(name, ours)
         self._gateway_links[name] = theirs
         await worker.attach_gateway(theirs)
 
@@ -394,7 +390,6 @@ class House:
         await self._link_again(name)
 
     async def kill_worker(self, name: str) -> None:
-        """Let a worker die and another one come."""
         worker = self.workers[name]
         self._links[name].abort()
         self._gateway_links[name].abort()
@@ -448,17 +443,15 @@ class House:
 
     @property
     def failed(self) -> bool:
-        """Whether the kernel has stopped."""
         return self.over.is_set()
 
     def why(self) -> str:
-        """Return why the kernel has stopped."""
         running = self._running
         return repr(running.exception()) if running is not None and running.done() else ""
 
 
 def played(
-    setting: Setting, rng: Random, case: Callable[[House], Coroutine[Any, Any, None]]
+    setting: Setting, rng: Random, case: Callable[[FuzzRig], Coroutine[Any, Any, None]]
 ) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
     clock: Clock = RealClock() if setting.native else VirtualClock()
@@ -467,30 +460,30 @@ def played(
         folder = None
         if setting.journal:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "journal"
-        house = House(clock, setting, rng, folder)
+        rig = FuzzRig(clock, setting, rng, folder)
         try:
             if isinstance(clock, VirtualClock):
-                clock.run(_whole(house, case))
+                clock.run(_whole(rig, case))
             else:
-                asyncio.run(asyncio.wait_for(_whole(house, case), _NATIVE_SECONDS))
+                asyncio.run(asyncio.wait_for(_whole(rig, case), _NATIVE_SECONDS))
         except Exception as error:
-            house.seen.wrong.append(f"{type(error).__name__}: {error}")
-    return house.seen, time.thread_time() - began
+            rig.seen.wrong.append(f"{type(error).__name__}: {error}")
+    return rig.seen, time.thread_time() - began
 
 
-async def _whole(house: House, case: Callable[[House], Coroutine[Any, Any, None]]) -> None:
-    await house.open()
-    playing = asyncio.ensure_future(case(house))
-    failing = asyncio.ensure_future(house.over.wait())
+async def _whole(rig: FuzzRig, case: Callable[[FuzzRig], Coroutine[Any, Any, None]]) -> None:
+    await rig.open()
+    playing = asyncio.ensure_future(case(rig))
+    failing = asyncio.ensure_future(rig.over.wait())
     await asyncio.wait({playing, failing}, return_when=asyncio.FIRST_COMPLETED)
     failing.cancel()
-    if house.failed:
-        house.seen.wrong.append(f"the kernel has stopped: {house.why()}")
+    if rig.failed:
+        rig.seen.wrong.append(f"the kernel has stopped: {rig.why()}")
         playing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await playing
-        for worker in house.workers.values():
+        for worker in rig.workers.values():
             worker.close()
         return
     await playing
-    await house.close()
+    await rig.close()

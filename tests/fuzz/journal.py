@@ -5,7 +5,6 @@ byte, is the machine: then a journal is healed (the rest of it holds, and whoeve
 is told that the kernel is another one), or refused and set aside.
 """
 
-import asyncio
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,10 @@ from random import Random
 
 from symphony_kernel.__main__ import revive
 from symphony_kernel.config import Configuration
-from symphony_kernel.journal.recorder import Recorder
-from symphony_kernel.journal.replay import Replay
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel
 
-from tests.support.kernel.crashes import differences
+from tests.support.kernel.crashes import differences, image, recovered_image
 
 DEATHS = ("kill", "doom", "stop")
 DAMAGES = ("torn", "bits", "image", "segment", "length", "again", "attempts", "rubbish")
@@ -43,19 +40,12 @@ class Journal:
 
     def differences(self, kernel: Kernel, other: Kernel) -> list[str]:
         """Return in words where `other`, come back from the journal, differs from the kernel."""
-        kernel.flush()
-        assert kernel._recovery is not None
         store = Store(self._folder, self._configuration.identity(*kernel.model()))
-        found = store._newest()
-        if found is None:
-            return ["there is no journal"]
-        recovery = other.make_recovery(store, self._log_bytes, threads=False)
-        recovery.replay(found, Replay(other, other._kvfs))
-        return differences(recovery.take_snapshot(), kernel._recovery.take_snapshot())
+        found = recovered_image(store, other, self._log_bytes)
+        return ["there is no journal"] if found is None else differences(found, image(kernel))
 
     # -- Damage --------------------------------------------------------------------------------
     def harm(self, what: str, rng: Random) -> None:
-        """Do that to the files, while no kernel runs."""
         logs, images = sorted(self._folder.glob("*.log")), sorted(self._folder.glob("*.image"))
         if what == "torn" and logs:
             _tear(logs, rng)
@@ -142,31 +132,3 @@ def _repeat(path: Path, rng: Random) -> None:
         record = path.read_bytes()[at : at + _HEADER.size + length]
         where = rng.choice([place for place, _ in places] + [_used(path)])
         _write(path, where, record)
-
-
-# -- Deaths ----------------------------------------------------------------------------------------
-def kill(kernel: Kernel) -> None:
-    """Let a kernel with a journal do nothing more: nothing is written, and nothing leaves."""
-    assert kernel.hooks is not None
-    kernel.hooks.abandon()
-    kernel._step_loop.halt()
-    recovery = kernel._recovery
-    assert recovery is not None
-    recovery._recorder = None  # an image that was due is not made any more
-    kernel._kvfs.tiers.spill_tier.close()
-
-
-def doom(kernel: Kernel, rng: Random, then: Callable[[], None]) -> None:
-    """Let it die in the middle of its next turn's record, which is there then, or is not."""
-    recorder, written = kernel.hooks, rng.random() < 0.5
-    assert isinstance(recorder, Recorder)
-    log = recorder._log
-    append = log.append
-
-    def last(payload: bytes) -> None:
-        if written:
-            append(payload)
-        recorder.abandon()
-        asyncio.get_running_loop().call_soon(then)
-
-    log.append = last  # type: ignore[method-assign]
