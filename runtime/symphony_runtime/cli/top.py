@@ -180,7 +180,7 @@ async def _keep_showing(
 def draw(snapshot: JsonObject, url: str) -> Group:
     state = "ready" if snapshot["ready"] else "not ready"
     head = Text(f"{url}  {snapshot['model'] or ''}  {state}", style="bold")
-    parts: list[Text | Table] = [head, _roles_table(snapshot["roles"]), _figures(snapshot)]
+    parts: list[Text | Table] = [head, _roles_table(snapshot["roles"]), _counters(snapshot)]
     if snapshot["tenants"]:
         rows = sorted(snapshot["tenants"], key=lambda tenant: -(tenant["runs_live"] or 0))
         parts.append(_table(_TENANT_COLUMNS, rows, len(rows)))
@@ -210,7 +210,7 @@ def _roles_table(roles: list[JsonObject]) -> Table:
     return table
 
 
-def _figures(snapshot: JsonObject) -> Text:
+def _counters(snapshot: JsonObject) -> Text:
     now, rates = snapshot["now"], snapshot["rates"]
     pages, free = now["kv_pages"], now["kv_pages_free"]
     held = f"{pages - free:,.0f} of {pages:,.0f}" if pages else "-"

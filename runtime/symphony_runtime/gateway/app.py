@@ -107,8 +107,8 @@ async def serve(
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
-        figures = RunMetrics()
-        channels = Channels(limits=limits, reached=figures.count_limit)
+        metrics = RunMetrics()
+        channels = Channels(limits=limits, reached=metrics.count_limit)
         retention = Retention(store, _retention_bounds(config), now_ms)
         await retention.load_counts()
         vault = _open_vault(store, config)
@@ -117,7 +117,7 @@ async def serve(
         stack.push_async_callback(load.stop)
         runs = Runs(
             store, programs, channels, config, boot, retention, egress,
-            _admission(config, load), administration, limits, figures,
+            _admission(config, load), administration, limits, metrics,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.send_weights(kernel)
@@ -138,12 +138,12 @@ async def serve(
         _start_task(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
-            RateLimiters(limits, figures.count_limit), idempotency, vault, retention, deletion, cpu,
+            RateLimiters(limits, metrics.count_limit), idempotency, vault, retention, deletion, cpu,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
-        _watch_disk(stack, services, figures, limits)
+        _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -170,16 +170,16 @@ def _start_task(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None
 
 
 def _watch_disk(
-    stack: contextlib.AsyncExitStack, server: Services, figures: RunMetrics, limits: Limits
+    stack: contextlib.AsyncExitStack, server: Services, metrics: RunMetrics, limits: Limits
 ) -> None:
     """Count what tenants hold on disk, and shrink the database after deletions."""
     disk = server.store.disk
-    disk.ended_run_bytes, disk.on_limit = server.retention.kept_bytes, figures.count_limit
+    disk.ended_run_bytes, disk.on_limit = server.retention.kept_bytes, metrics.count_limit
     kernel = server.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    kernel_figures = KernelMetrics(kernel)  # of its own: a scrape must not get older values
-    _start_task(stack, disk.run(lambda: measure(server.store, kernel_figures)))
+    kernel_metrics = KernelMetrics(kernel)  # of its own: a scrape must not get older values
+    _start_task(stack, disk.run(lambda: measure(server.store, kernel_metrics)))
     _start_task(stack, _shrink_database(server.store))
 
 

@@ -95,8 +95,8 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     tenant = request.get(ASKING)
     scrape = Scrape(
         model=str(server.runs.kernel.about.get("model", {}).get("name", "")),
-        kernel=await server.kernel_figures.latest(),
-        kernel_restarts=server.kernel_figures.restarts,
+        kernel=await server.kernel_metrics.latest(),
+        kernel_restarts=server.kernel_metrics.restarts,
         runs=server.runs.metrics,
         live=server.runs.live_by_tenant(),
         roles=_roles(server) if tenant is None else {},

@@ -110,23 +110,23 @@ class _Part:
 
     labels: _Labels
     live: int
-    figures: TenantMetrics
+    counts: TenantMetrics
     kernel: dict[str, int]
     disk: int
 
     @staticmethod
     def of(scrape: Scrape, names: Iterable[str], labels: _Labels) -> "_Part":
-        figures, live, disk = TenantMetrics(), 0, 0
+        counts, live, disk = TenantMetrics(), 0, 0
         kernel: dict[str, int] = {}
         used, counted = scrape.kernel.get("tenants", {}), scrape.runs.tenants()
         for name in names:
             live += scrape.live.get(name, 0)
             disk += scrape.disk_of(name)
             if name in counted:
-                figures.add(counted[name])
+                counts.add(counted[name])
             for key, value in used.get(name, {}).items():
                 kernel[key] = kernel.get(key, 0) + value
-        return _Part(labels, live, figures, kernel, disk)
+        return _Part(labels, live, counts, kernel, disk)
 
 
 def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
@@ -138,22 +138,22 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
         return [(part.labels, part.kernel[key]) for part in parts if key in part.kernel]
 
     def used(key: str, unit: float = 1.0) -> _Samples:
-        return [(part.labels, part.figures.usage[key] * unit) for part in parts]
+        return [(part.labels, part.counts.usage[key] * unit) for part in parts]
 
     yield text.gauge("runs_live", "runs that were admitted and have not ended",
                      [(part.labels, part.live) for part in parts])  # fmt: skip
     yield text.gauge("tenant_disk_bytes", "bytes that tenants hold in the data directory",
                      [(part.labels, part.disk) for part in parts])  # fmt: skip
     yield text.counter("runs_started", "runs that went to a worker",
-                       [(part.labels, part.figures.started) for part in parts])  # fmt: skip
+                       [(part.labels, part.counts.started) for part in parts])  # fmt: skip
     yield text.counter(
         "request_success", "ended runs, by status",
-        [({**part.labels, "finished_reason": status}, part.figures.ended[status])
+        [({**part.labels, "finished_reason": status}, part.counts.ended[status])
          for part in parts for status in FINAL],
     )  # fmt: skip
     yield text.counter(
         "runs_killed", "killed runs, by reason",
-        [({**part.labels, "reason": kind}, part.figures.killed[kind])
+        [({**part.labels, "reason": kind}, part.counts.killed[kind])
          for part in parts for kind in KILL_KINDS],
     )  # fmt: skip
     yield text.counter("limit_hits", "limits that were reached, by name", _limit_hits(parts))
@@ -173,7 +173,7 @@ def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
     """Yield how often limits were reached; `cpu_ms` even if never."""
     for part in parts:
         hits = Counter({"cpu_ms": 0})
-        hits.update(part.figures.limits)
+        hits.update(part.counts.limits)
         hits.update({k.removeprefix(HIT): n for k, n in part.kernel.items() if k.startswith(HIT)})
         for limit, count in sorted(hits.items()):
             yield {**part.labels, "limit": limit}, count

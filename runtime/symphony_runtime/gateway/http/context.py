@@ -98,7 +98,7 @@ class Services:
     runs: Runs
     store: Store
     channels: Channels
-    kernel_figures: KernelMetrics
+    kernel_metrics: KernelMetrics
     progress: StartupProgress
     administration: Administration
     rates: RateLimiters

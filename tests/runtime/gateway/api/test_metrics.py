@@ -30,7 +30,7 @@ async def scrape(system: SystemRig, key: str) -> Series:
 
 @run_by(with_system, "tmp_path")
 async def test_counters_move_with_runs(system: SystemRig, client: Client) -> None:
-    system.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
+    system.gateway.services.kernel_metrics._now = lambda: float("inf")  # never old enough
     before = await scrape(system, system.key)
     assert value(before, "num_requests_running") == 0
     for name, wasm in (
@@ -46,7 +46,7 @@ async def test_counters_move_with_runs(system: SystemRig, client: Client) -> Non
     await client.run("spin", limits={"cpu_ms": 20})
     await client.cancel(await client.start("hang"))
     held = await client.start("hang")
-    system.gateway.services.kernel_figures._asked = float("-inf")
+    system.gateway.services.kernel_metrics._asked = float("-inf")
     series = await scrape(system, system.key)
     assert value(series, "runs_live") == 1
     assert value(series, "runs_started_total") == 5

@@ -41,13 +41,13 @@ async def refused(work: Awaitable[Any]) -> ServerError:
 
 
 async def hits(system: SystemRig, limit: str) -> float:
-    system.gateway.services.kernel_figures._asked = float("-inf")
+    system.gateway.services.kernel_metrics._asked = float("-inf")
     return value(await scrape(system.url, system.admin_key), "limit_hits_total", limit=limit)
 
 
 async def told(system: SystemRig, limit: str) -> bool:
     """Return whether a scrape tells of a limit at all."""
-    system.gateway.services.kernel_figures._asked = float("-inf")
+    system.gateway.services.kernel_metrics._asked = float("-inf")
     series = await scrape(system.url, system.admin_key)
     return any(dict(labels).get("limit") == limit for _, labels in series)
 

@@ -12,7 +12,7 @@ use symphony::Errno;
 
 /// Forbids a token; the server wants finite numbers.
 const NEVER: f32 = -1e29;
-/// Tokens that the server may be ahead of this program, and how many come at once where nobody reads
+/// Tokens that the server may be ahead of this program, and how many come at once where no client reads
 /// each: fewer where what comes behind a text to stop at is computed for nothing.
 const AHEAD: u64 = 16;
 pub const AHEAD_UNREAD: u64 = 64;

@@ -31,7 +31,7 @@ pub fn kv_match(tokens: &[u32]) -> Result<Option<(i32, usize)>> {
 
 /// Offers what the file holds to later requests.
 pub fn kv_offer(kv: i32) {
-    // A wish: the answer is given, whatever comes of it.
+    // A wish: the answer is given in any case.
     let _ = unsafe { raw::kv_offer(kv) };
 }
 
