@@ -51,7 +51,7 @@ async def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> No
             roles = {each["role"]: each for each in body["roles"]}
             assert [name for name, each in roles.items() if not each["ready"]] == [role]
             assert (roles[role]["pid"], roles[role]["hangs"]) == (pid, True)
-            assert body["missing"] == [f"{role}: hangs; it is started again if it stays so"]
+            assert body["missing"] == [f"{role}: hangs; it is restarted if this continues"]
             await asyncio.sleep(1)
             assert (await ask(server))[2] < TOLD_SECONDS_MAX
             assert (await ask(server, "/healthz"))[0] == 200
@@ -78,7 +78,7 @@ async def test_readyz_with_one_hanging_worker_and_gateway_is_told_by_the_supervi
         lines = server.log.read_text().splitlines()
         assert {"gateway: hangs", "worker-1: hangs"} <= set(lines)
         body = await told(server, 200)  # a run can start
-        assert body["missing"] == ["worker-1: hangs; it is started again if it stays so"]
+        assert body["missing"] == ["worker-1: hangs; it is restarted if this continues"]
         os.kill(pids["worker-1"], signal.SIGCONT)
 
 

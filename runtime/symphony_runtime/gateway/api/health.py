@@ -66,7 +66,7 @@ def _missing(role: dict[str, Any], *, waiting: bool) -> str:
     if role["role"] == "gateway":
         return "gateway: shutting down"
     if "hangs" in role:
-        return f"{role['role']}: hangs; it will be restarted"
+        return f"{role['role']}: hangs; it is restarted if this continues"
     progress = role.get("progress")
     if progress is None:
         if role["role"] == "kernel" and waiting:
