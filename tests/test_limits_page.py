@@ -50,7 +50,7 @@ WORKINGS = {
     ("gateway/tenancy/administration", "_END_SECONDS_MAX"),
     ("gateway/tenancy/deletion", "_END_SECONDS_MAX"),
     ("gateway/tenancy/audit", "KEPT_SECONDS_MAX"),
-    ("gateway/storage/crash_log", "_SETTLE_SECONDS_MAX"),
+    ("gateway/storage/crash_log", "_STORE_SECONDS_MAX"),
 }  # fmt: skip
 
 

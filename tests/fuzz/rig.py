@@ -434,7 +434,7 @@ class FuzzRig:
                 await ask("kv_remove", tenant=tenant, path=named["path"])
         await ask("check_integrity")
         found = await ask("statistics")
-        for name in ("instances", "files", "handles", "waiting", "runs_computing"):
+        for name in ("instances", "files", "handles", "waiting", "lips_running"):
             if found[name]:
                 self.seen.wrong.append(f"left at the end: {found[name]} {name}")
         free = found["pages_free"] + found["prefix_cache_idle_pages"]

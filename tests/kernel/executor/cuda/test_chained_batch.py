@@ -165,28 +165,32 @@ def test_rows_that_drop_out_and_change_places_take_their_own_tokens(
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["taken back", "stopped"])
-async def test_what_does_not_begin_leaves_nothing_behind(
+def test_what_does_not_begin_leaves_nothing_behind(
     rig: ExecutorRig, way: Way, stopped: bool
 ) -> None:
     prompt = random_tokens(20)
     [expected] = rig.logits([make_row(prompt, rig.table(20))])
     table = rig.table(20)
-    async with Held(rig.executor) as held:
-        held.give([make_row(prompt[:18], table, 0, ARGMAX)])
-        rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
-        follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
-        for row, follow in zip(rows, follows, strict=True):
-            held.give(row, follow)
-        if not stopped:
-            assert all(follow.revoke() for follow in follows)
-        held.give([make_row(prompt[18:], table, 18)])
-        first, *empty, last = await held.results()
+
+    async def run() -> list[Results]:
+        async with Held(rig.executor) as held:
+            held.give([make_row(prompt[:18], table, 0, ARGMAX)])
+            rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
+            follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
+            for row, follow in zip(rows, follows, strict=True):
+                held.give(row, follow)
+            if not stopped:
+                assert all(follow.revoke() for follow in follows)
+            held.give([make_row(prompt[18:], table, 18)])
+            return await held.results()
+
+    first, *empty, last = asyncio.run(run())
     assert tokens_of(first) == [int(expected[17].argmax())]
     assert empty == [[], []]
     assert isinstance(last[0], bytes)
     found = np.frombuffer(last[0], np.float32).reshape(2, -1)
     assert relative_error(found, expected[18:]) < way.tolerance
-    assert network_of(rig).launched_ahead == int(stopped), "in vain, where nobody could know"
+    assert network_of(rig).launched_ahead == int(stopped), "in vain, since it cannot be known"
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
