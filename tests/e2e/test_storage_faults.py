@@ -1,7 +1,7 @@
 """Storage that fails under each acknowledged operation: what was acknowledged is there, once.
 
 SYMPHONY_EVERY_FAULT=1 lets each operation meet each fault at each of its calls, kills among them,
-in about a quarter of an hour; without it at the first six and every eighth from then on, and those
+in about half an hour; without it at the first six and every eighth from then on, and those
 that are asked for rarely only a full disk.
 """
 
