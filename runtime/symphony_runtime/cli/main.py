@@ -24,13 +24,8 @@ from symphony_runtime.cli.output import (
     progress,
     time_of,
 )
-from symphony_runtime.cli.serve import add_serve, serve
 from symphony_runtime.client import Client, ClientError, Event, ServerError
-from symphony_runtime.config.serve import (
-    OptionsError,
-    read_place,
-    user_server_file,
-)
+from symphony_runtime.config.server_place import read_place, user_server_file
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -46,10 +41,11 @@ _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(serves="serve" in arguments).parse_args(arguments)
     try:
         code: int = options.command(options)
-    except (CommandError, ClientError, OptionsError) as error:
+    except (CommandError, ClientError) as error:
         return _complain(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -67,6 +63,16 @@ def _complain(error: Exception) -> int:
 
 
 # --- Commands that need no server ----------------------------------------------------------------
+def _serve(options: argparse.Namespace) -> int:
+    from symphony_runtime.cli.serve import serve
+    from symphony_runtime.config.serve import OptionsError
+
+    try:
+        return serve(options)
+    except OptionsError as error:
+        raise CommandError(str(error)) from error
+
+
 def _build(options: argparse.Namespace) -> int:
     from symphony_runtime.cli import projects
 
@@ -386,7 +392,8 @@ def _version() -> str:
 
 
 # --- Arguments -----------------------------------------------------------------------------------
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, serves: bool) -> argparse.ArgumentParser:
+    """Return the parser; only with `serves` the flags of `serve`, whose model takes 70 ms."""
     parser = argparse.ArgumentParser(
         prog="symphony", description="An LLM serving system that serves programs."
     )
@@ -409,7 +416,11 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=action)
         return command
 
-    add_serve(add("serve", "start the server", serve))
+    serve = add("serve", "start the server", _serve)
+    if serves:
+        from symphony_runtime.cli.serve import add_serve
+
+        add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _with_server(_run), server, listing))
     upload = add("upload", "upload a program", _with_server(_upload), server, listing)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")

@@ -14,15 +14,10 @@ The file is TOML with the options' names as keys; the command line overrides it:
 
 Its tables `limits` and `tenants` are described in `config.limits`, `tools` and `http` in
 `config.egress`.
-
-A server's address is in two small JSON files ({url, key_file, pid}): `server.json` in its data
-directory, and one for the user, in which the other commands find it.
 """
 
-import json
 import os
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -67,12 +62,6 @@ class OptionsError(Exception):
 def default_data_dir() -> Path:
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "symphony"
-
-
-def user_server_file() -> Path:
-    """Return the file that holds the address of this user's server."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "symphony" / "server.json"
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -238,45 +227,3 @@ def _read_file(path: Path) -> dict[str, Any]:
             directory = Path(str(server.get("directory", "."))).expanduser()
             server["directory"] = str((path.parent / directory).absolute())
     return values
-
-
-# --- The address of a server ---------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ServerPlace:
-    """A server's address, the file with the default tenant's key, and the supervisor's pid."""
-
-    url: str
-    key_file: Path
-    pid: int
-
-
-def write_place(path: Path, place: ServerPlace) -> None:
-    """Write the file of a server, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"url": place.url, "key_file": str(place.key_file), "pid": place.pid})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.touch(mode=0o600)  # only its owner may read it
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def read_place(path: Path) -> ServerPlace | None:
-    """Return what the file says, None if there is none or it cannot be parsed."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return ServerPlace(str(values["url"]), Path(values["key_file"]), int(values["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def remove_place(path: Path, pid: int, former: ServerPlace | None = None) -> None:
-    """Remove the file if it is of this process's server.
-
-    `former` is what the file said before: it is restored if that server still runs.
-    """
-    place = read_place(path)
-    if place is None or place.pid != pid:
-        return
-    path.unlink(missing_ok=True)
-    if former is not None and read_place(former.key_file.with_name("server.json")) == former:
-        write_place(path, former)

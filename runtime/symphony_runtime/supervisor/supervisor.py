@@ -25,8 +25,8 @@ from typing import Any
 from symphony_kernel.platform.disk_space import usual_reserve
 from symphony_kernel.protocol.role_processes import Started, notice
 
-from symphony_runtime.config.serve import (
-    ServeOptions,
+from symphony_runtime.config.serve import ServeOptions
+from symphony_runtime.config.server_place import (
     ServerPlace,
     read_place,
     remove_place,

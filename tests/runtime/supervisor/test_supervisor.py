@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 from symphony_kernel.protocol.role_processes import Started
-from symphony_runtime.config.serve import (
-    OptionsError,
-    ServeOptions,
+from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
+from symphony_runtime.config.server_place import (
     ServerPlace,
-    read_options,
     read_place,
     remove_place,
     write_place,

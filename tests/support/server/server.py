@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from symphony_runtime.client import Client, ClientError
-from symphony_runtime.config.serve import read_place
+from symphony_runtime.config.server_place import read_place
 
 START_SECONDS_MAX = 60
 RESERVE_BYTES = 2 << 20  # hundreds of servers leave their directories behind
