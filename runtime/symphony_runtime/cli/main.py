@@ -386,7 +386,7 @@ def _count(text: str) -> int:
 
 def _version() -> str:
     try:
-        return version("symphony")
+        return version("symphony-lip")
     except PackageNotFoundError:  # run from a source tree
         return "0"
 

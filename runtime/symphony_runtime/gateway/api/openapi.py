@@ -79,7 +79,7 @@ def encode_document(routes: "tuple[Route, ...]") -> bytes:
 
 def _version() -> str:
     try:
-        return version("symphony")
+        return version("symphony-lip")
     except PackageNotFoundError:  # run from a source tree
         return "0"
 

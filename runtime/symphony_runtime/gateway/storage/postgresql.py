@@ -26,7 +26,7 @@ try:
     from psycopg.rows import RowMaker
 except ImportError as error:  # an optional dependency: SQLite does not need it
     raise StoreError(
-        "PostgreSQL needs another package: pip install 'symphony[postgresql]'"
+        "PostgreSQL needs another package: pip install 'symphony-lip[postgresql]'"
     ) from error
 
 _CONNECT_SECONDS = 10
