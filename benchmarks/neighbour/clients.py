@@ -24,6 +24,7 @@ from benchmarks.neighbour.attacks import Crowd, Requests, Runs, Target, Uploads,
 
 READY_SECONDS_MAX = 300.0  # prompts of thousands of entries come first
 _NICENESS, _GROUP_ATTEMPTS = 10, 5  # only the server's work for the attack is to disturb
+_MEGABYTE = 1_000_000
 _RETRY_SECONDS = 0.05  # of a client that was refused
 _COUNTS_SECONDS_MAX = 60.0
 
@@ -97,11 +98,17 @@ class _Crew:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self, path: str, body: bytes) -> int:
-        """POST a body, read the answer to its end, and return its status."""
+        """POST a body, read the answer to its end, and return its status.
+
+        Each megabyte counts at once: an answer may take longer than the measurement.
+        """
         headers = {"Content-Type": "application/json"}
         async with self._session.post(path, data=body, headers=headers) as response:
-            async for _ in response.content.iter_any():
-                pass
+            read = 0
+            async for chunk in response.content.iter_any():
+                megabytes, read = divmod(read + len(chunk), _MEGABYTE)
+                if megabytes:
+                    self.counts["MB"] += megabytes
         return response.status
 
     async def _upload(self, module: bytes) -> None:

@@ -67,7 +67,8 @@ class Measure:
 
     Attributes:
         took: Tokens a second that the attackers had computed, all together.
-        counts: How the attackers' requests, runs and uploads ended, in the window.
+        counts: How the attackers' requests, runs and uploads ended in the window, and the megabytes
+            of their answers.
         error: Why there is no measurement, or why it does not count.
     """
 
