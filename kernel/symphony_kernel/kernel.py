@@ -123,12 +123,11 @@ class Kernel:
         executor = self._executor
         return Scheduler(
             self._clock,
-            executor.frame_count,
             executor.model.vocab_size,
+            self._kvfs.eviction,
             options.steps,
             self._send_traced,
             options.anticipation(),
-            self._kvfs.eviction,
             Predictor.for_executor(executor, self._kvfs, options.predictions),
         )
 

@@ -24,11 +24,10 @@ from symphony_kernel.fairness.device_shares import StepBudget, TenantShare
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.fairness.step_cost import StepCost, StepLoad
 from symphony_kernel.grammar.matcher import GrammarMatcher
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     MASKS_MS_MAX,
-    PAGES_PASSED_STEPS_MAX,
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
@@ -94,7 +93,6 @@ class FormedStep:
     """The result of one look at the queue."""
 
     step: Step | None = None
-    waiting: list[Request] = field(default_factory=list)  # for pages
     failed: list[tuple[Request, Errno]] = field(default_factory=list)  # taken out of the queue
     unready: bool = False  # a request waits for a grammar that is being compiled
 
@@ -108,7 +106,6 @@ class _StepSpace:
     costs: StepCost
     budget: StepBudget | None
     gap: float  # seconds that it may take with prompts
-    may_hold_pages: bool
     share: TenantShare | None = None  # of the tenant that fills the step now, if one does
     seconds: float = field(init=False)
     load: StepLoad = field(default_factory=StepLoad)
@@ -116,7 +113,6 @@ class _StepSpace:
     formed: FormedStep = field(default_factory=FormedStep)
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     limited: bool = False  # others must not get far ahead of a prompt that waits
-    held: bool = False  # free pages are for a request that has waited too long
     memory_limited: bool = False  # others must not get far ahead of the memory queue
     masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
     mask: float = 0.0  # that of the row looked at last
@@ -202,19 +198,17 @@ ONLY: Final = _constant(0)  # the place of a row's only token
 
 
 class Batcher:
-    """Forms steps. A request that needs more than `pages` pages can never run."""
+    """Forms steps."""
 
     def __init__(
         self,
         queue: FairQueue,
-        pages: int,
+        admission: Admission,
         limits: StepLimits | None = None,
-        admission: Admission | None = None,
         costs: StepCost | None = None,
     ) -> None:
         self._queue = queue
         self._costs = costs or StepCost()
-        self._pages = pages
         self.limits = limits or StepLimits()
         self._admission = admission
 
@@ -227,17 +221,10 @@ class Batcher:
         """Take the next step's requests from the queue.
 
         Prompts get at most `prefill` tokens. With a `budget` they get what is in it, while the step
-        takes at most `gap` seconds. A request that waited for pages while many steps were formed
-        gets the next free ones, unless nothing else could run.
+        takes at most `gap` seconds.
         """
         prefill = self.limits.tokens if prefill is None else prefill
-        tokens, costs = self.limits.tokens, self._costs
-        formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, True))
-        if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, False))
-        for request in formed.waiting:
-            request.passed += 1
-        return formed
+        return self._form(_StepSpace(self.limits.tokens, prefill, self._costs, budget, gap))
 
     def form_without_frames(
         self, prefill: int, budget: StepBudget | None, gap: float
@@ -248,41 +235,19 @@ class Batcher:
         are too few, admitted requests hold the rest: these run, and no other request gets a frame.
         """
         admission = self._admission
-        assert admission is not None
-        failed: list[tuple[Request, Errno]] = []
-        forced = admission.force_first(failed)
+        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap)
+        forced = admission.force_first(space.formed.failed)
         admission.hold_frames(not forced)
-        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap, False)
         formed = self._form(space, limited=forced)
         admission.hold_frames(False)
-        formed.failed += failed
-        if formed.step is None and not formed.failed:
-            formed.waiting = list(admission.memory_queue)
         return formed
-
-    def reserve_ahead(self, request: Request) -> None:
-        if self._admission is not None:
-            self._admission.reserve_ahead(request)
-            return
-        try:
-            request.file.reserve(request.count)
-            request.reserved = True
-        except SyscallError:
-            return  # `form` tries again and handles the error
-
-    def readmit(self, request: Request) -> bool:
-        """Admit a continuation of a request that ran; return whether it has all it needs."""
-        if self._admission is not None:
-            return self._admission.readmit(request)
-        self.reserve_ahead(request)
-        return request.reserved
 
     # -- Forming -------------------------------------------------------------------------------
     def _form(self, space: _StepSpace, limited: bool = True) -> FormedStep:
         queue, admission, budget = self._queue, self._admission, space.budget
         formed, chunks = space.formed, space.chunks
         probe = False
-        if limited and admission is not None and len(admission.memory_queue):
+        if limited and len(admission.memory_queue):
             space.limited = space.memory_limited = admission.admit_queued(formed.failed)
         if budget is not None:
             for share in budget.shares:
@@ -291,7 +256,7 @@ class Batcher:
                     self._fill(space)
             queue.unfocus()
             space.share = None
-            if not space.memory_limited and not formed.waiting and not formed.unready:
+            if not space.memory_limited and not formed.unready:
                 queue.restore()
             if chunks:
                 queue.limit_tenants(budget.counter_max)
@@ -313,7 +278,7 @@ class Batcher:
         formed, chunks = space.formed, space.chunks
         while space.tokens and (request := queue.first()) is not None:
             if space.limited and queue.skip_if_ahead():
-                if space.memory_limited and admission is not None:
+                if space.memory_limited:
                     admission.note_skipped()
                 continue
             single = request.count == 1
@@ -334,21 +299,10 @@ class Batcher:
                 if request.matcher is not None and not _has_mask(request.matcher, space, formed):
                     queue.set_aside()  # it is among the first of the next step
                     continue
-                if request.reserved:
-                    pass
-                elif admission is not None:
-                    became = admission.admit(request)
-                    if became is not _READY:
-                        if isinstance(became, Errno):
-                            formed.failed.append((request, became))
-                        continue
-                else:
-                    errno = self._reserve(request, space.held)
-                    if errno is not None:
-                        space.held |= (
-                            self._note_failure(request, errno, formed) and space.may_hold_pages
-                        )
-                        continue
+                if not request.reserved and (became := admission.admit(request)) is not _READY:
+                    if isinstance(became, Errno):
+                        formed.failed.append((request, became))
+                    continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
                 if request.matcher is not None:  # only now is it certain that it runs
                     space.masks += space.mask
@@ -379,29 +333,6 @@ class Batcher:
         if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
         return True
-
-    def _reserve(self, request: Request, held: bool) -> Errno | None:
-        """Reserve a request's room; return an errno, EAGAIN when it waits for pages."""
-        needed = request.count
-        try:
-            if held and request.file.pages_needed(needed):
-                return Errno.EAGAIN
-            request.file.reserve(needed)
-        except SyscallError as error:
-            later = error.errno is Errno.ENOMEM and request.file.pages_needed(needed) <= self._pages
-            return Errno.EAGAIN if later else error.errno
-        request.reserved = True
-        return None
-
-    def _note_failure(self, request: Request, errno: Errno, formed: FormedStep) -> bool:
-        """Record why a request cannot run; return whether it waited too long for pages."""
-        if errno is Errno.EAGAIN:
-            self._queue.set_aside()
-            formed.waiting.append(request)
-            return request.passed >= PAGES_PASSED_STEPS_MAX
-        self._queue.drop_first()
-        formed.failed.append((request, errno))
-        return False
 
     def _fill_rest(self, space: _StepSpace) -> None:
         chunks = space.chunks

@@ -25,7 +25,8 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX
 from symphony_kernel.request import Request
-from symphony_kernel.scheduler.batcher import ONLY, Batcher, Chunk, Step
+from symphony_kernel.scheduler.admission import Admission
+from symphony_kernel.scheduler.batcher import ONLY, Chunk, Step
 from symphony_kernel.scheduler.prediction import (
     Candidate,
     LookAheadStep,
@@ -44,12 +45,12 @@ class LookAhead:
     def __init__(
         self,
         queue: FairQueue,
-        batcher: Batcher,
+        admission: Admission,
         predictor: Predictor | None = None,
         answers_soon: Callable[[int], bool] = lambda _root: True,
     ) -> None:
         self._queue = queue
-        self._batcher = batcher
+        self._admission = admission
         self._predictor = predictor
         self._answers_soon = answers_soon
         self.steps: list[LookAheadStep] = []  # public because it is read once per request
@@ -211,7 +212,7 @@ class LookAhead:
         file = request.file
         if request.finished or request.count != 1 or file.length != row.start:
             return False
-        if not self._queue.is_queued(request) or not self._batcher.readmit(request):
+        if not self._queue.is_queued(request) or not self._admission.readmit(request):
             return False
         return file.block_table(row.start + 1).item(-1) == row.block_table.item(-1)
 

@@ -52,9 +52,6 @@ class RecomputedFile:
     def error(self) -> Errno | None:
         return self._failed()
 
-    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every RequestFile
-        return 0  # the pages exist: only their content is absent
-
     def reserve(self, n: int) -> None: ...
 
     def block_table(self, entries: int) -> Int32:

@@ -74,21 +74,16 @@ class SchedulerStatistics:
 
 
 class Scheduler:
-    """Both levels of scheduling. `pages` is the size of the executor's pool.
-
-    With `eviction`, requests wait for frames in fair order (`admission`). Without it, files keep
-    their frames.
-    """
+    """Both levels of scheduling. `eviction` frees frames for requests in fair order."""
 
     def __init__(
         self,
         clock: Clock,
-        pages: int,
         vocab_size: int,
+        eviction: Eviction,
         limits: StepLimits | None = None,
         traced: Emit | None = None,
         anticipation: Anticipation | None = None,
-        eviction: Eviction | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self._clock = clock
@@ -96,10 +91,9 @@ class Scheduler:
         self._costs = StepCost()
         self._queue = FairQueue(self._costs)
         self._traces = Traces(traced or (lambda _root, _events: None))
-        self._admission: Admission | None = None
-        if eviction is not None:
-            self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
-        self._batcher = Batcher(self._queue, pages, limits, self._admission, self._costs)
+        self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
+        self._memory_queue = self._admission.memory_queue
+        self._batcher = Batcher(self._queue, self._admission, limits, self._costs)
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
@@ -112,13 +106,12 @@ class Scheduler:
         )
         self.cpu_accounts = CpuAccounts(self._queue, self._shares.present, limits.cpu)
         self._steps: list[Step] = []  # launched and not completed, in order
-        self._waiting: list[Request] = []  # for pages, as of the last formed step
-        self._victims = 1  # how many of these fail next
+        self._victims = 1  # requests that fail next if no frame becomes free
         self._changed = clock.now()  # when pages may last have been freed
         self._completed = clock.now()  # when the last step completed
         self._predictor = predictor
         self._lookahead = LookAhead(
-            self._queue, self._batcher, predictor, self._anticipation.answers_soon
+            self._queue, self._admission, predictor, self._anticipation.answers_soon
         )
         # Requests whose results were computed before they came.
         self._precomputed: list[tuple[Request, Prediction]] = []
@@ -145,8 +138,8 @@ class Scheduler:
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
-        if self._steps and not self._waiting:
-            self._batcher.reserve_ahead(request)
+        if self._steps:
+            self._admission.reserve_ahead(request)
         self._queue.push(request)
 
     def cancel(self, request: Request) -> None:
@@ -162,7 +155,7 @@ class Scheduler:
 
         Their `done` is not called.
         """
-        gone = self._admission.drop_requests(root, instance) if self._admission is not None else []
+        gone = self._admission.drop_requests(root, instance)
         if self._predictor is not None:
             self._predictor.drop_requests(root, instance)
         gone += [
@@ -203,16 +196,15 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no request waits and no step is in flight."""
-        return not (self._steps or self._queue.requests or self._frame_waits or self._precomputed)
+        return not (self._steps or self._queue.requests or self._memory_queue or self._precomputed)
 
     # -- For `maintenance.watchdog` ------------------------------------------------------------
     @property
     def owing(self) -> bool:
         """Whether requests wait for nothing but a step."""
-        admission = self._admission
-        if admission is not None and admission.disk_busy:
+        if self._admission.disk_busy:
             return False
-        return not self.idle or bool(admission is not None and admission.blocked)
+        return not self.idle or bool(self._admission.blocked)
 
     @property
     def progress(self) -> int:
@@ -221,18 +213,17 @@ class Scheduler:
         return counts.steps + counts.preds + counts.starved
 
     def describe(self) -> str:
-        queue, admission = self._queue, self._admission
+        queue = self._queue
         steps = [
             f"{len(s.chunks)} rows, {[p.request.describe() for p in s.chunks[:4]]}, "
             f"adopted {s.adopted}"
             for s in self._steps
         ]
-        blocked = len(admission.blocked) if admission is not None else 0
         return (
             f"steps {steps}; {queue.requests} requests queued ({queue.decodes} decodes, "
             f"{queue.tokens} tokens), first {(first := queue.first()) and first.describe()}; "
-            f"{len(self._waiting)} wait for pages, {self._frame_waits} in the memory queue, "
-            f"{blocked} blocked, {len(self._precomputed)} precomputed; "
+            f"{len(self._memory_queue)} in the memory queue, {len(self._admission.blocked)} "
+            f"blocked, {len(self._precomputed)} precomputed; "
             f"{len(self._lookahead)} look-ahead steps"
         )
 
@@ -244,22 +235,18 @@ class Scheduler:
             for chunk in step.chunks:
                 if not chunk.request.finished:
                     self._fail_running(chunk.request, Errno.EIO)
-        if self._admission is not None:
-            self._admission.unblock()
+        self._admission.unblock()
 
     def give_up(self) -> int:
         self.mend()
-        gone = self._queue.all_requests()
-        if self._admission is not None:
-            gone += self._admission.memory_queue
+        gone = [*self._queue.all_requests(), *self._memory_queue]
         for request in gone:
             self._take_out(request)
             self._fail(request, Errno.EIO)
         return len(gone)
 
     def pages_arrived(self) -> None:
-        if self._admission is not None:
-            self._admission.unblock()
+        self._admission.unblock()
 
     def token_seconds(self) -> float:
         """Return the measured seconds of a prompt token; 0.0: not known yet."""
@@ -272,7 +259,7 @@ class Scheduler:
         None: nothing to launch until a request comes or a step completes.
         """
         self._arrived = None
-        if not (self._queue.requests or self._frame_waits):
+        if not (self._queue.requests or self._memory_queue):
             return None
         if len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
@@ -284,14 +271,14 @@ class Scheduler:
             return self._form(now)
         # Prompts leave tokens for decodes that are about to come: only rows can run out.
         rows = self._batcher.limits.rows
-        if self._ready < rows or self._anticipation.any_expected(self._queue.precedes):
+        if self._queue.requests < rows or self._anticipation.any_expected(self._queue.precedes):
             seconds = self._anticipation.wait_seconds(now, self._queue)
             if seconds > _SOON_SECONDS:
                 return Wait(seconds)
         return self._form(now)
 
     def form_lookahead(self) -> LookAheadStep | None:
-        if len(self._steps) != 1 or self._waiting or self._frame_waits:
+        if len(self._steps) != 1 or self._memory_queue:
             return None
         step, ahead = self._steps[0], self._lookahead
         return ahead.form(step) if self._may_follow(step, 1 + len(ahead)) else None
@@ -377,7 +364,7 @@ class Scheduler:
         counts = self._metrics
         return SchedulerStatistics(
             queue=self._queue.statistics(),
-            waiting_for_pages=self._frame_waits or len(self._waiting),
+            waiting_for_pages=len(self._memory_queue),
             steps=counts.steps,
             rows=counts.rows,
             decode_rows=counts.decode_rows,
@@ -387,8 +374,8 @@ class Scheduler:
             decode_tokens=counts.decode_rows,
             preds=counts.preds,
             preds_starved=counts.starved,
-            preemptions=self._admission.preemptions if self._admission is not None else 0,
-            rebuilt_tokens=self._admission.recomputed_tokens if self._admission is not None else 0,
+            preemptions=self._admission.preemptions,
+            rebuilt_tokens=self._admission.recomputed_tokens,
             preds_guessed=self._predictor.hits if self._predictor is not None else 0,
             preds_guessed_in_vain=self._predictor.misses if self._predictor is not None else 0,
             step_ms=1000 * counts.step_seconds,
@@ -400,7 +387,7 @@ class Scheduler:
         `tokens` were computed in `seconds` of steps since the start. Looks at each waiting request.
         """
         tenants = {name: list(found) for name, found in self._queue.waiting_by_tenant().items()}
-        for request in self._admission.memory_queue if self._admission is not None else ():
+        for request in self._memory_queue:
             tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
@@ -419,8 +406,8 @@ class Scheduler:
         prediction = self._predictor.claim(request)
         if prediction is None:
             return None
-        others_wait = self._waiting or self._frame_waits or self._replies is not None
-        admitted = not others_wait and self._batcher.readmit(request)
+        others_wait = self._memory_queue or self._replies is not None
+        admitted = not others_wait and self._admission.readmit(request)
         return prediction if self._predictor.settle(prediction, admitted=admitted) else None
 
     def _accept_predicted(self, request: Request, prediction: Prediction) -> None:
@@ -467,7 +454,7 @@ class Scheduler:
         next to a run with a thousand branches would be in every second step only, and a wait behind
         two steps of prompts would break the bound on the time between tokens.
         """
-        limits, ready = self._batcher.limits, self._ready
+        limits, ready = self._batcher.limits, self._queue.requests
         full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
         if not full or self._queue.several or self._prompts_are_bounded(now):
             return False
@@ -494,29 +481,19 @@ class Scheduler:
         first = queue.first()
         return first is not None and self._anticipation.any_decoding(now, besides=first.root)
 
-    @property
-    def _frame_waits(self) -> int:
-        return len(self._admission.memory_queue) if self._admission is not None else 0
-
     def _busy_tenants(self) -> set[str]:
         computing = {name for step in self._steps for name in step.loads}
-        if self._admission is not None:
-            computing.update(self._admission.memory_queue.tenants)
+        computing.update(self._memory_queue.tenants)
         return computing
 
     def _take_out(self, request: Request) -> None:
-        if not self._queue.remove(request) and self._admission is not None:
+        if not self._queue.remove(request):
             self._admission.remove(request)
-
-    @property
-    def _ready(self) -> int:
-        return self._queue.requests - len(self._waiting)
 
     def _form(self, now: float) -> Step | Wait | None:
         formed = self._batcher.form(*self._step_space(now))
-        if formed.step is None and self._frame_waits and not (self._steps or formed.failed):
+        if formed.step is None and self._memory_queue and not (self._steps or formed.failed):
             formed = self._batcher.form_without_frames(*self._step_space(now))
-        self._waiting = formed.waiting
         for request, errno in formed.failed:
             self._fail(request, errno)
         step = formed.step
@@ -528,7 +505,7 @@ class Scheduler:
             return Wait(0.0)  # their ends may have let others run
         if formed.unready and not self._steps:
             return Wait(_GRAMMARS_SECONDS)
-        if not formed.waiting or self._steps or (self._admission and self._admission.disk_busy):
+        if not self._memory_queue or self._steps or self._admission.disk_busy:
             return None
         return self._wait_for_pages(now)
 
@@ -559,7 +536,7 @@ class Scheduler:
         if not self._queue.requests:
             several = self._queue.several
             return not several or self._shares.may_follow(step.loads, self._clock.now())
-        if self._waiting or self._frame_waits or not self._queue.several:
+        if self._memory_queue or not self._queue.several:
             return False
         return self._shares.all_ahead(step.loads, more)
 
@@ -590,7 +567,7 @@ class Scheduler:
         return room, None, gap
 
     def _wait_for_pages(self, now: float) -> Wait:
-        """Wait for a program to free pages; after PAGES_WAIT_MS_MAX fail a request.
+        """Wait for a program to free frames; after PAGES_WAIT_MS_MAX fail a request.
 
         It is a request of the most served run, so that the others can run. When that frees nothing,
         twice as many fail, so that thousands of them do not delay the last one for long.
@@ -598,8 +575,7 @@ class Scheduler:
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return Wait(left)
-        victims = sorted(self._waiting, key=lambda request: -self._queue.served(request.root))
-        self._waiting = victims[self._victims :]
+        victims = sorted(self._memory_queue, key=lambda request: -self._queue.served(request.root))
         for victim in victims[: self._victims]:
             self._take_out(victim)
             self._metrics.starved += 1
@@ -654,7 +630,7 @@ class Scheduler:
         # step's time is unknown.
         seconds = max(now - max(step.launched, self._completed), 0.0)
         self._completed = max(now, self._completed)
-        self._waiting, self._victims = [], 1
+        self._victims = 1
         self._metrics.stepped(step, seconds)
         formed = step.adopted is None
         self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
