@@ -128,7 +128,7 @@ class LookAhead:
                     kept.append(index)
                     predicted.append((candidate.predicted.history.tenant, candidate.start))
             elif self._is_wanted(candidate, lookahead.batch.rows[index]):
-                self._queue.serve_fully(candidate)
+                self._queue.extend(candidate, candidate.remaining)
                 chunks.append(Chunk(candidate, 0, 1))
                 rows.append(index)
                 kept.append(index)

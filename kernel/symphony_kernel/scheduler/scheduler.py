@@ -161,13 +161,11 @@ class Scheduler:
         gone += [
             w for w, _ in self._precomputed if w.root == root and instance in (None, w.instance)
         ]
+        gone += self._queue.drop_requests(root, instance)
         if instance is None:
-            gone += self._queue.forget_run(root)
             self._anticipation.forget_run(root)
             self._metrics.forget_run(root)
             self._traces.close(root, self._clock.now())
-        else:
-            gone += self._queue.forget_instance(root, instance)
         gone += [
             chunk.request
             for step in self._steps
@@ -386,9 +384,10 @@ class Scheduler:
 
         `tokens` were computed in `seconds` of steps since the start. Looks at each waiting request.
         """
-        tenants = {name: list(found) for name, found in self._queue.waiting_by_tenant().items()}
-        for request in self._memory_queue:
-            tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
+        tenants: dict[str, list[float]] = {}
+        for request in [*self._queue.all_requests(), *self._memory_queue]:
+            weight = self._queue.tenant_weight(request.tenant)
+            tenants.setdefault(request.tenant, [0, weight])[0] += request.remaining
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
@@ -569,13 +568,14 @@ class Scheduler:
     def _wait_for_pages(self, now: float) -> Wait:
         """Wait for a program to free frames; after PAGES_WAIT_MS_MAX fail a request.
 
-        It is a request of the most served run, so that the others can run. When that frees nothing,
+        It is the request with the worst claim, so that the others can run. When that frees nothing,
         twice as many fail, so that thousands of them do not delay the last one for long.
         """
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return Wait(left)
-        victims = sorted(self._memory_queue, key=lambda request: -self._queue.served(request.root))
+        claims = self._queue.counters
+        victims = sorted(self._memory_queue, key=lambda request: claims(request.root), reverse=True)
         for victim in victims[: self._victims]:
             self._take_out(victim)
             self._metrics.starved += 1

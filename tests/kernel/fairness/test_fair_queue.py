@@ -211,9 +211,9 @@ def test_removal_leaves_nothing_behind() -> None:
     queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
     assert queue.remove(requests[3])
     assert not queue.remove(requests[3])
-    assert queue.forget_instance(1, 1) == requests[:2]
-    assert queue.forget_run(1) == [requests[2]]
-    assert queue.forget_run(1) == []
+    assert queue.drop_requests(1, 1) == requests[:2]
+    assert queue.drop_requests(1) == [requests[2]]
+    assert queue.drop_requests(1) == []
     statistics = queue.statistics()
     assert (statistics.tenants, statistics.lips, statistics.requests, statistics.tokens) == (
         1,
@@ -221,7 +221,7 @@ def test_removal_leaves_nothing_behind() -> None:
         1,
         7,
     )
-    queue.forget_run(9)
+    queue.drop_requests(9)
     assert queue.first() is None
     assert queue.statistics().counters == {}
 
@@ -265,7 +265,7 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
                 alive.remove(request)
             case "forget":
                 root = data.draw(st.integers(1, 6))
-                gone = set(queue.forget_run(root))
+                gone = set(queue.drop_requests(root))
                 assert gone == {request for request in alive if request.root == root}
                 alive = [request for request in alive if request not in gone]
         statistics = queue.statistics()
@@ -350,7 +350,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
 def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
     requests: list[tuple[int, str, int, bool]],
 ) -> None:
-    """As `push` and `serve_fully`, whoever waits beside it."""
+    """As `push` and `extend`, for any requests that wait as well."""
     counters = []
     for at_once in (False, True):
         queue, pool = FairQueue(), Pool()
@@ -366,7 +366,7 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
                 queue.serve_new(request)
             else:
                 queue.push(request)
-                queue.serve_fully(request)
+                queue.extend(request, request.remaining)
             if not waits:
                 assert request.remaining == 0
                 assert not queue.is_queued(request)
@@ -394,9 +394,9 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
         served[request.root] += round(cost)
     assert served[1] == 50
     assert 140 <= served[2] <= 160
-    assert queue.served(1) == pytest.approx(150, rel=0.01)
-    queue.forget_run(1)
-    queue.forget_run(2)
+    assert queue.counters(1)[1] == pytest.approx(150, rel=0.01)
+    queue.drop_requests(1)
+    queue.drop_requests(2)
     assert queue.first() is None
 
 
