@@ -17,8 +17,9 @@ misleads.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
 
 _ODDS_GAIN: Final = 1 / 4
@@ -52,21 +53,6 @@ class Estimate:
         error = value - self.mean
         self.mean += error * _MEAN_GAIN
         self.deviation += (abs(error) - self.deviation) * _MEAN_GAIN
-
-
-class Ready(Protocol):
-    """The part of the queue that matters to waits."""
-
-    @property
-    def requests(self) -> int:
-        """Requests that could be launched."""
-
-    @property
-    def runs_active(self) -> int:
-        """Runs with such requests."""
-
-    def has_requests(self, root: int) -> bool:
-        """Whether a run has such requests."""
 
 
 @dataclass(slots=True)
@@ -150,7 +136,7 @@ class Anticipation:
     def any_expected(self, which: Callable[[int], bool]) -> bool:
         return any(map(which, self._expected))
 
-    def wait_seconds(self, now: float, ready: Ready) -> float:
+    def wait_seconds(self, now: float, ready: FairQueue) -> float:
         """Return how much longer the launch should wait for answers; 0: not at all."""
         bound = self._ended + self._soon
         if not self._expected or now >= bound:
@@ -175,7 +161,7 @@ class Anticipation:
                 latest = max(latest, min(due, bound, now + worth))
         return max(latest - now, 0.0)
 
-    def _share(self, ready: Ready) -> float:
+    def _share(self, ready: FairQueue) -> float:
         """Return the share of a step for which it pays to wait from now on."""
         rows = runs = 0.0
         for root in self._expected:

@@ -237,9 +237,9 @@ class Batcher:
         admission = self._admission
         space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap)
         forced = admission.force_first(space.formed.failed)
-        admission.hold_frames(not forced)
+        admission.frames_held = not forced
         formed = self._form(space, limited=forced)
-        admission.hold_frames(False)
+        admission.frames_held = False
         return formed
 
     # -- Forming -------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Batcher:
         while space.tokens and (request := queue.first()) is not None:
             if space.limited and queue.skip_if_ahead():
                 if space.memory_limited:
-                    admission.note_skipped()
+                    admission.far_ahead = True
                 continue
             single = request.count == 1
             chunk = None if single else chunks.get(request)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import inf, isinf
 from typing import Any, Final
 
-from symphony_kernel.executor.base import Results
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.fairness.device_shares import DeviceShares, StepBudget
 from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
@@ -110,7 +109,7 @@ class Scheduler:
         self._changed = clock.now()  # when pages may last have been freed
         self._completed = clock.now()  # when the last step completed
         self._predictor = predictor
-        self._lookahead = LookAhead(
+        self.lookahead = LookAhead(
             self._queue, self._admission, predictor, self._anticipation.answers_soon
         )
         # Requests whose results were computed before they came.
@@ -124,8 +123,8 @@ class Scheduler:
         """Queue a request; `request.done` is called when it ends."""
         prediction = self._claim(request) if self._predictor is not None else None
         if self._replies is None:
-            if prediction is None and self._lookahead.steps and not self._is_ahead(request):
-                self._lookahead.revoke()
+            if prediction is None and self.lookahead.steps and not self._is_ahead(request):
+                self.lookahead.revoke()
             if self._arrived is None:
                 self._arrived = self._clock.now()
             self._anticipation.request_arrived(request.root, self._arrived)
@@ -176,7 +175,7 @@ class Scheduler:
             if not request.finished:
                 request.finished = True
                 request.file.unreserve()
-        self._lookahead.revoke()
+        self.lookahead.revoke()
         self._changed = self._clock.now()
 
     def trace_run(self, root: int) -> None:
@@ -222,12 +221,12 @@ class Scheduler:
             f"{queue.tokens} tokens), first {(first := queue.first()) and first.describe()}; "
             f"{len(self._memory_queue)} in the memory queue, {len(self._admission.blocked)} "
             f"blocked, {len(self._precomputed)} precomputed; "
-            f"{len(self._lookahead)} look-ahead steps"
+            f"{len(self.lookahead)} look-ahead steps"
         )
 
     def mend(self) -> None:
         """Drop the steps in flight, which no device computes, and retry blocked requests."""
-        self._lookahead.forget()
+        self.lookahead.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
             for chunk in step.chunks:
@@ -263,7 +262,7 @@ class Scheduler:
             return None
         now = self._clock.now()
         if self._steps:
-            ahead = not self._lookahead and self._may_run_ahead(now)
+            ahead = not self.lookahead and self._may_run_ahead(now)
             return self._form(now) if ahead else None
         if not self._queue.requests:
             return self._form(now)
@@ -278,21 +277,17 @@ class Scheduler:
     def form_lookahead(self) -> LookAheadStep | None:
         if len(self._steps) != 1 or self._memory_queue:
             return None
-        step, ahead = self._steps[0], self._lookahead
+        step, ahead = self._steps[0], self.lookahead
         return ahead.form(step) if self._may_follow(step, 1 + len(ahead)) else None
 
     def adopt_lookahead(self) -> Step | None:
         """Return the look-ahead step that the device started when the last step ended."""
-        step = self._lookahead.adopt()
+        step = self.lookahead.adopt()
         if step is not None:
             self._launched(step, self._clock.now())
         if step is None or not self._may_follow(step, 1):
-            self._lookahead.revoke()
+            self.lookahead.revoke()
         return step
-
-    def lookahead_ended(self, lookahead: LookAheadStep, results: Results) -> None:
-        """Take the results of a look-ahead step, before `complete`; none: it failed."""
-        self._lookahead.step_ended(lookahead, results)
 
     def answer_predicted(self) -> None:
         while self._precomputed:
@@ -302,9 +297,6 @@ class Scheduler:
             for request, prediction in precomputed:
                 if not request.finished:
                     self._answer_prediction(request, prediction, now)
-
-    def revoke_lookahead(self) -> None:
-        self._lookahead.revoke()
 
     def complete(
         self,
@@ -411,7 +403,7 @@ class Scheduler:
 
     def _accept_predicted(self, request: Request, prediction: Prediction) -> None:
         if prediction.result is None:
-            self._lookahead.add_claimed(prediction, request)
+            self.lookahead.add_claimed(prediction, request)
             return
         self._queue.serve_new(request)
         self._precomputed.append((request, prediction))
@@ -613,7 +605,7 @@ class Scheduler:
         request.file.unreserve()
         if self._predictor is not None:
             self._predictor.drop_file(request.file)
-        self._lookahead.revoke()
+        self.lookahead.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
             self._traces.ended(request, self._changed, errno)
