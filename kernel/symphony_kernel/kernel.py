@@ -282,7 +282,11 @@ class Kernel:
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
-            self._cpu_reports.charge_report(port, message.times, self.hooks, gateway=gateway)
+            replaying = self.hooks is not None and self.hooks.replaying
+            for pace in self._cpu_reports.charge_report(
+                port.name, message.times, gateway=gateway, replaying=replaying
+            ):
+                port.send(pace)
         elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
         elif gateway and isinstance(message, m.End):

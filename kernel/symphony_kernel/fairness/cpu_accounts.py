@@ -113,10 +113,6 @@ class Accounts:
             return False
         return mine.recent(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
 
-    def wait(self, tenant: str, now: float) -> float:
-        """Return the seconds after which to ask again; 0.0: calls may be executed."""
-        return min(self.empty_seconds(tenant, now), _WAIT_SECONDS)
-
     def empty_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds until its share has paid, if it costs nothing from now on."""
         share, account = self._share(tenant, now), self._accounts.get(tenant)
@@ -188,10 +184,7 @@ class CpuAccounts:
 
     def seconds_until_calls(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: calls may be executed."""
-        seconds = self._calling.wait(tenant, now)
-        if self._all is not None and self._may_throttle(self._all, tenant, now):
-            seconds = max(seconds, self._all.wait(tenant, now))
-        return seconds
+        return min(self.throttle_seconds(tenant, now), _WAIT_SECONDS)
 
     def throttle_seconds(self, tenant: str, now: float) -> float:
         """Return how long a tenant must wait until its share has paid for its time."""

@@ -97,7 +97,7 @@ class DeviceShares:
         rows: int,
         tokens: int,
         delivery_seconds: float,
-        busy: Callable[[], Container[str]] = tuple,
+        busy: Callable[[], Container[str]],
     ) -> None:
         """`busy` returns the tenants whose requests compute or wait for pages."""
         self._queue, self._costs, self._busy = queue, costs, busy
@@ -141,9 +141,7 @@ class DeviceShares:
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
         counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
         taken = [each for each in demands if queue.counter(each.name) <= counter_max]
-        fit = self._fit(taken)
-        if not fit:
-            self._make_room(taken, weight_sum, now)
+        fit = self._make_room(taken, weight_sum, now)
         # Tenants ahead of the others do not run, but their wait is bounded, too.
         bounds = [
             each.others + (each.alone if queue.counter(each.name) <= counter_max else 0.0)
@@ -158,21 +156,17 @@ class DeviceShares:
             return None
         return self._divide(taken, seconds, counter_max, probe)
 
-    def _fit(self, demands: list[_Demand]) -> bool:
-        if any(each.rows < self._queue.size(each.name) for each in demands):
-            return False
-        rows, tokens = sum([each.rows for each in demands]), sum([d.load.tokens for d in demands])
-        for each in demands:
-            each.most_rows, each.most_tokens = float(each.rows), float(each.load.tokens)
-        return rows <= self._rows and tokens <= self._most_tokens
-
     @property
     def _most_tokens(self) -> int:
         """The tokens that a step may have: larger steps are tried gradually."""
         return min(self._tokens, max(2 * self._costs.tried, PREFILL_TOKENS_MIN))
 
-    def _make_room(self, demands: list[_Demand], weight_sum: float, now: float) -> None:
-        """Divide the step's rows and tokens by weight, and reduce the demands to fit."""
+    def _make_room(self, demands: list[_Demand], weight_sum: float, now: float) -> bool:
+        """Divide the step's rows and tokens by weight, and reduce the demands to fit.
+
+        Return whether all requests of these tenants fit.
+        """
+        fit = all(each.rows == self._queue.size(each.name) for each in demands)
         weights = [each.weight for each in demands]
         rows = divide(self._rows, [each.rows for each in demands], weights)
         tokens = divide(self._most_tokens, [each.load.tokens for each in demands], weights)
@@ -180,9 +174,11 @@ class DeviceShares:
             part = min(rows[index] / each.rows, tokens[index] / each.load.tokens)
             each.most_rows, each.most_tokens = rows[index], tokens[index]
             if part < 1.0:
+                fit = False
                 each.load = each.load.part(part)
                 each.alone = self._costs.seconds(each.load)
                 each.others = self._others(each.name, each.load, weight_sum, now)
+        return fit
 
     def present(self, now: float) -> Iterable[str]:
         """Return the tenants that share the device now."""

@@ -95,18 +95,13 @@ class StepLoad:
         found.seconds = share * self.seconds
         return found
 
-    def plus(self, other: "StepLoad") -> "StepLoad":
-        found = StepLoad()
-        found.tokens = self.tokens + other.tokens
-        found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
-        found.seconds = self.seconds + other.seconds
-        return found
-
 
 def total_load(loads: Iterable[StepLoad]) -> StepLoad:
     whole = StepLoad()
     for load in loads:
-        whole = whole.plus(load)
+        whole.tokens += load.tokens
+        whole.features = [a + b for a, b in zip(whole.features, load.features, strict=True)]
+        whole.seconds += load.seconds
     return whole
 
 

@@ -210,6 +210,7 @@ class Scheduler:
         return counts.steps + counts.preds + counts.starved
 
     def describe(self) -> str:
+        """Return in words what is known about waiting requests."""
         queue = self._queue
         steps = [
             f"{len(s.chunks)} rows, {[p.request.describe() for p in s.chunks[:4]]}, "
@@ -235,6 +236,7 @@ class Scheduler:
         self._admission.unblock()
 
     def give_up(self) -> int:
+        """End all requests with EIO; return their number."""
         self.mend()
         gone = [*self._queue.all_requests(), *self._memory_queue]
         for request in gone:
