@@ -398,25 +398,16 @@ class Kernel:
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
-        scheduler, recovery = self._scheduler, self._recovery
-        steps, files = scheduler.statistics(), self._kvfs.statistics()
+        recovery, files = self._recovery, self._kvfs.statistics()
         return {
             **asdict(self._processes.statistics()),
             **asdict(self._syscalls.statistics()),
-            **{key: value for key, value in asdict(steps).items() if key != "queue"},
-            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
-            "mean_decode_rows": (
-                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
-            ),
+            **self._scheduler.statistics(),
             **asdict(self._step_loop.statistics),
             "computes": self._executor.computes,
             "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
             **(recovery.statistics() if recovery else {"journal": False}),
             "workers": sorted(self._workers),
-            "waiting": steps.queue.requests,
-            "waiting_tokens": steps.queue.tokens,
-            "lips_waiting": steps.queue.lips,
-            "lips_running": scheduler.runs_computing(),
             "pages": files.pool.pages,
             "pages_free": files.pool.free,
             "pages_shared": files.pool.shared,

@@ -32,10 +32,6 @@ _ACTIVE_SECONDS: Final = 0.005  # after which the active tenants are determined 
 _AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
 
 
-def _always(_now: float) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
     """How many processors tenants share in addition to steps, while these are `short`.
@@ -44,7 +40,7 @@ class CpuOptions:
     """
 
     processors: float = inf
-    short: Callable[[float], bool] = _always
+    short: Callable[[float], bool] = lambda _now: True
     device_share: float = 0.0
 
 

@@ -32,17 +32,6 @@ _UNLIMITED: Final = float("inf")
 _STALE_MAX: Final = 64  # stale entries of a heap, in addition to as many as are valid
 
 
-@dataclass(frozen=True, slots=True)
-class FairQueueStatistics:
-    """What waits, and each active tenant's counter."""
-
-    tenants: int
-    lips: int
-    requests: int
-    tokens: int
-    counters: dict[str, float]
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     root: int
@@ -191,7 +180,7 @@ class FairQueue:
     def push(self, request: Request) -> None:
         run = self._runs.get(request.root)
         if run is None:
-            run = self._new_run(request)
+            run = self._new_run(request.root, request.tenant, request.weight)
         run.weight = request.weight
         run.requests[request] = None
         if request.count == 1:  # `_entered`, inlined for most requests
@@ -366,7 +355,7 @@ class FairQueue:
         """Serve a request that has just come with all its tokens: it never waits."""
         run = self._runs.get(request.root)
         if run is None:
-            run = self._new_run(request)
+            run = self._new_run(request.root, request.tenant, request.weight)
         tenant = run.tenant
         if tenant.active:
             self.push(request)
@@ -390,8 +379,7 @@ class FairQueue:
             raise KernelBug(f"run {root} is charged {seconds} seconds")
         run = self._runs.get(root)
         if run is None:
-            self._made += 1
-            run = self._runs[root] = _Run(root, self._made, self._tenant(tenant), weight)
+            run = self._new_run(root, tenant, weight)
         home = run.tenant
         if run.active:
             self._deactivate(run)
@@ -462,15 +450,6 @@ class FairQueue:
         run = self._runs[root]
         return run.tenant.counter, run.counter
 
-    def statistics(self) -> FairQueueStatistics:
-        return FairQueueStatistics(
-            tenants=self._tenants_active,
-            lips=self.runs_active,
-            requests=self.requests,
-            tokens=self.tokens,
-            counters={t.name: t.counter for t in self._tenants.values() if t.active},
-        )
-
     # -- Internal ------------------------------------------------------------------------------
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
@@ -479,10 +458,9 @@ class FairQueue:
             tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
         return tenant
 
-    def _new_run(self, request: Request) -> _Run:
+    def _new_run(self, root: int, tenant: str, weight: float) -> _Run:
         self._made += 1
-        run = _Run(request.root, self._made, self._tenant(request.tenant), request.weight)
-        self._runs[request.root] = run
+        run = self._runs[root] = _Run(root, self._made, self._tenant(tenant), weight)
         return run
 
     def _charge(self, run: _Run, request: Request, tokens: int) -> None:

@@ -134,8 +134,8 @@ class Admission:
         self._recomputing = 0.0  # recent mean of tokens recomputed for one admission
         self.far_ahead = False  # a run has been served a slice more than the first queued one
         self.frames_held = False  # all frames are for the first queued request
-        self.recomputed_tokens = 0
-        self.preemptions = 0
+        self.recomputed_tokens = 0  # since their K and V were in no tier
+        self.preemptions = 0  # of files in use, for a request with a better claim
         eviction.held = self._held_pages
 
     @property
@@ -176,13 +176,8 @@ class Admission:
 
     def reserve_ahead(self, request: Request) -> None:
         """Give a request what it needs while a step computes, unless others lack frames."""
-        if self._pool.absent or self._queued:
-            return
-        try:
-            request.file.reserve(request.count)
-        except SyscallError:
-            return  # `admit` tries again and handles the error
-        self._admitted(request)
+        if not (self._pool.absent or self._queued):
+            self.readmit(request)  # if it fails, `admit` tries again and handles the error
 
     def readmit(self, request: Request) -> bool:
         """Admit a continuation of an admitted request; return whether it has all it needs."""

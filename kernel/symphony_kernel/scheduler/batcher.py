@@ -107,7 +107,6 @@ class _StepSpace:
     budget: StepBudget | None
     gap: float  # seconds that it may take with prompts
     share: TenantShare | None = None  # of the tenant that fills the step now, if one does
-    seconds: float = field(init=False)
     load: StepLoad = field(default_factory=StepLoad)
     prefilled: int = 0  # tokens that prompts have got
     formed: FormedStep = field(default_factory=FormedStep)
@@ -116,9 +115,6 @@ class _StepSpace:
     memory_limited: bool = False  # others must not get far ahead of the memory queue
     masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
     mask: float = 0.0  # that of the row looked at last
-
-    def __post_init__(self) -> None:
-        self.seconds = _ENDLESS if self.budget is None else self.budget.seconds
 
     def add_prefill(self, tokens: int) -> None:
         self.prefill -= tokens
@@ -164,7 +160,7 @@ class _StepSpace:
             return False
         load, costs = self.load, self.costs
         seconds = costs.base(load.tokens + count) + costs.rows_seconds(load) + rows + reserve
-        bound = self.seconds if request.count == 1 else min(self.seconds, self.gap)
+        bound = budget.seconds if request.count == 1 else min(budget.seconds, self.gap)
         return seconds <= bound * _ROUNDING
 
     def add_tokens(self, request: Request, count: int, new: bool) -> None:
@@ -420,15 +416,8 @@ def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
     elif at == "all":
         whole[chunk.start * place_bytes : (chunk.start + chunk.count) * place_bytes] = result
     else:
-        _scatter(whole, result, place_bytes, chunk)
-    return bytes(whole) if request.computed == request.count else b""
-
-
-def _scatter(whole: bytearray, result: bytes, place_bytes: int, chunk: Chunk) -> None:
-    taken = 0
-    for index, place in enumerate(chunk.request.options.at):
-        assert isinstance(place, int)
-        if chunk.start <= place < chunk.start + chunk.count:
+        span = range(chunk.start, chunk.start + chunk.count)
+        for taken, index in enumerate([i for i, place in enumerate(at) if place in span]):
             piece = result[taken * place_bytes : (taken + 1) * place_bytes]
             whole[index * place_bytes : (index + 1) * place_bytes] = piece
-            taken += 1
+    return bytes(whole) if request.computed == request.count else b""

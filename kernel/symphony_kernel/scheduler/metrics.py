@@ -56,10 +56,6 @@ class SchedulerMetrics:
         self.runs.discard(root)
         self._first.pop(root, None)
 
-    def launched(self, step: Step) -> None:
-        """Count a step's decodes now, before its requests are renewed."""
-        step.decodes = sum(1 for chunk in step.chunks if chunk.request.count == 1)
-
     def completing(self, now: float) -> None:
         """Start counting a step that has ended: `finished` follows, then `stepped`."""
         self._now = now

@@ -7,13 +7,12 @@ wait. All of it runs on the event loop's thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isinf
 from typing import Any, Final
 
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.fairness.device_shares import DeviceShares, StepBudget
-from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad, total_load
 from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.kvfs.tiers.eviction import Eviction
@@ -48,28 +47,6 @@ class Wait:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds  # 0.0: at once
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """Counters since the start. Times are milliseconds."""
-
-    queue: FairQueueStatistics
-    waiting_for_pages: int
-    steps: int
-    rows: int
-    decode_rows: int
-    decode_steps: int  # with at least one decode row
-    tokens_computed: int
-    prefill_tokens: int
-    decode_tokens: int
-    preds: int
-    preds_starved: int  # that ended with ENOMEM so that others could run
-    preemptions: int  # files in use that lost pages to a request with a better claim
-    rebuilt_tokens: int  # recomputed because their K and V were in no tier
-    preds_guessed: int  # whose result was computed before the program asked
-    preds_guessed_in_vain: int  # rows computed for a pred that did not come
-    step_ms: float  # sum over all steps
 
 
 class Scheduler:
@@ -352,26 +329,35 @@ class Scheduler:
                 self._fail_running(chunk.request, Errno.EIO)
         self._answered(step, {})
 
-    def statistics(self) -> SchedulerStatistics:
-        counts = self._metrics
-        return SchedulerStatistics(
-            queue=self._queue.statistics(),
-            waiting_for_pages=len(self._memory_queue),
-            steps=counts.steps,
-            rows=counts.rows,
-            decode_rows=counts.decode_rows,
-            decode_steps=counts.decode_steps,
-            tokens_computed=counts.prefill_tokens + counts.decode_rows,
-            prefill_tokens=counts.prefill_tokens,
-            decode_tokens=counts.decode_rows,
-            preds=counts.preds,
-            preds_starved=counts.starved,
-            preemptions=self._admission.preemptions,
-            rebuilt_tokens=self._admission.recomputed_tokens,
-            preds_guessed=self._predictor.hits if self._predictor is not None else 0,
-            preds_guessed_in_vain=self._predictor.misses if self._predictor is not None else 0,
-            step_ms=1000 * counts.step_seconds,
-        )
+    def statistics(self) -> dict[str, Any]:
+        """Return what waits and counters since the start, by their names in the metrics."""
+        counts, queue, predictor = self._metrics, self._queue, self._predictor
+        computing = {chunk.request.root for step in self._steps for chunk in step.chunks}
+        return {
+            "waiting": queue.requests,
+            "waiting_tokens": queue.tokens,
+            "lips_waiting": queue.runs_active,
+            "lips_running": len(computing),
+            "waiting_for_pages": len(self._memory_queue),
+            "steps": counts.steps,
+            "rows": counts.rows,
+            "decode_rows": counts.decode_rows,
+            "decode_steps": counts.decode_steps,
+            "mean_batch_rows": counts.rows / counts.steps if counts.steps else 0.0,
+            "mean_decode_rows": (
+                counts.decode_rows / counts.decode_steps if counts.decode_steps else 0.0
+            ),
+            "tokens_computed": counts.prefill_tokens + counts.decode_rows,
+            "prefill_tokens": counts.prefill_tokens,
+            "decode_tokens": counts.decode_rows,
+            "preds": counts.preds,
+            "preds_starved": counts.starved,
+            "preemptions": self._admission.preemptions,
+            "rebuilt_tokens": self._admission.recomputed_tokens,
+            "preds_guessed": predictor.hits if predictor is not None else 0,
+            "preds_guessed_in_vain": predictor.misses if predictor is not None else 0,
+            "step_ms": 1000 * counts.step_seconds,
+        }
 
     def waiting(self) -> dict[str, Any]:
         """Return waiting tokens by tenant, {name: [tokens, weight]}, and the work so far.
@@ -385,9 +371,6 @@ class Scheduler:
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
-
-    def runs_computing(self) -> int:
-        return len({chunk.request.root for step in self._steps for chunk in step.chunks})
 
     def histograms(self) -> dict[str, dict[str, Any]]:
         return {name: each.view() for name, each in self._metrics.histograms.items()}
@@ -504,7 +487,6 @@ class Scheduler:
 
     def _launched(self, step: Step, now: float) -> None:
         """Record a step's loads, before its requests are renewed for their next token."""
-        self._metrics.launched(step)
         self._steps.append(step)
         loads, stepwise = step.loads, set[str]()
         for chunk in step.chunks:
@@ -513,6 +495,7 @@ class Scheduler:
             if load is None:
                 load = loads[request.tenant] = StepLoad()
             load.add(request, chunk.start, chunk.count)
+            step.decodes += request.count == 1
             if chunk.count > 1 or request.continuation is None:
                 load.features[FORMED] = 1.0
                 if request.count == 1:

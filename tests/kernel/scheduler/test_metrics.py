@@ -90,7 +90,12 @@ def test_steps_are_counted_by_rows_tokens_and_seconds() -> None:
     assert count == 1
     assert seconds == pytest.approx(STEP)
     counted = bench.scheduler.statistics()
-    assert (counted.steps, counted.rows, counted.prefill_tokens, counted.preds) == (1, 4, 40, 4)
+    assert (counted["steps"], counted["rows"], counted["prefill_tokens"], counted["preds"]) == (
+        1,
+        4,
+        40,
+        4,
+    )
 
 
 def test_a_pred_that_fails_for_want_of_pages_is_counted() -> None:
@@ -99,4 +104,4 @@ def test_a_pred_that_fails_for_want_of_pages_is_counted() -> None:
     file = bench.kvfs.create("t", make_account(bench.kvfs))
     bench.scheduler.submit(make_work(1, 16, file))
     bench.clock.run(bench.device.run_until_idle())
-    assert bench.scheduler.statistics().preds_starved == 1
+    assert bench.scheduler.statistics()["preds_starved"] == 1
