@@ -133,15 +133,21 @@ class Kernel:
 
     def _make_syscalls(self) -> Syscalls:
         """Make the syscall table and register the internal events of its parts."""
+        model = self._executor.model
         syscalls = Syscalls(
             self._kvfs,
             self._processes,
             self._rate_limiter,
-            self._executor.model,
+            model,
             self._reply,
             self._seeds.draw,
             self._durable_names.durable_names,
-            GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
+            GrammarCompiler(
+                self._about.get("tokenizer") or b"",
+                model.vocab_size,
+                model.eos,
+                self._weights.weight,
+            ),
             self._handle_outside_frames,
             self._scheduler.cpu_accounts,
             self._clock,

@@ -4,15 +4,11 @@
     what worker and gateway report    -> charge_reported -> the account of all processors
 
 Time adds a tenant's share to its account, by the weights of all present tenants, and the time that
-it uses is subtracted. While an account is empty the tenant is throttled: its calls wait
-(`syscalls.dispatch`), and its guests and compilers stop (`fairness.cpu_reports`). A tenant saves up
-a few milliseconds at most. A tenant that is alone has no account and waits for nothing. The account
-of all processors counts only while processors are short.
+it uses is subtracted. While an account is empty the tenant is throttled (docs/fairness.md). A tenant
+that is alone has no account and waits for nothing.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
-tenant's account of the device, too (`device_shares`). Where the processors are the device, reported
-time is charged there as well. Otherwise a tenant would have its share of the steps, and on top of
-it everything that makes the steps slow for all.
+tenant's account of the device, too, as is reported time where the processors are the device.
 """
 
 from collections.abc import Callable, Iterable

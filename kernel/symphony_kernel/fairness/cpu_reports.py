@@ -3,12 +3,9 @@
     a worker's slices, the gateway's frames -> Spent -> the tenant's account -> Pace -> the worker
     a tenant's compilers                    -> Spent -> the tenant's account -> Pace -> the gateway
 
-Both report what instances have cost them. It is charged like calls of the instances. The answer to
-a worker says how long a tenant with an empty account is throttled: neither its messages nor its
-loops go through the kernel, so nothing here could hold them. A worker reports only instances that
-run in it, so one that lies harms no tenant but theirs. What it does not report or obey is bounded
-by the kernel's own account (`syscalls.dispatch`). The gateway reports other costs by the tenant's
-name, and gets the answer for that tenant.
+It is charged like calls. The reply says how long a tenant with an empty account is throttled. A
+worker reports only instances that run in it, so one that lies harms no tenant but theirs. What it
+does not report or obey is bounded by the kernel's own account (`syscalls.dispatch`).
 
 Nothing but an account follows from these times: a replay charges nothing.
 """

@@ -1,21 +1,13 @@
 """Shares of the device's time: how long a step may be, and who pays for it.
 
-All rows of a step wait for the slowest. Let w be tenants' weights, W their sum over the tenants
-that are present, T a step's time, and T_i the time that tenant i's rows of it would take alone.
-
     plan     a step has T <= W / w_i * T_i, for each tenant i in it
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
-The plan bounds the time between two tokens, the charge bounds the rate. Virtual time (`fair_queue`)
-is the sum of what a tenant paid over its weight. A tenant that is ahead of another waits while that
-one runs. The tenant furthest behind has at least one row in each step, however long that makes it
-(a tree, a row with a long context). So while tenant i has requests, the steps with its rows would
-alone have taken at least w_i / W of the time, less a constant
-(tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing (Goyal, Vin, Cheng,
-SIGCOMM '96) for a server that serves several flows at once.
-
-A tenant is present while it has requests, and PRESENT_MS longer. So a program that answers a pred,
-or a client that sends its next request, finds no step longer than its share allows.
+docs/fairness.md explains both rules. w are tenants' weights, W their sum over the tenants that are
+present, T a step's time, and T_i the time that tenant i's rows of it would take alone. So while
+tenant i has requests, the steps with its rows would alone have taken at least w_i / W of the time,
+less a constant (tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing
+(Goyal, Vin, Cheng, SIGCOMM '96) for a server that serves several flows at once.
 """
 
 from collections.abc import Callable, Container, Iterable

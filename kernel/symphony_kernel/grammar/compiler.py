@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,6 @@ from weakref import WeakSet, finalize
 
 from llguidance import LLMatcher, LLTokenizer
 
-from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.grammar.budget import GrammarBudget
 from symphony_kernel.grammar.checker import Checker, CheckerFault
 from symphony_kernel.grammar.matcher_cache import MatcherCache
@@ -214,13 +213,6 @@ class GrammarCompiler:
         self._budget = GrammarBudget(self._built_by_tenant, self._free_memory, weight)
         self._running = self._closed = False
         self._kept = MatcherCache()
-
-    @classmethod
-    def of(
-        cls, about: Mapping[str, Any], model: ModelInfo, weight: Callable[[str], float]
-    ) -> "GrammarCompiler":
-        """Return the compiler for a model. `about` is `Welcome`'s description of it."""
-        return cls(about.get("tokenizer") or b"", model.vocab_size, model.eos, weight)
 
     def prepare(self) -> None:
         """Make the tokenizer, which is slow and holds the GIL; ValueError as `Vocabulary`."""

@@ -29,22 +29,13 @@ _LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that a
 
 
 class RequestQueue(Protocol):
-    """The part of the scheduler that syscalls use."""
+    """The part of `Scheduler` that syscalls use."""
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; `request.done` is called when it ends."""
-
-    def cancel(self, request: Request) -> None:
-        """End a request with ECANCELED."""
-
-    def drop_requests(self, root: int, instance: int | None = None) -> None:
-        """Drop all requests of an instance, or of a whole run; `done` is not called."""
-
-    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a run for device time outside its requests, in tokens' service."""
-
-    def trace_run(self, root: int) -> None:
-        """Emit trace events for a run until it ends."""
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, request: Request) -> None: ...
+    def drop_requests(self, root: int, instance: int | None = None) -> None: ...
+    def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None: ...
+    def trace_run(self, root: int) -> None: ...
 
 
 class Grant(NamedTuple):
@@ -106,6 +97,21 @@ class Instance:
     constraints: dict[int, Constraint] = field(default_factory=dict)  # by handle
     constraints_made: int = 0
     ended: bool = False
+
+    def open_file(self, number: int, rights: int, make: Callable[[], KVFile]) -> KVFile:
+        """Insert a handle, charged to the tenant, on the file that `make` returns.
+
+        Raises:
+            SyscallError: EDQUOT, or what `make` raises; nothing has changed.
+        """
+        self.tenant.charge_handle()
+        try:
+            file = make()
+        except SyscallError:
+            self.tenant.handles -= 1
+            raise
+        self.handles.insert(number, file, rights)
+        return file
 
     def constraint(self, handle: int) -> Constraint:
         """Return the constraint behind a handle; SyscallError EBADF."""

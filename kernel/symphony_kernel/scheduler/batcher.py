@@ -4,10 +4,9 @@ A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is 
 time: after each, the least served run comes first. So decodes, which cost little, are in every
 step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
-Where several tenants are present, each first gets its share of the step's time, rows and tokens
-(`device_shares`). What is left goes in fair order, until the step would take longer than their
-shares allow. While requests wait for the next step, others with worse claims may fill this one, but
-get at most one step's service ahead.
+Where several tenants are present, each first gets its share of the step (`device_shares`). What is
+left goes in fair order. While requests wait for the next step, others with worse claims may fill
+this one, but get at most one step's service ahead.
 
 A pred reserves room for all its tokens when its first chunk is taken. So a pred that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.

@@ -156,6 +156,7 @@ class Scheduler:
         self._changed = self._clock.now()
 
     def trace_run(self, root: int) -> None:
+        """Emit trace events for a run until it ends."""
         self._traces.open(root, self._clock.now())
 
     def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:

@@ -28,10 +28,17 @@ _PLAIN: Final = frozenset((type(None), bool, int, float))
 _ANY_INSTANCE: Final = 1  # stands for an instance where the tenant is known
 
 
-class CallObserver(Protocol):
-    """Records when a tenant's calls begin to wait, or replays it."""
+class SyscallObserver(Protocol):
+    """Records or replays each pred's end, and when a tenant's calls begin to wait."""
 
     replaying: bool
+    depth: int  # > 0 while the consequences of a recorded end are executed
+
+    def done(self, request: int, value: int) -> None:
+        """Record that request number `request` has ended, before anything follows from it.
+
+        `value` is an errno, 0, or a generation's token.
+        """
 
     def held(self, position: int, instance: int) -> None:
         """Record that an instance's tenant is throttled after `position` calls.
@@ -48,7 +55,7 @@ class CallQueue:
 
     # Fields that belong to the process and are not in a snapshot.
     OWN: ClassVar = (
-        "observer", "_get", "_find", "_work", "_accounts", "_now", "_cpu", "_due", "_timers",
+        "observer", "_get", "_find", "_work", "_happen", "_accounts", "_now", "_cpu", "_timers",
         "_timed", "_spent", "_mark", "_callers", "_ended", "calls_max",
     )  # fmt: skip
 
@@ -57,6 +64,7 @@ class CallQueue:
         get: Callable[[int], Instance | None],
         find: Callable[[str, Any], Instance | None],
         work: Callable[[Instance, list[Any]], bool],
+        happen: Callable[[str, list[Any]], None],
         accounts: CpuAccounts | None,
         now: Callable[[], float],
         cpu: Callable[[], float] | None = None,
@@ -64,15 +72,14 @@ class CallQueue:
         """Take the functions that the queue calls.
 
         `get` returns a live instance, `find` the caller of a worker's call. `work` executes a call
-        and returns whether its time counts. `cpu` returns the thread's own time, where `now` is
-        wall-clock time.
+        and returns whether its time counts. `happen` records and handles an event. `cpu` returns
+        the thread's own time, where `now` is wall-clock time.
         """
-        self._get, self._find, self._work = get, find, work
+        self._get, self._find, self._work, self._happen = get, find, work, happen
         self._accounts, self._now, self._cpu = accounts, now, cpu
-        self._due: Callable[[str], None] = self.release
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.calls_max: int = TENANT_HELD_CALLS_MAX  # of one tenant
-        self.observer: CallObserver | None = None
+        self.observer: SyscallObserver | None = None
         # Waiting calls and their bytes, by throttled tenant.
         self.queues: dict[str, deque[list[Any]]] = {}
         self.sizes: dict[str, int] = {}
@@ -83,9 +90,6 @@ class CallQueue:
         # Of the last frame: one caller for each tenant, and when its calls ended.
         self._callers: dict[str, Instance] = {}
         self._ended = 0.0
-
-    def set_release(self, due: Callable[[str], None]) -> None:
-        self._due = due
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         queues, now, last = self.queues, self._now, self._start_timing()
@@ -224,7 +228,7 @@ class CallQueue:
         ):
             self._wait(tenant)
         else:
-            self._due(tenant)
+            self._happen("released", [tenant])
             self.charge_reply()
 
     # -- Time ------------------------------------------------------------------------------------

@@ -56,13 +56,8 @@ class NameCalls:
             self._durable_names.load(named, done)
             return None
         granted = rights & READ if is_public(path) else rights
-        caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.view(caller.tenant.name, named, path, caller.account)
-        except SyscallError:
-            caller.tenant.handles -= 1
-            raise
-        caller.handles.insert(number, file, granted)
+        view = partial(self._kvfs.view, caller.tenant.name, named, path, caller.account)
+        file = caller.open_file(number, granted, view)
         caller.usage.cached_tokens += file.length
         return granted
 

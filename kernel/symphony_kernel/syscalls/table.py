@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
@@ -50,7 +50,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
-from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue
+from symphony_kernel.syscalls.dispatch import CallQueue, SyscallObserver
 from symphony_kernel.syscalls.grammar import ConstraintCalls
 from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls, pack
 from symphony_kernel.syscalls.pending import (
@@ -58,7 +58,6 @@ from symphony_kernel.syscalls.pending import (
     CallContext,
     Generation,
     Pred,
-    PredObserver,
     Result,
 )
 from symphony_kernel.syscalls.validation import Ranges, integer, text
@@ -84,10 +83,6 @@ class SyscallStatistics:
     dropped: int
     grammars: int = 0
     grammars_cached: int = 0
-
-
-class SyscallObserver(PredObserver, CallObserver, Protocol):
-    """Observer of what calls do, and of preds' ends."""
 
 
 class Syscalls:
@@ -116,21 +111,18 @@ class Syscalls:
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
         self._durable_names = durable_names or DurableNames(kvfs)
+        happen = happen or self._handle_event
         self.named = NameCalls(kvfs, self._durable_names, self._context)
         self.constraints = ConstraintCalls(
             grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
             self._context,
-            happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
+            happen,
         )
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.call_queue = CallQueue(
-            processes.get, self._caller, self._execute, accounts, clock.now, cpu
+            processes.get, self._caller, self._execute, happen, accounts, clock.now, cpu
         )
-        if happen is not None:
-            self.call_queue.set_release(lambda tenant: happen("released", [tenant]))
-        else:
-            self.call_queue.set_release(self.release)
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -193,6 +185,9 @@ class Syscalls:
             caller = self._caller(worker, call)
             if caller is not None:
                 self._execute(caller, call)
+
+    def _handle_event(self, what: str, arguments: list[Any]) -> None:
+        {"compiled": self.constraints.compiled, "released": self.release}[what](*arguments)
 
     def release(self, tenant: str) -> None:
         self._listed.clear()
@@ -336,25 +331,14 @@ class Syscalls:
     def _kv_match(self, call: Call, number: Any, tokens: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
         ids = arguments.token_ids(tokens, self._model)
-        call.caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.match(call.caller.tenant.name, ids, call.caller.account)
-        except SyscallError:
-            call.caller.tenant.handles -= 1
-            raise
-        call.caller.handles.insert(new, file, ALL_RIGHTS)
+        match = partial(self._kvfs.match, call.caller.tenant.name, ids, call.caller.account)
+        file = call.caller.open_file(new, ALL_RIGHTS, match)
         call.caller.usage.cached_tokens += file.length
         return file.length
 
     def _new_file(self, caller: Instance, number: int, rights: int) -> KVFile:
-        caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.create(caller.tenant.name, caller.account)
-        except SyscallError:
-            caller.tenant.handles -= 1
-            raise
-        caller.handles.insert(number, file, rights)
-        return file
+        create = partial(self._kvfs.create, caller.tenant.name, caller.account)
+        return caller.open_file(number, rights, create)
 
     def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
         # Even past its quota: an instance can have only so many handles.
