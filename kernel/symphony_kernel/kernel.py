@@ -406,8 +406,8 @@ class Kernel:
         """Return all counters, as the gateway gets them."""
         recovery, files = self._recovery, self._kvfs.statistics()
         return {
-            **asdict(self._processes.statistics()),
-            **asdict(self._syscalls.statistics()),
+            **self._processes.statistics(),
+            **self._syscalls.statistics(),
             **self._scheduler.statistics(),
             **asdict(self._step_loop.statistics),
             "computes": self._executor.computes,

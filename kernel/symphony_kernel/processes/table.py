@@ -34,7 +34,7 @@ class RequestQueue(Protocol):
     def submit(self, request: Request) -> None: ...
     def cancel(self, request: Request) -> None: ...
     def drop_requests(self, root: int, instance: int | None = None) -> None: ...
-    def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None: ...
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
     def trace_run(self, root: int) -> None: ...
 
 
@@ -119,15 +119,6 @@ class Instance:
         if found is None:
             raise SyscallError(Errno.EBADF, f"no constraint {handle}")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatistics:
-    """What is live now."""
-
-    instances: int
-    lips: int
-    handles: int
 
 
 class ProcessTable:
@@ -363,14 +354,8 @@ class ProcessTable:
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.quotas.close(gone.account)
         self._leave_run(gone.run)
-        usage = gone.usage
-        self._used.setdefault(gone.tenant.name, Usage()).add(usage)
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "kv_token_ms": round(entry_ms),
-        }
+        self._used.setdefault(gone.tenant.name, Usage()).add(gone.usage)
+        return {**asdict(gone.usage), "kv_token_ms": round(entry_ms)}
 
     def end_worker(self, worker: str | None = None) -> list[int]:
         """End all instances of a worker that has died, or all instances; return them.
@@ -474,12 +459,9 @@ class ProcessTable:
                 )
         self._kvfs.check_integrity(held)
 
-    def statistics(self) -> ProcessStatistics:
-        return ProcessStatistics(
-            instances=len(self._instances),
-            lips=len(self._runs),
-            handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
-        )
+    def statistics(self) -> dict[str, int]:
+        handles = sum(tenant.handles for tenant in self._kvfs.tenants.values())
+        return {"instances": len(self._instances), "lips": len(self._runs), "handles": handles}
 
 
 def _read_options(options: dict[str, Any]) -> tuple[float, int, int, int, int]:

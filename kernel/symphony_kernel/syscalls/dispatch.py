@@ -65,7 +65,7 @@ class CallQueue:
         find: Callable[[str, Any], Instance | None],
         work: Callable[[Instance, list[Any]], bool],
         happen: Callable[[str, list[Any]], None],
-        accounts: CpuAccounts | None,
+        accounts: CpuAccounts,
         now: Callable[[], float],
         cpu: Callable[[], float] | None = None,
     ) -> None:
@@ -212,20 +212,13 @@ class CallQueue:
         del self.sizes[tenant]
 
     def _wait(self, tenant: str) -> None:
-        seconds = (
-            0.0
-            if self._accounts is None
-            else self._accounts.seconds_until_calls(tenant, self._now())
-        )
+        seconds = self._accounts.seconds_until_calls(tenant, self._now())
         loop = asyncio.get_running_loop()
         self._timers[tenant] = loop.call_later(seconds, self._timer_fired, tenant)
 
     def _timer_fired(self, tenant: str) -> None:
         del self._timers[tenant]
-        if (
-            self._accounts is not None
-            and self._accounts.seconds_until_calls(tenant, self._now()) > 0.0
-        ):
+        if self._accounts.seconds_until_calls(tenant, self._now()) > 0.0:
             self._wait(tenant)
         else:
             self._happen("released", [tenant])
@@ -260,7 +253,7 @@ class CallQueue:
 
     def _charge_seconds(self, caller: Instance, seconds: float, now: float) -> bool:
         observer = self.observer
-        if self._accounts is None or (observer is not None and observer.replaying):
+        if observer is not None and observer.replaying:
             return False  # a replay never throttles: the journal says when calls waited
         run, tenant = caller.run, caller.tenant.name
         return self._accounts.charge_calls(run.root, tenant, run.weight, seconds, now)

@@ -102,20 +102,17 @@ class NameCalls:
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
         self._context.answer(caller, seq, 0 if error is None else -error.errno)
 
-    def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
-        """Return the number of names with a prefix, and the packed list.
+    def list_names(
+        self, call: Call, prefix: str, after: str = "", limit: int = LIST_ITEMS_MAX + 1
+    ) -> tuple[int, Result]:
+        """Return the number of names with a prefix that come after `after`, and the packed list.
 
         Raises:
             SyscallError: EFBIG past LIST_ITEMS_MAX.
         """
-        files = self._kvfs.listing(call.caller.tenant.name, prefix)
+        files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return len(files), pack([file._asdict() for file in files])
-
-    def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
-        """Return as `list_all` at most `limit` names that come after `after`."""
-        files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
         return len(files), pack([file._asdict() for file in files])
 
     # -- Calls of the gateway -------------------------------------------------------------------

@@ -11,10 +11,8 @@ A waiting call is data: a method of `Syscalls` and its arguments, so that a snap
 (`partial(self._truncate, file, length)`, never a closure).
 """
 
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -71,20 +69,6 @@ _PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
 _PUBLIC_LISTED: Final = 256  # extra names that a listing of public ones counts as
 
 
-@dataclass(frozen=True, slots=True)
-class SyscallStatistics:
-    """Calls taken. `dropped` ones named no instance of their worker, or were no calls.
-
-    `grammars` are compiled ones, `grammars_cached` those of them that are cached for later use.
-    """
-
-    calls: int
-    failed: int
-    dropped: int
-    grammars: int = 0
-    grammars_cached: int = 0
-
-
 class Syscalls:
     """Executes workers' calls. `reply` takes (caller, seq, result) if one is wanted."""
 
@@ -95,37 +79,30 @@ class Syscalls:
         scheduler: RequestQueue,
         model: ModelInfo,
         reply: Callable[[Instance, int, Result], None],
-        draw_seed: Callable[[], int] | None = None,
-        durable_names: DurableNames | None = None,
-        grammars: GrammarCompiler | None = None,
-        happen: Callable[[str, list[Any]], None] | None = None,
-        accounts: CpuAccounts | None = None,
-        clock: Clock | None = None,
+        draw_seed: Callable[[], int],
+        durable_names: DurableNames,
+        grammars: GrammarCompiler,
+        happen: Callable[[str, list[Any]], None],
+        accounts: CpuAccounts,
+        clock: Clock,
     ) -> None:
         """`accounts` are charged for the time of calls, in `clock`'s seconds."""
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
         self._vocab_size = model.vocab_size
-        draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
-        self._durable_names = durable_names or DurableNames(kvfs)
-        happen = happen or self._handle_event
-        self.named = NameCalls(kvfs, self._durable_names, self._context)
-        self.constraints = ConstraintCalls(
-            grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
-            self._context,
-            happen,
-        )
-        clock = clock or RealClock()
+        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw_seed)
+        self._durable_names = durable_names
+        self.named = NameCalls(kvfs, durable_names, self._context)
+        self.constraints = ConstraintCalls(grammars, self._context, happen)
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.call_queue = CallQueue(
             processes.get, self._caller, self._execute, happen, accounts, clock.now, cpu
         )
         self._table = self._entries()
         self._calls = 0
-        self._dropped = 0
+        self._dropped = 0  # calls that named no instance of their worker, or were no calls
         self._listed: dict[str, int] = {}  # names listed in this frame or release, by tenant
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
@@ -153,7 +130,8 @@ class Syscalls:
             Op.WAITS: (self._waits, 1),  # whether it does
             Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
             Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
-            Op.PRED: (self._pred_call, 4),  # handle, tokens, positions, options -> results
+            # Called by `_execute`: handle, tokens, positions, options -> results
+            Op.PRED: (self._pred, 4),
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
@@ -185,9 +163,6 @@ class Syscalls:
             caller = self._caller(worker, call)
             if caller is not None:
                 self._execute(caller, call)
-
-    def _handle_event(self, what: str, arguments: list[Any]) -> None:
-        {"compiled": self.constraints.compiled, "released": self.release}[what](*arguments)
 
     def release(self, tenant: str) -> None:
         self._listed.clear()
@@ -229,9 +204,9 @@ class Syscalls:
         flush()
         self.call_queue.charge_reply()
 
-    def statistics(self) -> SyscallStatistics:
-        grammars = self.constraints.statistics()
-        return SyscallStatistics(self._calls, self._context.failed, self._dropped, **grammars)
+    def statistics(self) -> dict[str, int]:
+        counts = {"calls": self._calls, "failed": self._context.failed, "dropped": self._dropped}
+        return {**counts, **self.constraints.statistics()}
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
@@ -347,12 +322,6 @@ class Syscalls:
         caller.handles.insert(number, file, ALL_RIGHTS)
 
     # -- Calls on a file's content ----------------------------------------------------------------
-    def _pred_call(
-        self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
-    ) -> Result | None:
-        self._pred(*call, number, tokens, positions, options)
-        return None
-
     def _pred(
         self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
     ) -> None:
@@ -474,14 +443,13 @@ class Syscalls:
         return self.named.remove(call, parse_path(text(path)))
 
     def _kv_list(self, call: Call, prefix: Any) -> Result | None:
-        return self._list(call, self.named.list_all, parse_prefix(text(prefix)))
+        return self._list(call, parse_prefix(text(prefix)))
 
     def _kv_list_after(self, call: Call, prefix: Any, after: Any, limit: Any) -> Result | None:
         first = parse_prefix(text(prefix)), parse_prefix(text(after))
-        count = integer(limit, 1, LIST_ITEMS_MAX)
-        return self._list(call, self.named.list_some, *first, count)
+        return self._list(call, *first, integer(limit, 1, LIST_ITEMS_MAX))
 
-    def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
+    def _list(self, call: Call, *given: Any) -> Result:
         """List names, up to TENANT_LISTED_MAX in a frame or release."""
         tenant = call.caller.tenant.name
         listed = self._listed.get(tenant, 0)
@@ -489,7 +457,7 @@ class Syscalls:
             raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
         # This is the cost if it is refused.
         self._listed[tenant] = listed + LIST_ITEMS_MAX
-        count, names = listing(call, *given)
+        count, names = self.named.list_names(call, *given)
         self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
         return names
 
