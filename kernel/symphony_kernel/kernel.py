@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from symphony_kernel.executor.base import Executor, Int32
-from symphony_kernel.fairness.cpu_reports import CpuReports
+from symphony_kernel.fairness.cpu_reports import charge_report
 from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
@@ -95,7 +95,6 @@ class Kernel:
             lambda: self._step_loop.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
-        self._cpu_reports = CpuReports(self._processes, self._scheduler.cpu_accounts, self._clock)
         self._durable_names = DurableNameService(
             self._kvfs,
             executor,
@@ -288,10 +287,16 @@ class Kernel:
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
-            replaying = self.hooks is not None and self.hooks.replaying
-            for pace in self._cpu_reports.charge_report(
-                port.name, message.times, gateway=gateway, replaying=replaying
-            ):
+            paces = charge_report(
+                self._processes,
+                self._scheduler.cpu_accounts,
+                self._clock.now(),
+                port.name,
+                message.times,
+                gateway=gateway,
+                replaying=self.hooks is not None and self.hooks.replaying,
+            )
+            for pace in paces:
                 port.send(pace)
         elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
@@ -424,7 +429,7 @@ class Kernel:
             **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
             **self._durable_names.durable_names.statistics(),
             **asdict(self._maintenance.statistics),
-            "stalls": self._maintenance.stalls_found,
+            "stalls": self._maintenance.watchdog.found,
         }
 
     def metrics(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ Nothing but an account follows from these times: a replay charges nothing.
 from typing import Any, Final
 
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
-from symphony_kernel.platform.clock import Clock
 from symphony_kernel.processes.table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_MAX
@@ -21,49 +20,48 @@ from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_M
 _SHORTEST_SECONDS: Final = 0.002  # shorter throttling is not worth a message
 
 
-class CpuReports:
-    """Charges reports."""
+def charge_report(
+    processes: ProcessTable,
+    accounts: CpuAccounts,
+    now: float,
+    peer: str,
+    times: list[Any],
+    *,
+    gateway: bool,
+    replaying: bool,
+) -> list[m.Pace]:
+    """Charge [[instance, microseconds], ...]; return the replies: which tenants to throttle.
 
-    def __init__(self, processes: ProcessTable, accounts: CpuAccounts, clock: Clock) -> None:
-        self._processes, self._accounts, self._clock = processes, accounts, clock
+    The gateway may name a tenant in place of an instance.
 
-    def charge_report(
-        self, peer: str, times: list[Any], *, gateway: bool, replaying: bool
-    ) -> list[m.Pace]:
-        """Charge [[instance, microseconds], ...]; return the replies: which tenants to throttle.
-
-        The gateway may name a tenant in place of an instance.
-
-        Raises:
-            MessageError: an item is malformed.
-        """
-        now, charged = self._clock.now(), set[str]()
-        for item in times:
-            owner, spent = _parse(item)
-            if isinstance(owner, str):
-                if not gateway:
-                    raise m.MessageError("a worker may not speak for a tenant")
-                tenant, asks = owner, True
-            else:
-                caller = self._processes.live.get(owner)
-                if caller is None or not (gateway or caller.worker == peer):
-                    continue  # it may have ended
-                tenant, asks = caller.tenant.name, not gateway
-            if not replaying:
-                self._accounts.charge_reported(tenant, spent / 1e6, now)
-                if asks:
-                    charged.add(tenant)
-        if not gateway and self._processes.tenants_live <= 1:
-            return []
-        longest_ms = REST_MS_MAX if gateway else PACE_MS_MAX
-        waits = [
-            (tenant, self._accounts.throttle_seconds(tenant, now)) for tenant in sorted(charged)
-        ]
-        return [
-            m.Pace(tenant, min(round(1000 * seconds), longest_ms))
-            for tenant, seconds in waits
-            if seconds >= _SHORTEST_SECONDS
-        ]
+    Raises:
+        MessageError: an item is malformed.
+    """
+    charged = set[str]()
+    for item in times:
+        owner, spent = _parse(item)
+        if isinstance(owner, str):
+            if not gateway:
+                raise m.MessageError("a worker may not speak for a tenant")
+            tenant, asks = owner, True
+        else:
+            caller = processes.live.get(owner)
+            if caller is None or not (gateway or caller.worker == peer):
+                continue  # it may have ended
+            tenant, asks = caller.tenant.name, not gateway
+        if not replaying:
+            accounts.charge_reported(tenant, spent / 1e6, now)
+            if asks:
+                charged.add(tenant)
+    if not gateway and processes.tenants_live <= 1:
+        return []
+    longest_ms = REST_MS_MAX if gateway else PACE_MS_MAX
+    waits = [(tenant, accounts.throttle_seconds(tenant, now)) for tenant in sorted(charged)]
+    return [
+        m.Pace(tenant, min(round(1000 * seconds), longest_ms))
+        for tenant, seconds in waits
+        if seconds >= _SHORTEST_SECONDS
+    ]
 
 
 def _parse(item: Any) -> tuple[int | str, int]:

@@ -398,11 +398,6 @@ class GrammarCompiler:
         self._live.setdefault(tenant, WeakSet()).add(grammar)
         return grammar
 
-    @property
-    def held_bytes(self) -> int:
-        """The estimated memory of all grammars, at the budget's last check."""
-        return self._budget.held_bytes
-
     def statistics(self) -> dict[str, Any]:
         return {
             "grammars": sum(map(len, self._live.values())),

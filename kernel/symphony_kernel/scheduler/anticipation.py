@@ -25,7 +25,6 @@ from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_
 _ODDS_GAIN: Final = 1 / 4
 _ODDS_EVEN: Final = 1 / 2
 _TIMER_SECONDS: Final = 2e-6  # by which a timer may fire before an answer that is due
-_LONG_AGO: Final = float("-inf")
 _MEAN_GAIN: Final = 1 / 4
 _OUTLIER: Final = 8.0  # times the mean: larger values count as this
 
@@ -73,29 +72,21 @@ class Anticipation:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, _RunHistory] = {}
+        self._runs: dict[int, _RunHistory] = {}  # in the order of their last results
         self._expected: set[int] = set()
         self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
         self._soon = 0.0  # the longest wait, in seconds after it
-        # The two runs that have had a result last, and when: they decode.
-        self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
 
     def step_ended(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
         """Record how many results each run got, by root, that it may answer yet."""
-        self._note_decoding(replies, now)
         self._expected.clear()
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            history = self._runs.get(root)
-            if history is None:
-                history = self._runs[root] = _RunHistory()
-            history.replied = now
+            history = self._runs[root] = self._runs.pop(root, None) or _RunHistory()
+            history.replied, history.owed = now, max(count, 0)
             if count > 0:
-                history.owed = count
                 self._expected.add(root)
-            else:
-                history.owed = 0
 
     def request_arrived(self, root: int, now: float) -> None:
         history = self._runs.get(root)
@@ -112,9 +103,7 @@ class Anticipation:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
-        history = self._runs.get(root)
-        if history is None:
-            history = self._runs[root] = _RunHistory()
+        history = self._runs[root] = self._runs.pop(root, None) or _RunHistory()
         history.replied = now
         history.owed += 1
         self._expected.add(root)
@@ -126,12 +115,13 @@ class Anticipation:
     def forget_run(self, root: int) -> None:
         self._runs.pop(root, None)
         self._expected.discard(root)
-        self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
 
     def any_decoding(self, now: float, besides: int = 0) -> bool:
         """Whether a run other than `besides` has had a result lately."""
-        since = now - DECODING_MS_MAX / 1000
-        return any(at > since and root != besides for root, at in self._decoding)
+        for root, history in reversed(self._runs.items()):
+            if root != besides:
+                return history.replied > now - DECODING_MS_MAX / 1000
+        return False
 
     def any_expected(self, which: Callable[[int], bool]) -> bool:
         return any(map(which, self._expected))
@@ -170,12 +160,3 @@ class Anticipation:
             if not ready.has_requests(root):
                 runs += history.odds
         return max(rows / (rows + ready.requests), runs / (runs + ready.runs_active))
-
-    def _note_decoding(self, replies: dict[int, int], now: float) -> None:
-        left = len(self._decoding)
-        for root in replies:
-            if not left:
-                break
-            left -= 1
-            before, last = self._decoding
-            self._decoding = [before if root == last[0] else last, (root, now)]

@@ -18,11 +18,7 @@ from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import (
-    PAGES_WAIT_MS_MAX,
-    PREFILL_QUANTUM_TOKENS,
-    PREFILL_TOKENS_MIN,
-)
+from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission
 from symphony_kernel.scheduler.anticipation import Anticipation
@@ -537,10 +533,7 @@ class Scheduler:
         decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
         if bounded:
-            fits = self._costs.prompt_tokens(
-                decodes, gap, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS
-            )
-            room = min(room, fits)
+            room = min(room, self._costs.prompt_tokens(decodes, gap))
         return room, None, gap
 
     def _wait_for_pages(self, now: float) -> Wait:

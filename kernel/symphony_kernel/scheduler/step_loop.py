@@ -69,7 +69,7 @@ class StepLoop:
         self._tasks: set[asyncio.Task[Results]] = set()
         self._flush, self._failed = flush, failed
         self._computing = 0  # steps given to the executor
-        self._running = False
+        self.running = False
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._when_idle: list[Callable[[], None]] = []
@@ -80,21 +80,17 @@ class StepLoop:
 
     # -- Control -------------------------------------------------------------------------------
     def run(self) -> None:
-        self._running = True
+        self.running = True
         self.plan()
-
-    @property
-    def running(self) -> bool:
-        return self._running
 
     @property
     def rests(self) -> bool:
         """Whether nothing computes and nothing is planned that would launch a step."""
         busy = self._computing or self._planned or self._quiet or self._when_idle
-        return self._running and not busy and self._timer is None
+        return self.running and not busy and self._timer is None
 
     def halt(self) -> None:
-        self._running = False
+        self.running = False
         self._cancel_timer()
 
     async def stop(self) -> None:
@@ -163,7 +159,7 @@ class StepLoop:
         self._cancel_timer()
         self._scheduler.answer_predicted()
         launched = False
-        while self._running and self._may_launch():
+        while self.running and self._may_launch():
             polled = self._scheduler.poll()
             if isinstance(polled, Step):
                 if self._kvfs.transfers_pending:
@@ -177,7 +173,7 @@ class StepLoop:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(polled.seconds, self._timer_fired)
                 break
-        if self._follows and self._running and not (self._when_idle or self._quiet):
+        if self._follows and self.running and not (self._when_idle or self._quiet):
             self._give_lookahead()
         return launched
 
@@ -255,7 +251,7 @@ class StepLoop:
                 self._kvfs.fail_transfers(batch)
                 if step is not None:
                     self._scheduler.fail(step)
-            adopts = step is not None and self._running
+            adopts = step is not None and self.running
             self._continue(adopted=adopts and self._scheduler.adopt_lookahead() is not None)
         except Exception as error:  # the kernel's own fault
             self._failed(error)

@@ -41,7 +41,7 @@ class ConstraintCalls:
     """Constraints of all instances. `happen` records and applies compiled results."""
 
     # Fields that belong to the process and are not in a snapshot.
-    OWN: ClassVar = ("_grammars", "_happen", "_live", "_context")
+    OWN: ClassVar = ("grammars", "_happen", "_live", "_context")
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ConstraintCalls:
         context: CallContext,
         happen: Callable[[str, list[Any]], None],
     ) -> None:
-        self._grammars = grammars
+        self.grammars = grammars
         self._context = context
         self._happen = happen
         self._live = True  # False while a journal is replayed: it has the compiler's results
@@ -101,7 +101,7 @@ class ConstraintCalls:
             return
         self.made += 1
         tenant = caller.tenant.name
-        ends = frozenset(self._grammars.vocabulary.eos)
+        ends = frozenset(self.grammars.vocabulary.eos)
         constraint = Constraint(self.made, tenant, words, ends)
         self._look_up(constraint)
         handle = caller.constraints_made = caller.constraints_made % _HANDLE_MAX + 1
@@ -124,20 +124,9 @@ class ConstraintCalls:
         for number in self.waiting:
             self._ask(number)
 
-    def prepare(self) -> None:
-        """Do slow work that holds the interpreter before the first call.
-
-        Raises:
-            ValueError: constraints do not work with the model's tokenizer.
-        """
-        self._grammars.prepare()
-
     def end(self) -> None:
         self._live = False
-        self._grammars.close()
-
-    def statistics(self) -> dict[str, Any]:
-        return self._grammars.statistics()
+        self.grammars.close()
 
     # -- Internal -------------------------------------------------------------------------------
     def _ask(self, number: int) -> None:
@@ -147,7 +136,7 @@ class ConstraintCalls:
             if self._live:
                 self._happen("compiled", [number, errno, words])
 
-        self._grammars.compile(asked.caller.tenant.name, asked.kind, asked.text, done)
+        self.grammars.compile(asked.caller.tenant.name, asked.kind, asked.text, done)
 
     def _look_up(self, constraint: Constraint) -> None:
-        constraint.grammar = self._grammars.grammar(constraint.tenant, constraint.source)
+        constraint.grammar = self.grammars.grammar(constraint.tenant, constraint.source)

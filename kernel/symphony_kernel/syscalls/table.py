@@ -206,7 +206,7 @@ class Syscalls:
 
     def statistics(self) -> dict[str, int]:
         counts = {"calls": self._calls, "failed": self._context.failed, "dropped": self._dropped}
-        return {**counts, **self.constraints.statistics()}
+        return {**counts, **self.constraints.grammars.statistics()}
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
