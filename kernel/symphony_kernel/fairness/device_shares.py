@@ -72,7 +72,6 @@ class _Demand:
     others: float = 0.0  # seconds that others' rows may add
     most_rows: float = 0.0
     most_tokens: float = 0.0
-    batched: bool = False  # it may be slowed for several of its steps at once
 
 
 class DeviceShares:
@@ -117,19 +116,20 @@ class DeviceShares:
         if not waiting:
             return None
         most = absent = self._absent_bound(weight_sum, waiting, now)
-        demands = []
+        demands, batched = [], False
         for name in sorted(waiting, key=waiting.__getitem__):
             demand = self._demand(name, most, weight_sum)
             if not demand.rows:
                 continue
             demand.others = self._others(name, demand.load, weight_sum, now)
             times = weight_sum / demand.weight - 1.0
-            demand.batched = demand.others > times * demand.alone
+            # It may be slowed for several of its steps at once.
+            batched = batched or demand.others > times * demand.alone
             demands.append(demand)
             most = min(most, demand.alone + demand.others)
         if not demands:
             return None
-        steps = _SLACK_BATCHED if any(each.batched for each in demands) else _SLACK_STEPS
+        steps = _SLACK_BATCHED if batched else _SLACK_STEPS
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
         counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
         taken = [each for each in demands if queue.counter(each.name) <= counter_max]
@@ -330,17 +330,8 @@ class DeviceShares:
         )
         return self._costs.seconds(whole) <= most
 
-    def is_ahead(self, tenant: str, loads: dict[str, StepLoad]) -> bool:
-        """Whether a tenant must wait while those of `loads` have one more step alone."""
-        if tenant in loads or tenant not in self._queue.present:
-            return False
-        return self._queue.counter(tenant) > self._reached(loads, 1)
-
-    def all_ahead(self, loads: dict[str, StepLoad], steps: int) -> bool:
-        """Whether all waiting tenants must wait while those of `loads` have `steps` alone."""
-        return self._queue.least_counter > self._reached(loads, steps)
-
-    def _reached(self, loads: dict[str, StepLoad], steps: int) -> float:
+    def reached(self, loads: dict[str, StepLoad], steps: int) -> float:
+        """Return the counter past which tenants wait while those of `loads` have `steps` alone."""
         queue = self._queue
         if not loads:
             return _ENDLESS

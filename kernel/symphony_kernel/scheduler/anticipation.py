@@ -15,7 +15,7 @@ misleads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -30,11 +30,14 @@ _OUTLIER: Final = 8.0  # times the mean: larger values count as this
 
 
 @dataclass(slots=True)
-class Estimate:
-    """Mean and mean deviation of a changing quantity, as TCP estimates round trips."""
+class _RunHistory:
+    """How long a run takes to answer, estimated as TCP estimates round trips."""
 
-    mean: float = 0.0
-    deviation: float = 0.0
+    replied: float = 0.0  # when the last step with it ended
+    owed: int = 0  # results of that step that it has not followed with a pred
+    odds: float = 1.0  # that it answers soon
+    mean: float = 0.0  # seconds that it takes when it does
+    deviation: float = 0.0  # their mean deviation
     known: bool = False
 
     def learn(self, value: float) -> None:
@@ -52,16 +55,6 @@ class Estimate:
         error = value - self.mean
         self.mean += error * _MEAN_GAIN
         self.deviation += (abs(error) - self.deviation) * _MEAN_GAIN
-
-
-@dataclass(slots=True)
-class _RunHistory:
-    """How long a run takes to answer."""
-
-    replied: float = 0.0  # when the last step with it ended
-    owed: int = 0  # results of that step that it has not followed with a pred
-    odds: float = 1.0  # that it answers soon
-    seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
 
 
 class Anticipation:
@@ -95,7 +88,7 @@ class Anticipation:
         seconds = now - history.replied
         if seconds <= self._soon:
             history.odds += (1 - history.odds) * _ODDS_GAIN
-            history.seconds.learn(seconds)
+            history.learn(seconds)
         else:
             history.odds -= history.odds * _ODDS_GAIN
         history.owed -= 1
@@ -134,13 +127,12 @@ class Anticipation:
         new, soon = False, []  # runs that may answer in time
         for root in self._expected:
             history = self._runs[root]
-            seconds = history.seconds
-            if not seconds.known:  # it has never answered soon, or never at all
+            if not history.known:  # it has never answered soon, or never at all
                 new = new or history.odds == 1.0
                 continue
-            likely = history.replied + seconds.mean + seconds.deviation
+            likely = history.replied + history.mean + history.deviation
             if likely <= bound:
-                soon.append((likely, seconds.deviation))
+                soon.append((likely, history.deviation))
         if not (new or soon):
             return 0.0
         worth = self._step_seconds * self._share(ready)

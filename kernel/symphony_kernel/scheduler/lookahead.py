@@ -201,7 +201,7 @@ class LookAhead:
             predictor = self._predictor
             if predictor is None or ahead:  # at most one look-ahead step has predictions
                 return []
-            if not predictor.is_full(candidate) and predictor.may_predict_after(candidate):
+            if predictor.may_predict_after(candidate):
                 continuing.append((index, candidate))
             elif self._answers_soon(root):
                 return []  # waiting for its pred costs less than a step without it

@@ -255,18 +255,13 @@ class Predictor:
         if isinstance(before, Prediction):
             predicted, start = before.predicted, before.start + 1
             history = predicted.history
+            if before.request is None and len(predicted.predictions) >= _AHEAD_MAX:
+                return False
         else:
             if not _is_predictable(before):
                 return False
             history, start = self._history(before), before.file.length + before.count
         return history.credit >= self._options.least and start < len(self._positions)
-
-    def is_full(self, before: Candidate) -> bool:
-        return (
-            isinstance(before, Prediction)
-            and before.request is None
-            and len(before.predicted.predictions) >= _AHEAD_MAX
-        )
 
     def predict_after(self, before: Candidate) -> tuple[Prediction, Row] | None:
         """Return the prediction after a row in a step, and its own row.

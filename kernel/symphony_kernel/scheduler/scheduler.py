@@ -511,13 +511,15 @@ class Scheduler:
             return not several or self._shares.may_follow(step.loads, self._clock.now())
         if self._memory_queue or not self._queue.several:
             return False
-        return self._shares.all_ahead(step.loads, more)
+        return self._queue.least_counter > self._shares.reached(step.loads, more)
 
     def _is_ahead(self, request: Request) -> bool:
         """Whether a new request must wait for one more step of the newest step's tenants."""
-        if not (self._steps and self._queue.several):
+        queue, tenant = self._queue, request.tenant
+        if not (self._steps and queue.several and tenant in queue.present):
             return False
-        return self._shares.is_ahead(request.tenant, self._steps[-1].loads)
+        loads = self._steps[-1].loads
+        return tenant not in loads and queue.counter(tenant) > self._shares.reached(loads, 1)
 
     def _step_space(self, now: float) -> tuple[int, StepBudget | None, float]:
         """Return the prompt tokens, the tenants' budget and the seconds of the next step.

@@ -29,25 +29,14 @@ _ANY_INSTANCE: Final = 1  # stands for an instance where the tenant is known
 
 
 class SyscallObserver(Protocol):
-    """Records or replays each pred's end, and when a tenant's calls begin to wait."""
+    """The part of `journal.hooks.JournalHooks` that syscalls call."""
 
     replaying: bool
-    depth: int  # > 0 while the consequences of a recorded end are executed
+    depth: int
 
-    def done(self, request: int, value: int) -> None:
-        """Record that request number `request` has ended, before anything follows from it.
-
-        `value` is an errno, 0, or a generation's token.
-        """
-
-    def held(self, position: int, instance: int) -> None:
-        """Record that an instance's tenant is throttled after `position` calls.
-
-        The calls are counted from the start of a frame or of a release.
-        """
-
-    def holding(self, position: int) -> int:
-        """Return an instance of the tenant that was throttled there; 0: none was."""
+    def done(self, request: int, value: int) -> None: ...
+    def held(self, position: int, instance: int) -> None: ...
+    def holding(self, position: int) -> int: ...
 
 
 class CallQueue:

@@ -92,10 +92,10 @@ class Syscalls:
         self._model = model
         self._vocab_size = model.vocab_size
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw_seed)
+        self.context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw_seed)
         self._durable_names = durable_names
-        self.named = NameCalls(kvfs, durable_names, self._context)
-        self.constraints = ConstraintCalls(grammars, self._context, happen)
+        self.named = NameCalls(kvfs, durable_names, self.context)
+        self.constraints = ConstraintCalls(grammars, self.context, happen)
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.call_queue = CallQueue(
             processes.get, self._caller, self._execute, happen, accounts, clock.now, cpu
@@ -138,12 +138,8 @@ class Syscalls:
             Op.TAKEN: (self._taken, 2),  # seq of a GENERATE, records
         }
 
-    @property
-    def context(self) -> CallContext:
-        return self._context
-
     def listen_with(self, hooks: SyscallObserver | None) -> None:
-        self._context.observer = self.call_queue.observer = hooks
+        self.context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
         self.constraints.resume(self._processes)
@@ -196,7 +192,7 @@ class Syscalls:
         except SyscallError as error:
             result = -error.errno
         if result is not None:
-            self._context.answer(caller, seq, result)
+            self.context.answer(caller, seq, result)
         return True
 
     def send_replies(self, flush: Callable[[], None]) -> None:
@@ -205,7 +201,7 @@ class Syscalls:
         self.call_queue.charge_reply()
 
     def statistics(self) -> dict[str, int]:
-        counts = {"calls": self._calls, "failed": self._context.failed, "dropped": self._dropped}
+        counts = {"calls": self._calls, "failed": self.context.failed, "dropped": self._dropped}
         return {**counts, **self.constraints.grammars.statistics()}
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
@@ -239,7 +235,7 @@ class Syscalls:
             raise
         source_file = origin.file
         fork = partial(self._share, call.caller, file, source_file)
-        return self._context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
+        return self.context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
 
     def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
         file.share(_content(source))
@@ -256,7 +252,7 @@ class Syscalls:
             self._new_failed(call.caller, new, error.errno)
             raise
         source_file = origin.file
-        return self._context.run_in_order(
+        return self.context.run_in_order(
             call,
             (source_file, file),
             partial(self._append, call.caller, file, source_file, ranges),
@@ -272,16 +268,16 @@ class Syscalls:
         try:
             origin = call.caller.handles.get(source, READ).file
             ranges = arguments.one_range(start, end)
-            self._context.check_not_generating(origin)
-            self._context.check_not_generating(file)
+            self.context.check_not_generating(origin)
+            self.context.check_not_generating(file)
         except SyscallError as error:
             # Earlier calls have not failed: the file's error is set after them.
-            return self._context.run_in_order(
+            return self.context.run_in_order(
                 call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
         files = (file,) if origin is file else (origin, file)
         append = partial(self._append, call.caller, file, origin, ranges)
-        return self._context.run_in_order(call, files, append, sticky=file)
+        return self.context.run_in_order(call, files, append, sticky=file)
 
     def _fail(self, errno: Errno) -> Result:
         raise SyscallError(errno)
@@ -289,12 +285,12 @@ class Syscalls:
     def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
         entries = ranges.entries(_content(source).length)
         length = _content(file).length
-        if length + ranges.total > self._context.entries_max:
+        if length + ranges.total > self.context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
         if copied:  # the next step copies first, which delays all its rows
             run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
-            self._context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
+            self.context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 
@@ -325,7 +321,7 @@ class Syscalls:
     def _pred(
         self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
     ) -> None:
-        context, model = self._context, self._model
+        context, model = self.context, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         token = arguments.only_token(tokens, self._vocab_size)
         ids, given, parsed, count = None, None, DEFAULT, 1  # as in most preds
@@ -353,9 +349,9 @@ class Syscalls:
         if not call.seq:
             raise SyscallError(Errno.EINVAL, "a generation needs a call number (seq)")
         size = len(tokens) + len(options)
-        self._context.check_not_generating(file)
-        self._context.check_call_budget(call.caller, size)
-        submit(Generation(self._context, *call, file, ids, parsed, size))
+        self.context.check_not_generating(file)
+        self.context.check_call_budget(call.caller, size)
+        submit(Generation(self.context, *call, file, ids, parsed, size))
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
@@ -372,7 +368,7 @@ class Syscalls:
 
     def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
         file = call.caller.handles.get(number, TRUNCATE).file
-        return self._context.run_in_order(
+        return self.context.run_in_order(
             call, (file,), partial(self._truncate, file, integer(length))
         )
 
@@ -384,14 +380,14 @@ class Syscalls:
 
     def _kv_len(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._context.run_in_order(call, (file,), partial(self._length, file))
+        return self.context.run_in_order(call, (file,), partial(self._length, file))
 
     def _length(self, file: KVFile) -> Result:
         return _content(file).length
 
     def _kv_stat(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.get(number, READ)
-        return self._context.run_in_order(call, (handle.file,), partial(self._stat, handle))
+        return self.context.run_in_order(call, (handle.file,), partial(self._stat, handle))
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
@@ -400,7 +396,7 @@ class Syscalls:
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         tokens = partial(self._tokens, file, integer(start), integer(n))
-        return self._context.run_in_order(call, (file,), tokens)
+        return self.context.run_in_order(call, (file,), tokens)
 
     def _tokens(self, file: KVFile, first: int, count: int) -> Result:
         if first + count > _content(file).length:
@@ -412,14 +408,14 @@ class Syscalls:
         chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
         name = parse_path(text(path))
         save = partial(self._save, call, file, name, chosen)
-        return self._context.run_in_order(call, (file,), save)
+        return self.context.run_in_order(call, (file,), save)
 
     def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
         return self.named.save(call, _content(file), name, flags)
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._context.run_in_order(call, (file,), partial(self._offer, file))
+        return self.context.run_in_order(call, (file,), partial(self._offer, file))
 
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))
