@@ -33,8 +33,7 @@ class ServedKernel(Protocol):
     """The part of `Kernel` that the server needs."""
 
     def welcome(self) -> m.Welcome: ...
-    def welcome_gateway(self, link: Link) -> Port: ...
-    def welcome_worker(self, name: str, link: Link) -> Port: ...
+    def welcome_peer(self, name: str, link: Link) -> Port: ...
     def make_session(self, state: SessionState, name: str) -> SessionLink: ...
     def attach_session(self, session: SessionLink, name: str) -> Port: ...
     def port(self, name: str) -> Port | None: ...
@@ -95,7 +94,7 @@ class Server:
         self.forget_connection(connection)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
         if not hello.session:
-            connection.port = self._welcome(hello, connection.link)
+            connection.port = self._kernel.welcome_peer(hello.name, connection.link)
         elif hello.received == BEGIN:
             self._begin(connection, hello)
         else:
@@ -104,11 +103,6 @@ class Server:
     def forget_connection(self, connection: "_Connection") -> None:
         """Forget a connection that is authenticated or closed."""
         self._unauthenticated.discard(connection)
-
-    def _welcome(self, hello: m.Hello, link: Link) -> Port:
-        if hello.role == "gateway":
-            return self._kernel.welcome_gateway(link)
-        return self._kernel.welcome_worker(hello.name, link)
 
     def _begin(self, connection: "_Connection", hello: m.Hello) -> None:
         connection.link.send(m.encode(self._kernel.welcome()))

@@ -69,9 +69,6 @@ class MemoryQueue:
     def __len__(self) -> int:
         return len(self.places)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self.places
-
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self.places))
 
@@ -239,12 +236,11 @@ class Admission:
         return True
 
     # -- Requests that leave ---------------------------------------------------------------------
-    def remove(self, request: Request) -> bool:
+    def remove(self, request: Request) -> None:
         self._reading.pop(request, None)
-        if self.blocked.pop(request, self) is None:
-            return True
+        self.blocked.pop(request, None)
         self._leftovers.pop(request, None)
-        return self.memory_queue.remove(request)
+        self.memory_queue.remove(request)
 
     def drop_requests(self, root: int, instance: int | None) -> list[Request]:
         gone = [

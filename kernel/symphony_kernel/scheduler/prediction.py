@@ -58,15 +58,14 @@ class Prediction:
     """A pred of one token that may come, at entry `start` of a file."""
 
     __slots__ = (
-        "dropped", "frame", "lookahead", "moved", "open", "predicted", "request", "result", "row",
+        "dropped", "frame", "lookahead", "moved", "predicted", "request", "result", "row",
         "start", "token",
     )  # fmt: skip
 
     def __init__(self, predicted: "PredictedFile", start: int) -> None:
         self.predicted = predicted
         self.start = start
-        self.token = -1  # known when it is open
-        self.open = False  # the pred before it has ended, and the file is as it left it
+        self.token = -1  # known when the pred before it has ended; then the prediction is open
         self.lookahead: LookAheadStep | None = None  # that computes it, if any
         self.row = 0  # in that step's batch
         self.frame = -1  # of its entry's page
@@ -183,9 +182,8 @@ class Predictor:
         if not predicted.predictions:
             predicted.predictions.append(Prediction(predicted, file.length))
         prediction = predicted.predictions[0]
-        assert not prediction.open
+        assert prediction.token < 0
         prediction.token = result[0] | result[1] << 8 | result[2] << 16 | result[3] << 24
-        prediction.open = True
 
     def claim(self, request: Request) -> Prediction | None:
         """Return the prediction that computes a new pred, if there is one.
@@ -196,7 +194,7 @@ class Predictor:
         if predicted is None:
             return None
         prediction = predicted.predictions[0] if predicted.predictions else None
-        if prediction is None or not (prediction.open and _is_predicted(prediction, request)):
+        if prediction is None or not _is_predicted(prediction, request):
             predicted.history.add(-self._options.odd)
             self._drop_predictions(predicted)
             return None

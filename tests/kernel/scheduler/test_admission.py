@@ -67,7 +67,7 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
     queue.push(request)
     assert admission.admit(request) is Admitted.AWAY
-    assert request in admission.memory_queue
+    assert request in admission.memory_queue.places
     return request
 
 
