@@ -9,7 +9,7 @@ from symphony_kernel.scheduler.admission import Admission
 from symphony_kernel.scheduler.batcher import Batcher
 
 from tests.support.kernel.grammars import constraint, grammar_of, make_vocabulary, matcher
-from tests.support.kernel.page_device import ManualTime, extend, make_account
+from tests.support.kernel.page_device import ManualTime, make_account
 from tests.support.kernel.scheduling import make_work
 
 
@@ -22,11 +22,10 @@ def test_who_waits_for_pages_takes_no_time_from_those_that_compute() -> None:
     batcher = Batcher(queue, admission)
     requests: list[Request] = []
     for root in range(1, 7):
-        file = kvfs.create("t", make_account(kvfs))
-        if root > 3:  # its page has room for another entry
-            extend(file, 1)
-        request = make_work(root, 1, file)
+        request = make_work(root, 1, kvfs.create("t", make_account(kvfs)))
         request.matcher = matcher(made, [])
+        if root > 3:
+            admission.reserve_ahead(request)
         requests.append(request)
         queue.push(request)
     kvfs.pool.take_scratch_frames(kvfs.pool.free_frames)
