@@ -11,10 +11,8 @@ when its program makes the next one, which is predicted (`prediction`): the adop
 pred in when it comes, or keeps the result for it. So the loop must learn of each step with
 predictions at once, and there is at most one of them ahead.
 
-A look-ahead step changes nothing: no service is charged and no entry is appended before the step in
-front of it has ended. It is formed while no other request wants to run, and revoked when one comes.
-A request that comes after the device has started it waits for its end, as for any step. A row whose
-generation has ended meanwhile is dropped with its result.
+A look-ahead step changes nothing before the step in front of it has ended. It is formed while no
+other request wants to run, and revoked when one comes (docs/design/look-ahead.md).
 """
 
 from collections.abc import Callable, Container, Iterable

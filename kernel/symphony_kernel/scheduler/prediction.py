@@ -10,13 +10,9 @@ result is used only when a pred comes that is exactly the predicted one.
     pred of [42] comes           the row is the pred's: charged, reserved and ended as any other
     another pred comes           the row's result lies behind the file's end and is overwritten
 
-A prediction changes nothing that a program, a quota or the journal could see: no page, no entry, no
-service. An entry that begins a page is computed into a spare frame (`PagePool.take_spare`), which
-others take as if it were free. A file that is edited loses its predictions.
-
-Whether to predict is learned. Each pred that is as predicted earns its run a credit, and each row
-computed for nothing costs many. A run starts with some credit where predictions have paid for its
-tenant's last runs, and with debt where they have not.
+A prediction changes nothing that a program, a quota or the journal could see. An entry that begins
+a page is computed into a spare frame (`PagePool.take_spare`). Whether to predict is learned, by
+each run's credit (docs/design/look-ahead.md).
 """
 
 from collections.abc import Container

@@ -2,10 +2,9 @@
 
     a worker's frame -> execute -> its handler, or its tenant's queue -> release, a few at a time
 
-The time of a tenant's calls is charged to its account. While the account is empty, all its calls
-wait here, in the order in which they came. A timer releases some when there is time for them again.
-So one instance's calls keep their order, and a program that waits for its replies makes no more
-calls. A tenant that is alone is never timed.
+While a tenant's account is empty, all its calls wait here, in the order in which they came. A timer
+releases some when there is time for them again (docs/design/scheduling.md). A tenant that is alone
+is never timed.
 
 No frame determines when calls begin to wait and when they are released: the journal records both.
 """
