@@ -145,7 +145,7 @@ class Kernel:
                 self._about.get("tokenizer") or b"",
                 model.vocab_size,
                 model.eos,
-                self._weights.weight,
+                self._scheduler.tenant_weight,
             ),
             self._handle_outside_frames,
             self._scheduler.cpu_accounts,

@@ -567,7 +567,6 @@ class TenantWeights:
     ) -> None:
         self._set_weight = set_weight
         self._usual = dict(usual)
-        self._weights = dict(usual)
         for tenant, weight in usual.items():
             set_weight(tenant, weight)
 
@@ -579,11 +578,7 @@ class TenantWeights:
         if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
             limits = f"from {TENANT_WEIGHT_MIN}, below {TENANT_WEIGHT_MAX}"
             raise SyscallError(Errno.EINVAL, f"weight must be a number {limits}")
-        self._weights[tenant] = number
         self._set_weight(tenant, number)
-
-    def weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
 
 
 def _drop_stale(heap: _Heap[_Node]) -> None:

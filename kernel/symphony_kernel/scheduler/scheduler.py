@@ -62,9 +62,12 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._costs = StepCost()
         self._queue = FairQueue(self._costs)
+        self.tenant_weight = self._queue.tenant_weight
+        self.set_tenant_weight = self._queue.set_tenant_weight
         self._traces = Traces(traced or (lambda _root, _events: None))
         self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
         self._memory_queue = self._admission.memory_queue
+        self.pages_arrived = self._admission.unblock
         self._batcher = Batcher(self._queue, self._admission, limits, self._costs)
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
@@ -161,9 +164,6 @@ class Scheduler:
         self._queue.charge_run(root, tenant, weight, seconds)
         self._queue.charge_tenant(tenant, seconds)
 
-    def set_tenant_weight(self, tenant: str, weight: float) -> None:
-        self._queue.set_tenant_weight(tenant, weight)
-
     @property
     def idle(self) -> bool:
         """Whether no request waits and no step is in flight."""
@@ -217,9 +217,6 @@ class Scheduler:
             self._take_out(request)
             self._fail(request, Errno.EIO)
         return len(gone)
-
-    def pages_arrived(self) -> None:
-        self._admission.unblock()
 
     def token_seconds(self) -> float:
         """Return the measured seconds of a prompt token; 0.0: not known yet."""

@@ -425,7 +425,7 @@ def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() 
     shares.set("research", 8)
     shares.set("acme", 0.5)
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [8, 0.5]
-    assert [shares.weight(tenant) for tenant in ("research", "acme", "new")] == [8, 0.5, 1.0]
+    assert queue.tenant_weight("new") == 1.0
     shares.set("research", None)
     shares.set("acme", None)
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
