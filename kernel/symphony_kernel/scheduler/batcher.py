@@ -212,38 +212,33 @@ class Batcher:
         prefill: int | None = None,
         budget: StepBudget | None = None,
         gap: float = _ENDLESS,
+        without_frames: bool = False,
     ) -> FormedStep:
         """Take the next step's requests from the queue.
 
         Prompts get at most `prefill` tokens. With a `budget` they get what is in it, while the step
         takes at most `gap` seconds.
-        """
-        prefill = self.limits.tokens if prefill is None else prefill
-        return self._form(_StepSpace(self.limits.tokens, prefill, self._costs, budget, gap))
 
-    def form_without_frames(
-        self, prefill: int, budget: StepBudget | None, gap: float
-    ) -> FormedStep:
-        """Form a step when nothing computes and `form` found nothing for lack of frames.
-
-        First the oldest request of the memory queue takes the frames that are not held. If those
-        are too few, admitted requests hold the rest: these run, and no other request gets a frame.
+        `without_frames`: nothing computes, and no request could run for lack of frames. First the
+        oldest request of the memory queue takes the frames that are not held. If those are too few,
+        admitted requests hold the rest: these run, and no other request gets a frame.
         """
         admission = self._admission
+        prefill = self.limits.tokens if prefill is None else prefill
         space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap)
-        forced = admission.force_first(space.formed.failed)
-        admission.frames_held = not forced
-        formed = self._form(space, limited=forced)
+        failed = space.formed.failed
+        admission.frames_held = without_frames and not admission.force_first(failed)
+        if len(admission.memory_queue) and not admission.frames_held:
+            space.limited = space.memory_limited = admission.admit_queued(failed)
+        formed = self._form(space)
         admission.frames_held = False
         return formed
 
     # -- Forming -------------------------------------------------------------------------------
-    def _form(self, space: _StepSpace, limited: bool = True) -> FormedStep:
-        queue, admission, budget = self._queue, self._admission, space.budget
+    def _form(self, space: _StepSpace) -> FormedStep:
+        queue, budget = self._queue, space.budget
         formed, chunks = space.formed, space.chunks
         probe = False
-        if limited and len(admission.memory_queue):
-            space.limited = space.memory_limited = admission.admit_queued(formed.failed)
         if budget is not None:
             for share in budget.shares:
                 if queue.focus_tenant(share.tenant):

@@ -463,7 +463,7 @@ class Scheduler:
     def _form(self, now: float) -> Step | Wait | None:
         formed = self._batcher.form(*self._step_space(now))
         if formed.step is None and self._memory_queue and not (self._steps or formed.failed):
-            formed = self._batcher.form_without_frames(*self._step_space(now))
+            formed = self._batcher.form(*self._step_space(now), without_frames=True)
         for request, errno in formed.failed:
             self._fail(request, errno)
         step = formed.step
