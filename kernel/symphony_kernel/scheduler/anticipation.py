@@ -76,7 +76,8 @@ class Anticipation:
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            history = self._runs[root] = self._runs.pop(root, None) or _RunHistory()
+            history = self._runs.pop(root) if root in self._runs else _RunHistory()
+            self._runs[root] = history
             history.replied, history.owed = now, max(count, 0)
             if count > 0:
                 self._expected.add(root)
@@ -96,7 +97,8 @@ class Anticipation:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
-        history = self._runs[root] = self._runs.pop(root, None) or _RunHistory()
+        history = self._runs.pop(root) if root in self._runs else _RunHistory()
+        self._runs[root] = history
         history.replied = now
         history.owed += 1
         self._expected.add(root)
