@@ -249,7 +249,7 @@ class FairQueue:
 
     # -- Forming a step ------------------------------------------------------------------------
     def first(self) -> Request | None:
-        return _first(self._heap[0][2].runs[0][2]) if self._heap else None
+        return next(iter(self._heap[0][2].runs[0][2].requests)) if self._heap else None
 
     def serve(self, tokens: int) -> None:
         """Charge the first request's run and tenant for its next `tokens` tokens.
@@ -594,7 +594,3 @@ def _prune(heap: _Heap[_Node]) -> None:
 def _is_valid(entry: tuple[float, int, _Node]) -> bool:
     counter, _, node = entry
     return node.active and node.counter == counter
-
-
-def _first(run: _Run) -> Request:
-    return next(iter(run.requests))
