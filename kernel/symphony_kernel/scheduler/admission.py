@@ -413,7 +413,8 @@ class Admission:
 
     def _forget_ended(self) -> None:
         """Drop ended requests soon, while they are still in the processor's cache."""
-        self._reserved = _alive(self._reserved)
+        alive = {each: None for each in self._reserved if each.reserved and not each.finished}
+        self._reserved = list(alive)
         self._reserved_max = 2 * len(self._reserved) + _RESERVED_SPARE
 
     def _held_pages(self) -> Bool:
@@ -468,9 +469,3 @@ class Admission:
     def _slice(self) -> float:
         """Service by which a run may get ahead of another that waits for its frames."""
         return ADMISSION_SLICE_TOKENS + RECOMPUTE_SLICES * self._recomputing
-
-
-def _alive(requests: list[Request]) -> list[Request]:
-    return list(
-        {request: None for request in requests if request.reserved and not request.finished}
-    )

@@ -605,13 +605,10 @@ class Scheduler:
         formed = step.adopted is None
         self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
         if seconds or ended is None:
-            self._learn(step, seconds)
+            load = total_load(step.loads.values())
+            load.features[FORMED] = float(formed)
+            self._costs.learn(load, seconds)
         self._anticipation.step_ended(replies, now, seconds)
-
-    def _learn(self, step: Step, seconds: float) -> None:
-        load = total_load(step.loads.values())
-        load.features[FORMED] = 1.0 if step.adopted is None else 0.0
-        self._costs.learn(load, seconds)
 
 
 def _comes_again(result: bytes | SyscallError) -> bool:
