@@ -23,6 +23,7 @@ from symphony_kernel.protocol.limits import (
     INSTANCE_CONSTRAINTS_MAX,
 )
 from symphony_kernel.syscalls.pending import Call, CallContext, Pred, Result
+from symphony_kernel.syscalls.validation import integer
 
 _HANDLE_MAX: Final = (1 << 31) - 1
 
@@ -64,8 +65,7 @@ class ConstraintCalls:
             SyscallError: EINVAL, EFBIG, EDQUOT.
         """
         caller = call.caller
-        if type(kind) is not int or kind not in tuple(GrammarKind):
-            raise SyscallError(Errno.EINVAL, f"kind must be from 0 to {max(GrammarKind)}")
+        language = integer(kind, 0, max(GrammarKind))
         if not isinstance(text, bytes):
             raise SyscallError(Errno.EINVAL, "a grammar must be text")
         if len(text) > CONSTRAINT_BYTES_MAX:
@@ -78,7 +78,7 @@ class ConstraintCalls:
         except UnicodeDecodeError as error:
             raise SyscallError(Errno.EINVAL, "a grammar must be UTF-8") from error
         self.made += 1
-        self.waiting[self.made] = WaitingCall(caller, call.seq, int(kind), decoded)
+        self.waiting[self.made] = WaitingCall(caller, call.seq, language, decoded)
         if self._live:
             self._ask(self.made)
         return None

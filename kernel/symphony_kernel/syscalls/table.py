@@ -391,7 +391,17 @@ class Syscalls:
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
-        return pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
+        return pack(
+            {
+                "len": file.length,
+                "pages": len(file.pages),
+                "shared": file.shared_pages,
+                "tier": file.tier.word,
+                "rights": handle.rights,
+                "path": file.path,
+                "expires_ms": self._durable_names.expires_ms(file),
+            }
+        )
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
@@ -500,14 +510,3 @@ def _content(file: KVFile) -> KVFile:
     if file.error is not None:
         raise SyscallError(file.error)
     return file
-
-
-def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
-    return {
-        "len": file.length,
-        "pages": len(file.pages),
-        "shared": file.shared_pages,
-        "tier": file.tier.word,
-        "rights": handle.rights,
-        "path": file.path,
-    }
