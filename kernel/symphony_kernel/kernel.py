@@ -35,6 +35,7 @@ from symphony_kernel.platform.clock import Clock, RealClock
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.prediction import Predictor
@@ -119,15 +120,20 @@ class Kernel:
         self._failure: BaseException | None = None
 
     def _make_scheduler(self, options: KernelOptions) -> Scheduler:
-        executor = self._executor
+        model, predictor = self._executor.model, None
+        if options.predictions is not None and getattr(self._executor, "follows", False):
+            entries_max = min(FILE_ENTRIES_MAX, model.max_context)
+            ends = frozenset(model.eos)
+            predictor = Predictor(self._kvfs.pool, entries_max, ends, options.predictions)
+            self._kvfs.watch_edits(predictor.drop_file)
         return Scheduler(
             self._clock,
-            executor.model.vocab_size,
+            model.vocab_size,
             self._kvfs.eviction,
             options.steps,
             self._send_traced,
             options.anticipation(),
-            Predictor.for_executor(executor, self._kvfs, options.predictions),
+            predictor,
         )
 
     def _make_syscalls(self) -> Syscalls:

@@ -21,13 +21,12 @@ from typing import Final, TypeAlias, cast
 
 import numpy as np
 
-from symphony_kernel.executor.base import Batch, Executor, Int32, Row
+from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PAGE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Step
@@ -136,11 +135,11 @@ class Predictor:
         self,
         pool: PagePool,
         entries_max: int,
-        ends: Container[int] = (),
-        options: PredictionOptions | None = None,
+        ends: Container[int],
+        options: PredictionOptions,
     ) -> None:
         self._pool = pool
-        self._options = options or PredictionOptions()
+        self._options = options
         self._positions: Int32 = np.arange(entries_max, dtype=np.int32)
         self._positions.flags.writeable = False
         self.ends = ends
@@ -149,22 +148,6 @@ class Predictor:
         self._tenants: dict[str, float] = {}  # whether it paid for their last runs, in [-1, 1]
         self.hits = 0  # preds whose result was computed before they came
         self.misses = 0  # rows computed for nothing
-
-    @classmethod
-    def for_executor(
-        cls, executor: Executor, kvfs: KVFS, options: PredictionOptions | None
-    ) -> "Predictor | None":
-        """Return a predictor for these files.
-
-        None without `options`, or where the executor takes no look-ahead steps.
-        """
-        if options is None or not getattr(executor, "follows", False):
-            return None
-        model = executor.model
-        entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        predictor = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
-        kvfs.watch_edits(predictor.drop_file)
-        return predictor
 
     # -- Preds that come and end ----------------------------------------------------------------
     def expect_next(self, request: Request, result: bytes) -> None:
