@@ -30,13 +30,25 @@ _log = logging.getLogger(__name__)
 
 
 class ServedKernel(Protocol):
-    """The part of `Kernel` that the server needs."""
+    """The part of the kernel that the server needs."""
 
-    def welcome(self) -> m.Welcome: ...
-    def welcome_peer(self, name: str, link: Link) -> Port: ...
-    def make_session(self, state: SessionState, name: str) -> SessionLink: ...
-    def attach_session(self, session: SessionLink, name: str) -> Port: ...
-    def port(self, name: str) -> Port | None: ...
+    def welcome(self) -> m.Welcome:
+        """Return the first message for a new peer."""
+
+    def welcome_gateway(self, link: Link) -> Port:
+        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
+
+    def welcome_worker(self, name: str, link: Link) -> Port:
+        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
+
+    def make_session(self, state: SessionState, name: str) -> SessionLink:
+        """Return the kernel's end of a peer's session."""
+
+    def attach_session(self, session: SessionLink, name: str) -> Port:
+        """Make the port of a session. Sends no `Welcome`."""
+
+    def port(self, name: str) -> Port | None:
+        """Return the port of "gateway" or of a worker; None: it is not connected."""
 
 
 class Server:
@@ -94,7 +106,7 @@ class Server:
         self.forget_connection(connection)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
         if not hello.session:
-            connection.port = self._kernel.welcome_peer(hello.name, connection.link)
+            connection.port = self._welcome(hello, connection.link)
         elif hello.received == BEGIN:
             self._begin(connection, hello)
         else:
@@ -103,6 +115,11 @@ class Server:
     def forget_connection(self, connection: "_Connection") -> None:
         """Forget a connection that is authenticated or closed."""
         self._unauthenticated.discard(connection)
+
+    def _welcome(self, hello: m.Hello, link: Link) -> Port:
+        if hello.role == "gateway":
+            return self._kernel.welcome_gateway(link)
+        return self._kernel.welcome_worker(hello.name, link)
 
     def _begin(self, connection: "_Connection", hello: m.Hello) -> None:
         connection.link.send(m.encode(self._kernel.welcome()))
