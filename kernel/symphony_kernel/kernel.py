@@ -120,7 +120,8 @@ class Kernel:
         self._failure: BaseException | None = None
 
     def _make_scheduler(self, options: KernelOptions) -> Scheduler:
-        model, predictor = self._executor.model, None
+        model = self._executor.model
+        predictor: Predictor | None = None
         if options.predictions is not None and getattr(self._executor, "follows", False):
             entries_max = min(FILE_ENTRIES_MAX, model.max_context)
             ends = frozenset(model.eos)
