@@ -122,7 +122,7 @@ async def served(model: Path, threads: int) -> AsyncIterator[Worker]:
     """A kernel with a model, and its worker."""
     executor = TorchExecutor.load(model, dtype="auto", threads=threads)
     kernel = Kernel(executor, describe(load_assets(model)))
-    kernel.constraints.prepare()
+    kernel.constraints.grammars.prepare()
     running = asyncio.create_task(kernel.run())
     ours, theirs = memory_pair()
     kernel.attach_gateway(ours)

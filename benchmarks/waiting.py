@@ -32,13 +32,14 @@ from symphony_kernel.executor.base import (
     Results,
 )
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import MemoryLink, connect_unix, memory_pair, serve_unix
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.anticipation import Anticipation, Ready
+from symphony_kernel.scheduler.anticipation import Anticipation
 from symphony_runtime.compiler.compiler import compile_program
 from wasmtime import wat2wasm
 
@@ -63,7 +64,7 @@ HANDLE = 1 << 16
 class AtOnce(Anticipation):
     """No LIP is waited for."""
 
-    def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
+    def wait_seconds(self, now: float, ready: FairQueue) -> float:  # noqa: ARG002
         """Return 0."""
         return 0.0
 
@@ -71,7 +72,7 @@ class AtOnce(Anticipation):
 class All(Anticipation):
     """All LIPs are waited for, for as long as the last step took."""
 
-    def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
+    def wait_seconds(self, now: float, ready: FairQueue) -> float:  # noqa: ARG002
         """Return what is left of the bound."""
         return max(self._ended + self._step_seconds - now, 0.0) if self._expected else 0.0
 

@@ -80,7 +80,7 @@ async def boot(configuration: Configuration) -> int:
     options = _options(configuration, executor)
     kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
     try:
-        await asyncio.to_thread(kernel.constraints.prepare)
+        await asyncio.to_thread(kernel.constraints.grammars.prepare)
     except ValueError as error:  # programs that use one get ENOSYS
         _log.warning("constraints cannot be used with this tokenizer: %s", error)
     # 5. Garbage collection and the GIL.

@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from symphony_kernel.executor.base import Executor, Int32
-from symphony_kernel.fairness.cpu_reports import CpuReports
+from symphony_kernel.fairness.cpu_reports import charge_report
 from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
@@ -35,6 +35,7 @@ from symphony_kernel.platform.clock import Clock, RealClock
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.prediction import Predictor
@@ -95,7 +96,6 @@ class Kernel:
             lambda: self._step_loop.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
-        self._cpu_reports = CpuReports(self._processes, self._scheduler.cpu_accounts, self._clock)
         self._durable_names = DurableNameService(
             self._kvfs,
             executor,
@@ -120,29 +120,40 @@ class Kernel:
         self._failure: BaseException | None = None
 
     def _make_scheduler(self, options: KernelOptions) -> Scheduler:
-        executor = self._executor
+        model = self._executor.model
+        predictor: Predictor | None = None
+        if options.predictions is not None and getattr(self._executor, "follows", False):
+            entries_max = min(FILE_ENTRIES_MAX, model.max_context)
+            ends = frozenset(model.eos)
+            predictor = Predictor(self._kvfs.pool, entries_max, ends, options.predictions)
+            self._kvfs.watch_edits(predictor.drop_file)
         return Scheduler(
             self._clock,
-            executor.frame_count,
-            executor.model.vocab_size,
+            model.vocab_size,
+            self._kvfs.eviction,
             options.steps,
             self._send_traced,
             options.anticipation(),
-            self._kvfs.eviction,
-            Predictor.for_executor(executor, self._kvfs, options.predictions),
+            predictor,
         )
 
     def _make_syscalls(self) -> Syscalls:
         """Make the syscall table and register the internal events of its parts."""
+        model = self._executor.model
         syscalls = Syscalls(
             self._kvfs,
             self._processes,
             self._rate_limiter,
-            self._executor.model,
+            model,
             self._reply,
             self._seeds.draw,
             self._durable_names.durable_names,
-            GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
+            GrammarCompiler(
+                self._about.get("tokenizer") or b"",
+                model.vocab_size,
+                model.eos,
+                self._scheduler.tenant_weight,
+            ),
             self._handle_outside_frames,
             self._scheduler.cpu_accounts,
             self._clock,
@@ -283,7 +294,17 @@ class Kernel:
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
-            self._cpu_reports.charge_report(port, message.times, self.hooks, gateway=gateway)
+            paces = charge_report(
+                self._processes,
+                self._scheduler.cpu_accounts,
+                self._clock.now(),
+                port.name,
+                message.times,
+                gateway=gateway,
+                replaying=self.hooks is not None and self.hooks.replaying,
+            )
+            for pace in paces:
+                port.send(pace)
         elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
         elif gateway and isinstance(message, m.End):
@@ -395,25 +416,16 @@ class Kernel:
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
-        scheduler, recovery = self._scheduler, self._recovery
-        steps, files = scheduler.statistics(), self._kvfs.statistics()
+        recovery, files = self._recovery, self._kvfs.statistics()
         return {
-            **asdict(self._processes.statistics()),
-            **asdict(self._syscalls.statistics()),
-            **{key: value for key, value in asdict(steps).items() if key != "queue"},
-            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
-            "mean_decode_rows": (
-                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
-            ),
+            **self._processes.statistics(),
+            **self._syscalls.statistics(),
+            **self._scheduler.statistics(),
             **asdict(self._step_loop.statistics),
             "computes": self._executor.computes,
             "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
             **(recovery.statistics() if recovery else {"journal": False}),
             "workers": sorted(self._workers),
-            "waiting": steps.queue.requests,
-            "waiting_tokens": steps.queue.tokens,
-            "lips_waiting": steps.queue.lips,
-            "lips_running": scheduler.runs_computing(),
             "pages": files.pool.pages,
             "pages_free": files.pool.free,
             "pages_shared": files.pool.shared,
@@ -424,7 +436,7 @@ class Kernel:
             **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
             **self._durable_names.durable_names.statistics(),
             **asdict(self._maintenance.statistics),
-            "stalls": self._maintenance.stalls_found,
+            "stalls": self._maintenance.watchdog.found,
         }
 
     def metrics(self) -> dict[str, Any]:

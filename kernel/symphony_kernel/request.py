@@ -32,9 +32,6 @@ class RequestFile(Protocol):
     def error(self) -> Errno | None:
         """Why every call on the file fails, since its content was lost; None: none fails."""
 
-    def pages_needed(self, n: int) -> int:
-        """Return how many free pages `reserve(n)` would take."""
-
     def reserve(self, n: int) -> None:
         """Make room for n entries after the present ones.
 
@@ -86,7 +83,7 @@ class Request:
     # No dataclass: each token makes one, and mypyc does not compile a dataclass's methods.
     __slots__ = (
         "_positions", "_tokens", "computed", "continuation", "count", "done", "file", "finished",
-        "instance", "matcher", "number", "options", "passed", "placed", "position", "recompute",
+        "instance", "matcher", "number", "options", "placed", "position", "recompute",
         "recomputes", "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
     )  # fmt: skip
 
@@ -132,7 +129,6 @@ class Request:
         self.count = 1 if tokens is None else len(tokens)
         self.placed = 0  # tokens that are in steps, computed already or not
         self.computed = 0  # tokens of steps that have ended
-        self.passed = 0  # steps that were formed while it waited for pages
         self.finished = False  # done, cancelled or dropped: a step's result is ignored
         self.recompute: Request | None = None  # that must be computed before this one
         self.recomputes = False  # it is a recompute: it appends nothing and has no reply
@@ -142,7 +138,7 @@ class Request:
         """Become the next pred, of one token ([1], [1]): a generation's next step."""
         self._tokens, self._positions, self.count = token, position, 1
         self.token = -1
-        self.placed = self.computed = self.passed = 0
+        self.placed = self.computed = 0
         self.reserved = self.finished = False
         self.result = None
 

@@ -4,15 +4,11 @@
     what worker and gateway report    -> charge_reported -> the account of all processors
 
 Time adds a tenant's share to its account, by the weights of all present tenants, and the time that
-it uses is subtracted. While an account is empty the tenant is throttled: its calls wait
-(`syscalls.dispatch`), and its guests and compilers stop (`fairness.cpu_reports`). A tenant saves up
-a few milliseconds at most. A tenant that is alone has no account and waits for nothing. The account
-of all processors counts only while processors are short.
+it uses is subtracted. While an account is empty the tenant is throttled (docs/fairness.md). A
+tenant that is alone has no account and waits for nothing.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
-tenant's account of the device, too (`device_shares`). Where the processors are the device, reported
-time is charged there as well. Otherwise a tenant would have its share of the steps, and on top of
-it everything that makes the steps slow for all.
+tenant's account of the device, too, as is reported time where the processors are the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,10 +28,6 @@ _ACTIVE_SECONDS: Final = 0.005  # after which the active tenants are determined 
 _AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
 
 
-def _always(_now: float) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
     """How many processors tenants share in addition to steps, while these are `short`.
@@ -44,7 +36,7 @@ class CpuOptions:
     """
 
     processors: float = inf
-    short: Callable[[float], bool] = _always
+    short: Callable[[float], bool] = lambda _now: True
     device_share: float = 0.0
 
 
@@ -112,10 +104,6 @@ class Accounts:
         if mine is None:
             return False
         return mine.recent(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
-
-    def wait(self, tenant: str, now: float) -> float:
-        """Return the seconds after which to ask again; 0.0: calls may be executed."""
-        return min(self.empty_seconds(tenant, now), _WAIT_SECONDS)
 
     def empty_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds until its share has paid, if it costs nothing from now on."""
@@ -188,10 +176,7 @@ class CpuAccounts:
 
     def seconds_until_calls(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: calls may be executed."""
-        seconds = self._calling.wait(tenant, now)
-        if self._all is not None and self._may_throttle(self._all, tenant, now):
-            seconds = max(seconds, self._all.wait(tenant, now))
-        return seconds
+        return min(self.throttle_seconds(tenant, now), _WAIT_SECONDS)
 
     def throttle_seconds(self, tenant: str, now: float) -> float:
         """Return how long a tenant must wait until its share has paid for its time."""

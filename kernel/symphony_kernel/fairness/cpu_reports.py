@@ -3,20 +3,16 @@
     a worker's slices, the gateway's frames -> Spent -> the tenant's account -> Pace -> the worker
     a tenant's compilers                    -> Spent -> the tenant's account -> Pace -> the gateway
 
-Both report what instances have cost them. It is charged like calls of the instances. The answer to
-a worker says how long a tenant with an empty account is throttled: neither its messages nor its
-loops go through the kernel, so nothing here could hold them. A worker reports only instances that
-run in it, so one that lies harms no tenant but theirs. What it does not report or obey is bounded
-by the kernel's own account (`syscalls.dispatch`). The gateway reports other costs by the tenant's
-name, and gets the answer for that tenant.
+It is charged like calls. The reply says how long a tenant with an empty account is throttled. A
+worker reports only instances that run in it, so one that lies harms no tenant but theirs. What it
+does not report or obey is bounded by the kernel's own account (`syscalls.dispatch`).
 
 Nothing but an account follows from these times: a replay charges nothing.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
-from symphony_kernel.platform.clock import Clock
 from symphony_kernel.processes.table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_MAX
@@ -24,62 +20,48 @@ from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_M
 _SHORTEST_SECONDS: Final = 0.002  # shorter throttling is not worth a message
 
 
-class ReportingPeer(Protocol):
-    """A port of a peer that reports processor time."""
+def charge_report(
+    processes: ProcessTable,
+    accounts: CpuAccounts,
+    now: float,
+    peer: str,
+    times: list[Any],
+    *,
+    gateway: bool,
+    replaying: bool,
+) -> list[m.Pace]:
+    """Charge [[instance, microseconds], ...]; return the replies: which tenants to throttle.
 
-    name: str
+    The gateway may name a tenant in place of an instance.
 
-    def send(self, message: m.Message) -> None: ...
-
-
-class ReplayState(Protocol):
-    """Whether the kernel replays a journal."""
-
-    replaying: bool
-
-
-class CpuReports:
-    """Charges reports."""
-
-    def __init__(self, processes: ProcessTable, accounts: CpuAccounts, clock: Clock) -> None:
-        self._processes, self._accounts, self._clock = processes, accounts, clock
-
-    def charge_report(
-        self, port: ReportingPeer, times: list[Any], hooks: ReplayState | None, *, gateway: bool
-    ) -> None:
-        """Charge [[instance, microseconds], ...]; reply with the tenants to throttle.
-
-        The gateway may name a tenant in place of an instance.
-
-        Raises:
-            MessageError: an item is malformed.
-        """
-        replaying = hooks is not None and hooks.replaying
-        now, charged = self._clock.now(), set[str]()
-        for item in times:
-            owner, spent = _parse(item)
-            if isinstance(owner, str):
-                if not gateway:
-                    raise m.MessageError("a worker may not speak for a tenant")
-                if not replaying:
-                    self._accounts.charge_reported(owner, spent / 1e6, now)
-                    charged.add(owner)
-                continue
-            caller = self._processes.live.get(owner)
-            if caller is None or replaying or not (gateway or caller.worker == port.name):
-                continue  # it may have ended
-            tenant = caller.tenant.name
-            self._accounts.charge_reported(tenant, spent / 1e6, now)
+    Raises:
+        MessageError: an item is malformed.
+    """
+    charged = set[str]()
+    for item in times:
+        owner, spent = _parse(item)
+        if isinstance(owner, str):
             if not gateway:
+                raise m.MessageError("a worker may not speak for a tenant")
+            tenant, asks = owner, True
+        else:
+            caller = processes.live.get(owner)
+            if caller is None or not (gateway or caller.worker == peer):
+                continue  # it may have ended
+            tenant, asks = caller.tenant.name, not gateway
+        if not replaying:
+            accounts.charge_reported(tenant, spent / 1e6, now)
+            if asks:
                 charged.add(tenant)
-        if gateway or self._processes.tenants_live > 1:
-            for tenant in sorted(charged):
-                self._throttle(port, tenant, now, REST_MS_MAX if gateway else PACE_MS_MAX)
-
-    def _throttle(self, port: ReportingPeer, tenant: str, now: float, longest_ms: int) -> None:
-        seconds = self._accounts.throttle_seconds(tenant, now)
-        if seconds >= _SHORTEST_SECONDS:
-            port.send(m.Pace(tenant, min(round(1000 * seconds), longest_ms)))
+    if not gateway and processes.tenants_live <= 1:
+        return []
+    longest_ms = REST_MS_MAX if gateway else PACE_MS_MAX
+    waits = [(tenant, accounts.throttle_seconds(tenant, now)) for tenant in sorted(charged)]
+    return [
+        m.Pace(tenant, min(round(1000 * seconds), longest_ms))
+        for tenant, seconds in waits
+        if seconds >= _SHORTEST_SECONDS
+    ]
 
 
 def _parse(item: Any) -> tuple[int | str, int]:

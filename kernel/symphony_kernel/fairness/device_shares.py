@@ -1,21 +1,13 @@
 """Shares of the device's time: how long a step may be, and who pays for it.
 
-All rows of a step wait for the slowest. Let w be tenants' weights, W their sum over the tenants
-that are present, T a step's time, and T_i the time that tenant i's rows of it would take alone.
-
     plan     a step has T <= W / w_i * T_i, for each tenant i in it
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
-The plan bounds the time between two tokens, the charge bounds the rate. Virtual time (`fair_queue`)
-is the sum of what a tenant paid over its weight. A tenant that is ahead of another waits while that
-one runs. The tenant furthest behind has at least one row in each step, however long that makes it
-(a tree, a row with a long context). So while tenant i has requests, the steps with its rows would
-alone have taken at least w_i / W of the time, less a constant
-(tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing (Goyal, Vin, Cheng,
-SIGCOMM '96) for a server that serves several flows at once.
-
-A tenant is present while it has requests, and PRESENT_MS longer. So a program that answers a pred,
-or a client that sends its next request, finds no step longer than its share allows.
+docs/fairness.md explains both rules. w are tenants' weights, W their sum over the tenants that are
+present, T a step's time, and T_i the time that tenant i's rows of it would take alone. So while
+tenant i has requests, the steps with its rows would alone have taken at least w_i / W of the time,
+less a constant (tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing
+(Goyal, Vin, Cheng, SIGCOMM '96) for a server that serves several flows at once.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -80,7 +72,6 @@ class _Demand:
     others: float = 0.0  # seconds that others' rows may add
     most_rows: float = 0.0
     most_tokens: float = 0.0
-    batched: bool = False  # it may be slowed for several of its steps at once
 
 
 class DeviceShares:
@@ -97,7 +88,7 @@ class DeviceShares:
         rows: int,
         tokens: int,
         delivery_seconds: float,
-        busy: Callable[[], Container[str]] = tuple,
+        busy: Callable[[], Container[str]],
     ) -> None:
         """`busy` returns the tenants whose requests compute or wait for pages."""
         self._queue, self._costs, self._busy = queue, costs, busy
@@ -125,25 +116,24 @@ class DeviceShares:
         if not waiting:
             return None
         most = absent = self._absent_bound(weight_sum, waiting, now)
-        demands = []
+        demands, batched = [], False
         for name in sorted(waiting, key=waiting.__getitem__):
             demand = self._demand(name, most, weight_sum)
             if not demand.rows:
                 continue
             demand.others = self._others(name, demand.load, weight_sum, now)
             times = weight_sum / demand.weight - 1.0
-            demand.batched = demand.others > times * demand.alone
+            # It may be slowed for several of its steps at once.
+            batched = batched or demand.others > times * demand.alone
             demands.append(demand)
             most = min(most, demand.alone + demand.others)
         if not demands:
             return None
-        steps = _SLACK_BATCHED if any(each.batched for each in demands) else _SLACK_STEPS
+        steps = _SLACK_BATCHED if batched else _SLACK_STEPS
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
         counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
         taken = [each for each in demands if queue.counter(each.name) <= counter_max]
-        fit = self._fit(taken)
-        if not fit:
-            self._make_room(taken, weight_sum, now)
+        fit = self._make_room(taken, weight_sum, now)
         # Tenants ahead of the others do not run, but their wait is bounded, too.
         bounds = [
             each.others + (each.alone if queue.counter(each.name) <= counter_max else 0.0)
@@ -158,21 +148,17 @@ class DeviceShares:
             return None
         return self._divide(taken, seconds, counter_max, probe)
 
-    def _fit(self, demands: list[_Demand]) -> bool:
-        if any(each.rows < self._queue.size(each.name) for each in demands):
-            return False
-        rows, tokens = sum([each.rows for each in demands]), sum([d.load.tokens for d in demands])
-        for each in demands:
-            each.most_rows, each.most_tokens = float(each.rows), float(each.load.tokens)
-        return rows <= self._rows and tokens <= self._most_tokens
-
     @property
     def _most_tokens(self) -> int:
         """The tokens that a step may have: larger steps are tried gradually."""
         return min(self._tokens, max(2 * self._costs.tried, PREFILL_TOKENS_MIN))
 
-    def _make_room(self, demands: list[_Demand], weight_sum: float, now: float) -> None:
-        """Divide the step's rows and tokens by weight, and reduce the demands to fit."""
+    def _make_room(self, demands: list[_Demand], weight_sum: float, now: float) -> bool:
+        """Divide the step's rows and tokens by weight, and reduce the demands to fit.
+
+        Return whether all requests of these tenants fit.
+        """
+        fit = all(each.rows == self._queue.size(each.name) for each in demands)
         weights = [each.weight for each in demands]
         rows = divide(self._rows, [each.rows for each in demands], weights)
         tokens = divide(self._most_tokens, [each.load.tokens for each in demands], weights)
@@ -180,9 +166,11 @@ class DeviceShares:
             part = min(rows[index] / each.rows, tokens[index] / each.load.tokens)
             each.most_rows, each.most_tokens = rows[index], tokens[index]
             if part < 1.0:
+                fit = False
                 each.load = each.load.part(part)
                 each.alone = self._costs.seconds(each.load)
                 each.others = self._others(each.name, each.load, weight_sum, now)
+        return fit
 
     def present(self, now: float) -> Iterable[str]:
         """Return the tenants that share the device now."""
@@ -342,17 +330,8 @@ class DeviceShares:
         )
         return self._costs.seconds(whole) <= most
 
-    def is_ahead(self, tenant: str, loads: dict[str, StepLoad]) -> bool:
-        """Whether a tenant must wait while those of `loads` have one more step alone."""
-        if tenant in loads or tenant not in self._queue.present:
-            return False
-        return self._queue.counter(tenant) > self._reached(loads, 1)
-
-    def all_ahead(self, loads: dict[str, StepLoad], steps: int) -> bool:
-        """Whether all waiting tenants must wait while those of `loads` have `steps` alone."""
-        return self._queue.least_counter > self._reached(loads, steps)
-
-    def _reached(self, loads: dict[str, StepLoad], steps: int) -> float:
+    def reached(self, loads: dict[str, StepLoad], steps: int) -> float:
+        """Return the counter past which tenants wait while those of `loads` have `steps` alone."""
         queue = self._queue
         if not loads:
             return _ENDLESS

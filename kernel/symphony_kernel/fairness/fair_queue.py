@@ -32,17 +32,6 @@ _UNLIMITED: Final = float("inf")
 _STALE_MAX: Final = 64  # stale entries of a heap, in addition to as many as are valid
 
 
-@dataclass(frozen=True, slots=True)
-class FairQueueStatistics:
-    """What waits, and each active tenant's counter."""
-
-    tenants: int
-    lips: int
-    requests: int
-    tokens: int
-    counters: dict[str, float]
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     root: int
@@ -50,7 +39,6 @@ class _Run:
     tenant: "_Tenant"
     weight: float
     counter: float = 0.0
-    served: float = 0.0  # cost over weight, never lifted
     # In order. Not a deque: a program may cancel any of a hundred thousand.
     requests: OrderedDict[Request, None] = field(default_factory=OrderedDict)
     aside: int = 0  # requests that are set aside
@@ -94,7 +82,7 @@ class FairQueue:
         self._others: _Heap[_Tenant] = []  # while the queue is for one tenant alone
         self._runs: dict[int, _Run] = {}
         self._heap: _Heap[_Tenant] = []
-        self._tenants_active = self._runs_active = 0
+        self._tenants_active = self.runs_active = 0
         self._aside: list[tuple[_Run, Request]] = []
         self._skipped: list[_Tenant] = []  # until `restore`
         self._limited: list[_Tenant] = []  # those with a run_counter_max
@@ -192,7 +180,7 @@ class FairQueue:
     def push(self, request: Request) -> None:
         run = self._runs.get(request.root)
         if run is None:
-            run = self._new_run(request)
+            run = self._new_run(request.root, request.tenant, request.weight)
         run.weight = request.weight
         run.requests[request] = None
         if request.count == 1:  # `_entered`, inlined for most requests
@@ -244,34 +232,24 @@ class FairQueue:
         requests = () if run is None else run.away
         return [request for request in requests if instance in (None, request.instance)]
 
-    def forget_instance(self, root: int, instance: int) -> list[Request]:
+    def drop_requests(self, root: int, instance: int | None = None) -> list[Request]:
+        """Forget the requests of an instance, or a whole run; return those that waited here."""
         run = self._runs.get(root)
         if run is None:
             return []
-        gone = [request for request in run.requests if request.instance == instance]
-        if gone:
-            for request in gone:
-                del run.requests[request]
-                self._forgot(request)
-            if not run.requests:
-                self._deactivate(run)
-        return gone
-
-    def forget_run(self, root: int) -> list[Request]:
-        run = self._runs.pop(root, None)
-        if run is None:
-            return []
-        gone = list(run.requests)
-        run.requests.clear()
+        gone = [request for request in run.requests if instance in (None, request.instance)]
         for request in gone:
+            del run.requests[request]
             self._forgot(request)
-        if run.active:
+        if run.active and not run.requests:
             self._deactivate(run)
+        if instance is None:
+            del self._runs[root]
         return gone
 
     # -- Forming a step ------------------------------------------------------------------------
     def first(self) -> Request | None:
-        return _first(self._heap[0][2].runs[0][2]) if self._heap else None
+        return next(iter(self._heap[0][2].runs[0][2].requests)) if self._heap else None
 
     def serve(self, tokens: int) -> None:
         """Charge the first request's run and tenant for its next `tokens` tokens.
@@ -321,9 +299,7 @@ class FairQueue:
         For a step in which that request has no room and smaller ones have; until `restore`.
         """
         tenant = self._heap[0][2]
-        if tenant.run_counter_max == _UNLIMITED:
-            self._limited.append(tenant)
-        tenant.run_counter_max = min(tenant.run_counter_max, tenant.runs[0][2].counter + service)
+        self._limit_runs(tenant, tenant.runs[0][2].counter + service)
 
     def limit_to(self, root: int, served: float, service: float) -> None:
         """As `limit_tenant_runs`, for a run that need not be first and was served so much.
@@ -331,14 +307,16 @@ class FairQueue:
         Other tenants are limited alike.
         """
         tenant = self._runs[root].tenant
-        seconds = service * self._costs.service_seconds
-        self._tenant_counter_max = min(self._tenant_counter_max, tenant.counter + seconds)
-        if tenant.run_counter_max == _UNLIMITED:
-            self._limited.append(tenant)
-        tenant.run_counter_max = min(tenant.run_counter_max, served + service)
+        self.limit_tenants(tenant.counter + service * self._costs.service_seconds)
+        self._limit_runs(tenant, served + service)
 
     def limit_tenants(self, counter: float) -> None:
         self._tenant_counter_max = min(self._tenant_counter_max, counter)
+
+    def _limit_runs(self, tenant: _Tenant, counter: float) -> None:
+        if tenant.run_counter_max == _UNLIMITED:
+            self._limited.append(tenant)
+        tenant.run_counter_max = min(tenant.run_counter_max, counter)
 
     def skip_tenant(self) -> None:
         tenant = self._heap[0][2]
@@ -358,45 +336,30 @@ class FairQueue:
         self.skip_tenant()
         return True
 
-    def drop_first(self) -> None:
-        tenant = self._heap[0][2]
-        run = tenant.runs[0][2]
-        self._forgot(run.requests.popitem(last=False)[0])
-        self._reorder_first(tenant, run, bool(run.requests))
-
     def extend(self, request: Request, tokens: int) -> None:
         """Serve a request that need not be the first with `tokens` tokens more.
 
         For room that no other run can use; only after `restore`.
         """
         run = self._runs[request.root]
-        tenant = run.tenant
         self._deactivate(run)
-        if tenant.active:
-            self._remove(tenant)
         self._charge(run, request, tokens)
         if not request.remaining:
             del run.requests[request]
-            self._left(tenant, request)
-        tenant.last = run.counter
+            self._left(run.tenant, request)
+        run.tenant.last = run.counter
         if run.requests:
             self._activate(run)
-        elif tenant.runs_active:
-            self._insert(tenant)
-
-    def serve_fully(self, request: Request) -> None:
-        """Serve a waiting request with all its tokens; it need not be the first."""
-        self.extend(request, request.remaining)
 
     def serve_new(self, request: Request) -> None:
         """Serve a request that has just come with all its tokens: it never waits."""
         run = self._runs.get(request.root)
         if run is None:
-            run = self._new_run(request)
+            run = self._new_run(request.root, request.tenant, request.weight)
         tenant = run.tenant
         if tenant.active:
             self.push(request)
-            self.serve_fully(request)
+            self.extend(request, request.remaining)
             return
         run.weight = request.weight
         self._lift(run)
@@ -416,8 +379,7 @@ class FairQueue:
             raise KernelBug(f"run {root} is charged {seconds} seconds")
         run = self._runs.get(root)
         if run is None:
-            self._made += 1
-            run = self._runs[root] = _Run(root, self._made, self._tenant(tenant), weight)
+            run = self._new_run(root, tenant, weight)
         home = run.tenant
         if run.active:
             self._deactivate(run)
@@ -483,40 +445,10 @@ class FairQueue:
         run = self._runs.get(root)
         return run is not None and bool(run.requests)
 
-    @property
-    def runs_active(self) -> int:
-        return self._runs_active
-
     def counters(self, root: int) -> tuple[float, float]:
         """Return the counters of a run's tenant and of the run, which order the queue."""
         run = self._runs[root]
         return run.tenant.counter, run.counter
-
-    def served(self, root: int) -> float:
-        return self._runs[root].served
-
-    def statistics(self) -> FairQueueStatistics:
-        return FairQueueStatistics(
-            tenants=self._tenants_active,
-            lips=self._runs_active,
-            requests=self.requests,
-            tokens=self.tokens,
-            counters={t.name: t.counter for t in self._tenants.values() if t.active},
-        )
-
-    def waiting_by_tenant(self) -> dict[str, tuple[int, float]]:
-        """Return the waiting tokens and the weight of each tenant with requests here.
-
-        Looks at each request: for rare calls only.
-        """
-        found: dict[str, tuple[int, float]] = {}
-        for run in self._runs.values():
-            if run.requests:
-                tenant = run.tenant
-                tokens = found.get(tenant.name, (0, 0.0))[0]
-                tokens += sum([request.remaining for request in run.requests])
-                found[tenant.name] = tokens, tenant.weight
-        return found
 
     # -- Internal ------------------------------------------------------------------------------
     def _tenant(self, name: str) -> _Tenant:
@@ -526,10 +458,9 @@ class FairQueue:
             tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
         return tenant
 
-    def _new_run(self, request: Request) -> _Run:
+    def _new_run(self, root: int, tenant: str, weight: float) -> _Run:
         self._made += 1
-        run = _Run(request.root, self._made, self._tenant(request.tenant), request.weight)
-        self._runs[request.root] = run
+        run = self._runs[root] = _Run(root, self._made, self._tenant(tenant), weight)
         return run
 
     def _charge(self, run: _Run, request: Request, tokens: int) -> None:
@@ -538,9 +469,7 @@ class FairQueue:
         request.placed += tokens
 
     def _charge_run(self, run: _Run, tokens: float) -> None:
-        service = tokens / run.weight
-        run.counter += service
-        run.served += service
+        run.counter += tokens / run.weight
 
     def _entered(self, tenant: _Tenant, request: Request) -> None:
         self.requests += 1
@@ -581,7 +510,7 @@ class FairQueue:
         tenant = run.tenant
         run.active = True
         tenant.runs_active += 1
-        self._runs_active += 1
+        self.runs_active += 1
         runs = tenant.runs
         heappush(runs, (run.counter, run.order, run))
         if len(runs) > 2 * tenant.runs_active + _STALE_MAX:
@@ -593,7 +522,7 @@ class FairQueue:
         tenant = run.tenant
         run.active = False
         tenant.runs_active -= 1
-        self._runs_active -= 1
+        self.runs_active -= 1
         tenant.last = run.counter
         _prune(tenant.runs)
         if not tenant.runs and tenant.active:
@@ -620,21 +549,13 @@ class FairQueue:
             heappop(runs)
             run.active = False
             tenant.runs_active -= 1
-            self._runs_active -= 1
+            self.runs_active -= 1
             tenant.last = run.counter
         if runs:
             counter, _, first = runs[0]
             if not first.active or first.counter != counter:
                 _prune(runs)
-        if runs:
-            tenants = self._heap
-            if len(tenants) == 1:
-                tenants[0] = (tenant.counter, tenant.order, tenant)
-                return
-            heapreplace(tenants, (tenant.counter, tenant.order, tenant))
-            if not _is_valid(tenants[0]):
-                _prune(tenants)
-        else:
+        if not runs:
             self._remove(tenant)
 
 
@@ -646,7 +567,6 @@ class TenantWeights:
     ) -> None:
         self._set_weight = set_weight
         self._usual = dict(usual)
-        self._weights = dict(usual)
         for tenant, weight in usual.items():
             set_weight(tenant, weight)
 
@@ -658,11 +578,7 @@ class TenantWeights:
         if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
             limits = f"from {TENANT_WEIGHT_MIN}, below {TENANT_WEIGHT_MAX}"
             raise SyscallError(Errno.EINVAL, f"weight must be a number {limits}")
-        self._weights[tenant] = number
         self._set_weight(tenant, number)
-
-    def weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
 
 
 def _drop_stale(heap: _Heap[_Node]) -> None:
@@ -678,7 +594,3 @@ def _prune(heap: _Heap[_Node]) -> None:
 def _is_valid(entry: tuple[float, int, _Node]) -> bool:
     counter, _, node = entry
     return node.active and node.counter == counter
-
-
-def _first(run: _Run) -> Request:
-    return next(iter(run.requests))

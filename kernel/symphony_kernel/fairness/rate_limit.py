@@ -49,13 +49,11 @@ class _Tenant:
         return True
 
     def pop_next(self) -> Request:
-        root, requests = next(iter(self.held.items()))
+        root, requests = self.held.popitem(last=False)
         request = next(iter(requests))
         self._remove(requests, request)
         if requests:
-            self.held.move_to_end(root)
-        else:
-            del self.held[root]
+            self.held[root] = requests  # behind the other runs
         return request
 
     def _remove(self, requests: dict[Request, None], request: Request) -> None:

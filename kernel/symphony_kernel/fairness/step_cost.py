@@ -10,13 +10,14 @@ coefficients by a Kalman filter. Its covariance says how far each may be off, an
 together. No numbers of a machine are assumed.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN
+from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
 
@@ -95,18 +96,13 @@ class StepLoad:
         found.seconds = share * self.seconds
         return found
 
-    def plus(self, other: "StepLoad") -> "StepLoad":
-        found = StepLoad()
-        found.tokens = self.tokens + other.tokens
-        found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
-        found.seconds = self.seconds + other.seconds
-        return found
-
 
 def total_load(loads: Iterable[StepLoad]) -> StepLoad:
     whole = StepLoad()
     for load in loads:
-        whole = whole.plus(load)
+        whole.tokens += load.tokens
+        whole.features = [a + b for a, b in zip(whole.features, load.features, strict=True)]
+        whole.seconds += load.seconds
     return whole
 
 
@@ -186,26 +182,20 @@ class StepCost:
 
     def tokens_within(self, seconds: float) -> int:
         """Return the most new tokens whose base is at most `seconds`; 0: not even one."""
-        if not self.known or self.base(1) > seconds:
+        if not self.known:
             return 0
-        low, high = 1, _TOKENS_MAX
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.base(middle) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, _TOKENS_MAX + 1), seconds, key=self.base)
 
-    def prompt_tokens(self, decodes: int, seconds: float, least: int, untried: int) -> int:
+    def prompt_tokens(self, decodes: int, seconds: float) -> int:
         """Return how many prompt tokens fit next to so many decodes within `seconds`.
 
-        At least `least`, and `untried` while nothing is known; at most twice what was tried.
+        At least PREFILL_TOKENS_MIN, and at most twice what was tried. While nothing is known: one
+        quantum.
         """
         if not self.known:
-            return untried
+            return PREFILL_QUANTUM_TOKENS
         fits = self.tokens_within(seconds * _MARGIN) - decodes
-        return max(min(fits, 2 * max(self.tried, untried)), least)
+        return max(min(fits, 2 * max(self.tried, PREFILL_QUANTUM_TOKENS)), PREFILL_TOKENS_MIN)
 
     # -- Charges ---------------------------------------------------------------------------------
     @property

@@ -24,16 +24,13 @@ _TRIMS: Final = 3  # checks with a trim each: texts under way release memory a l
 
 
 class GrammarFootprint(Protocol):
-    """The part of a grammar that the budget needs."""
+    """The part of `Grammar` that the budget needs."""
 
     used: float
 
     @property
-    def held_bytes(self) -> int:
-        """Its memory in bytes."""
-
-    def release(self) -> None:
-        """Release the memory."""
+    def held_bytes(self) -> int: ...
+    def release(self) -> None: ...
 
 
 class GrammarBudget:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import msgpack
@@ -115,7 +116,8 @@ class Checker:
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 assert pipe is not None
-                _close(pipe)
+                with suppress(BrokenPipeError):  # it is gone, with what was not written
+                    pipe.close()
 
 
 def _lower_priority(pid: int) -> None:
@@ -123,13 +125,6 @@ def _lower_priority(pid: int) -> None:
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     os.setpriority(os.PRIO_PROCESS, pid, niceness)
     set_slice(0.0, pid)
-
-
-def _close(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        return  # the process is gone, with what was not written
 
 
 def _write(pipe: Any, value: Any) -> None:

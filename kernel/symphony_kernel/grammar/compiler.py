@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,6 @@ from weakref import WeakSet, finalize
 
 from llguidance import LLMatcher, LLTokenizer
 
-from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.grammar.budget import GrammarBudget
 from symphony_kernel.grammar.checker import Checker, CheckerFault
 from symphony_kernel.grammar.matcher_cache import MatcherCache
@@ -215,13 +214,6 @@ class GrammarCompiler:
         self._running = self._closed = False
         self._kept = MatcherCache()
 
-    @classmethod
-    def of(
-        cls, about: Mapping[str, Any], model: ModelInfo, weight: Callable[[str], float]
-    ) -> "GrammarCompiler":
-        """Return the compiler for a model. `about` is `Welcome`'s description of it."""
-        return cls(about.get("tokenizer") or b"", model.vocab_size, model.eos, weight)
-
     def prepare(self) -> None:
         """Make the tokenizer, which is slow and holds the GIL; ValueError as `Vocabulary`."""
         if self.available:
@@ -405,11 +397,6 @@ class GrammarCompiler:
     def _add(self, tenant: str, grammar: Grammar) -> Grammar:
         self._live.setdefault(tenant, WeakSet()).add(grammar)
         return grammar
-
-    @property
-    def held_bytes(self) -> int:
-        """The estimated memory of all grammars, at the budget's last check."""
-        return self._budget.held_bytes
 
     def statistics(self) -> dict[str, Any]:
         return {

@@ -34,14 +34,11 @@ _RENEWALS_MAX: Final = 3  # of its grammar that a text waits for, without a mask
 
 
 class ConstrainedText(Protocol):
-    """The part of a KV file that a matcher reads."""
+    """The part of `KVFile` that a matcher reads."""
 
     @property
-    def length(self) -> int:
-        """The number of entries."""
-
-    def read_tokens(self, start: int, n: int) -> UInt32:
-        """Return the tokens of entries start to start + n ([n], a copy)."""
+    def length(self) -> int: ...
+    def read_tokens(self, start: int, n: int) -> UInt32: ...
 
 
 class Constraint:

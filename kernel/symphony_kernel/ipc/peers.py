@@ -16,24 +16,15 @@ _FRAME_BYTES: Final = REPLIES_BYTES_MAX
 
 
 class PortKernel(Protocol):
-    """The part of the kernel that a port needs."""
+    """The part of `Kernel` that a port needs."""
 
     hooks: JournalHooks | None
 
-    def handle_message(self, port: "Port", message: m.Message) -> None:
-        """Handle a message. MessageError: this peer may not send it."""
-
-    def execute_calls(self, port: "WorkerPort", calls: list[Any]) -> None:
-        """Execute a worker's calls."""
-
-    def calls_executed(self, count: int) -> None:
-        """Form the next batch after a frame of `count` calls."""
-
-    def detach(self, port: "Port") -> None:
-        """Forget a peer that is gone."""
-
-    def stop_with(self, error: BaseException) -> None:
-        """Stop after a failure of the kernel itself."""
+    def handle_message(self, port: "Port", message: m.Message) -> None: ...
+    def execute_calls(self, port: "WorkerPort", calls: list[Any]) -> None: ...
+    def calls_executed(self, count: int) -> None: ...
+    def detach(self, port: "Port") -> None: ...
+    def stop_with(self, error: BaseException) -> None: ...
 
 
 class Port:

@@ -158,7 +158,7 @@ class JournalRecovery:
         self._requeue(replay)
         counts = self._counts
         counts.recovered_records, counts.recovery_ms = records, 1000 * (time.monotonic() - began)
-        instances = self._parts.processes.statistics().instances
+        instances = len(self._parts.processes.live)
         _log.warning(
             "recovered %d instances from %d records in %.0f ms",
             instances, records, counts.recovery_ms,

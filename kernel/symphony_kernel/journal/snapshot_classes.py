@@ -166,7 +166,7 @@ MANY: Final = (
         Request,
         {
             **_as(False, "reserved", "finished"),
-            **_as(0, "placed", "computed", "passed"),
+            **_as(0, "placed", "computed"),
             **_as(None, "result", "recompute"),
         },
     ),

@@ -59,7 +59,7 @@ class Maintenance:
         self._idle, self._check, self._failed = idle, check, failed
         self._last_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._watchdog = watchdog
+        self.watchdog = watchdog
         self.statistics = AuditStatistics()
 
     async def open(self) -> None:
@@ -72,18 +72,13 @@ class Maintenance:
             await measure_moves(self._kvfs.tiers, self._executor)
         if self._audit.seconds:
             self._schedule(self._audit.seconds)
-        self._watchdog.start()
-
-    @property
-    def stalls_found(self) -> int:
-        """Stalls of the scheduler since the start."""
-        return self._watchdog.found
+        self.watchdog.start()
 
     def close(self) -> None:
         """Stop audits and watchdog. The disk tier closes when its operations have ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._watchdog.stop()
+        self.watchdog.stop()
         self._kvfs.tiers.spill_tier.close()
 
     def _schedule(self, seconds: float) -> None:

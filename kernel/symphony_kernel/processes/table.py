@@ -29,22 +29,13 @@ _LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that a
 
 
 class RequestQueue(Protocol):
-    """The part of the scheduler that syscalls use."""
+    """The part of `Scheduler` that syscalls use."""
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; `request.done` is called when it ends."""
-
-    def cancel(self, request: Request) -> None:
-        """End a request with ECANCELED."""
-
-    def drop_requests(self, root: int, instance: int | None = None) -> None:
-        """Drop all requests of an instance, or of a whole run; `done` is not called."""
-
-    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a run for device time outside its requests, in tokens' service."""
-
-    def trace_run(self, root: int) -> None:
-        """Emit trace events for a run until it ends."""
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, request: Request) -> None: ...
+    def drop_requests(self, root: int, instance: int | None = None) -> None: ...
+    def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
+    def trace_run(self, root: int) -> None: ...
 
 
 class Grant(NamedTuple):
@@ -107,21 +98,27 @@ class Instance:
     constraints_made: int = 0
     ended: bool = False
 
+    def open_file(self, number: int, rights: int, make: Callable[[], KVFile]) -> KVFile:
+        """Insert a handle, charged to the tenant, on the file that `make` returns.
+
+        Raises:
+            SyscallError: EDQUOT, or what `make` raises; nothing has changed.
+        """
+        self.tenant.charge_handle()
+        try:
+            file = make()
+        except SyscallError:
+            self.tenant.handles -= 1
+            raise
+        self.handles.insert(number, file, rights)
+        return file
+
     def constraint(self, handle: int) -> Constraint:
         """Return the constraint behind a handle; SyscallError EBADF."""
         found = self.constraints.get(handle)
         if found is None:
             raise SyscallError(Errno.EBADF, f"no constraint {handle}")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatistics:
-    """What is live now."""
-
-    instances: int
-    lips: int
-    handles: int
 
 
 class ProcessTable:
@@ -357,14 +354,8 @@ class ProcessTable:
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.quotas.close(gone.account)
         self._leave_run(gone.run)
-        usage = gone.usage
-        self._used.setdefault(gone.tenant.name, Usage()).add(usage)
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "kv_token_ms": round(entry_ms),
-        }
+        self._used.setdefault(gone.tenant.name, Usage()).add(gone.usage)
+        return {**asdict(gone.usage), "kv_token_ms": round(entry_ms)}
 
     def end_worker(self, worker: str | None = None) -> list[int]:
         """End all instances of a worker that has died, or all instances; return them.
@@ -468,12 +459,9 @@ class ProcessTable:
                 )
         self._kvfs.check_integrity(held)
 
-    def statistics(self) -> ProcessStatistics:
-        return ProcessStatistics(
-            instances=len(self._instances),
-            lips=len(self._runs),
-            handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
-        )
+    def statistics(self) -> dict[str, int]:
+        handles = sum(tenant.handles for tenant in self._kvfs.tenants.values())
+        return {"instances": len(self._instances), "lips": len(self._runs), "handles": handles}
 
 
 def _read_options(options: dict[str, Any]) -> tuple[float, int, int, int, int]:

@@ -124,7 +124,6 @@ TENANT_WEIGHT_MIN = 1e-6  # service is divided by it
 PREFILL_TOKENS_MIN = 16  # prompt tokens in a step with decodes, however short the time is
 PRESENT_MS: Final = 100.0  # a tenant is present for so long after its last work on the device
 DECODING_MS_MAX: Final = 1_000  # a run counts as decoding for so long after its last result
-PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # without any page that comes free, before a waiting pred gets ENOMEM
 
 # --- Eviction and admission (kernel) --------------------------------------------------------------

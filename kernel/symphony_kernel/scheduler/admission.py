@@ -69,9 +69,6 @@ class MemoryQueue:
     def __len__(self) -> int:
         return len(self.places)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self.places
-
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self.places))
 
@@ -88,9 +85,6 @@ class MemoryQueue:
 
     def remove(self, request: Request) -> bool:
         return self.places.pop(request, None) is not None
-
-    def place(self, request: Request) -> float:
-        return self.places[request]
 
     def first(self) -> Request | None:
         best: Request | None = None
@@ -135,10 +129,10 @@ class Admission:
         self._reserved_max = _RESERVED_SPARE
         self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
         self._recomputing = 0.0  # recent mean of tokens recomputed for one admission
-        self._far_ahead = False  # a run has been served a slice more than the first queued one
-        self._frames_held = False  # all frames are for the first queued request
-        self.recomputed_tokens = 0
-        self.preemptions = 0
+        self.far_ahead = False  # a run has been served a slice more than the first queued one
+        self.frames_held = False  # all frames are for the first queued request
+        self.recomputed_tokens = 0  # since their K and V were in no tier
+        self.preemptions = 0  # of files in use, for a request with a better claim
         eviction.held = self._held_pages
 
     @property
@@ -175,17 +169,12 @@ class Admission:
         if not file.length or len(file.absent_pages()):
             return False
         needed = file.pages_needed(request.count)
-        return not needed or (not self._frames_held and needed <= self._eviction.free)
+        return not needed or (not self.frames_held and needed <= self._eviction.free)
 
     def reserve_ahead(self, request: Request) -> None:
         """Give a request what it needs while a step computes, unless others lack frames."""
-        if self._pool.absent or self._queued:
-            return
-        try:
-            request.file.reserve(request.count)
-        except SyscallError:
-            return  # `admit` tries again and handles the error
-        self._admitted(request)
+        if not (self._pool.absent or self._queued):
+            self.readmit(request)  # if it fails, `admit` tries again and handles the error
 
     def readmit(self, request: Request) -> bool:
         """Admit a continuation of an admitted request; return whether it has all it needs."""
@@ -207,15 +196,10 @@ class Admission:
         """
         while (request := self.memory_queue.first()) is not None:
             if not self._try_queued(request, failed):
-                self._queue.limit_to(request.root, self.memory_queue.place(request), self._slice)
-                self._far_ahead = False
-                return True
-        self._far_ahead = False
-        return False
-
-    def note_skipped(self) -> None:
-        """Record that a run is a slice ahead of the first queued request, and waits."""
-        self._far_ahead = True
+                self._queue.limit_to(request.root, self._queued[request], self._slice)
+                break
+        self.far_ahead = False
+        return request is not None
 
     def force_first(self, failed: list[tuple[Request, Errno]]) -> bool:
         """Admit the first queued request with all frames that are free; return whether.
@@ -230,9 +214,6 @@ class Admission:
         if not entered and self._eviction.rank_unranked():
             entered = self._try_queued(request, failed, force=True)
         return entered
-
-    def hold_frames(self, holds: bool) -> None:
-        self._frames_held = holds
 
     def _enqueue(self, request: Request) -> None:
         self.memory_queue.add(request)
@@ -255,12 +236,11 @@ class Admission:
         return True
 
     # -- Requests that leave ---------------------------------------------------------------------
-    def remove(self, request: Request) -> bool:
+    def remove(self, request: Request) -> None:
         self._reading.pop(request, None)
-        if self.blocked.pop(request, self) is None:
-            return True
+        self.blocked.pop(request, None)
         self._leftovers.pop(request, None)
-        return self.memory_queue.remove(request)
+        self.memory_queue.remove(request)
 
     def drop_requests(self, root: int, instance: int | None) -> list[Request]:
         gone = [
@@ -317,7 +297,7 @@ class Admission:
             newly
             and wanted
             and self._queued
-            and (self._frames_held or len(absent) or not file.length)
+            and (self.frames_held or len(absent) or not file.length)
         ):
             return None
         if wanted and wanted + promised > self._eviction.free:
@@ -356,46 +336,41 @@ class Admission:
             return self._preempt(request, file, wanted, -np.inf)
         if newly and file.length and not len(file.absent_pages()):  # it grows where it is
             return self._preempt(request, file, wanted, 0.0)
-        if newly or self._far_ahead:
+        if newly or self.far_ahead:
             return self._preempt(request, file, wanted, self._slice)
         return False
 
     def _take_leftovers(self, request: Request, file: KVFile, wanted: int) -> bool:
         """Take frames of queued requests' files that have no better claim than this one."""
-        served = self._served(request)
-        behind: list[tuple[float, KVFile]] = []
-        for other in self._leftovers:
-            theirs = cast(KVFile, other.file)
-            more = self._queue.service_ahead(other.root, request.root, served)
-            if theirs is not file and more >= 0:
-                behind.append((more, theirs))
-        behind.sort(key=lambda each: -each[0])
-        if not self._eviction.preempt([each for _, each in behind], wanted, file):
+        queued = [(other.root, cast(KVFile, other.file)) for other in self._leftovers]
+        if not self._eviction.preempt(self._ahead(request, file, queued, 0.0), wanted, file):
             return False
         for other in list(self._leftovers):
             if not (self._pool.frame[cast(KVFile, other.file).pages] >= 0).any():
                 del self._leftovers[other]
         return True
 
-    def _served(self, request: Request) -> float:
-        if request in self.memory_queue:
-            return self.memory_queue.place(request)
-        return self._queue.counters(request.root)[1]
-
     def _preempt(self, request: Request, file: KVFile, wanted: int, least: float) -> bool:
         """Take frames from files in use of runs that were served at least `least` more."""
-        served = self._served(request)
-        ahead: list[tuple[float, KVFile]] = []
-        for other in self._eviction.eviction_order.in_use():
-            if other is not file:
-                more = self._queue.service_ahead(other.root, request.root, served)
-                if more >= least:
-                    ahead.append((more, other))
-        ahead.sort(key=lambda each: -each[0])
-        if not self._eviction.preempt([other for _, other in ahead], wanted, file):
+        in_use = [(other.root, other) for other in self._eviction.eviction_order.in_use()]
+        if not self._eviction.preempt(self._ahead(request, file, in_use, least), wanted, file):
             return False
         self.preemptions += 1
         return True
+
+    def _ahead(
+        self, request: Request, file: KVFile, others: list[tuple[int, KVFile]], least: float
+    ) -> list[KVFile]:
+        """Return files of runs that were served at least `least` more, the most served first."""
+        place = self._queued.get(request)
+        served = self._queue.counters(request.root)[1] if place is None else place
+        ahead: list[tuple[float, KVFile]] = []
+        for root, other in others:
+            more = self._queue.service_ahead(root, request.root, served)
+            if other is not file and more >= least:
+                ahead.append((more, other))
+        ahead.sort(key=lambda each: -each[0])
+        return [other for _, other in ahead]
 
     def _finish_admission(self, request: Request, file: KVFile) -> Admitted | Errno:
         """Take the frames that a request needs, which are free, and start its recompute."""
@@ -438,7 +413,8 @@ class Admission:
 
     def _forget_ended(self) -> None:
         """Drop ended requests soon, while they are still in the processor's cache."""
-        self._reserved = _alive(self._reserved)
+        alive = {each: None for each in self._reserved if each.reserved and not each.finished}
+        self._reserved = list(alive)
         self._reserved_max = 2 * len(self._reserved) + _RESERVED_SPARE
 
     def _held_pages(self) -> Bool:
@@ -493,9 +469,3 @@ class Admission:
     def _slice(self) -> float:
         """Service by which a run may get ahead of another that waits for its frames."""
         return ADMISSION_SLICE_TOKENS + RECOMPUTE_SLICES * self._recomputing
-
-
-def _alive(requests: list[Request]) -> list[Request]:
-    return list(
-        {request: None for request in requests if request.reserved and not request.finished}
-    )

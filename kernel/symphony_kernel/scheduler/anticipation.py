@@ -15,26 +15,29 @@ misleads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
 
 _ODDS_GAIN: Final = 1 / 4
 _ODDS_EVEN: Final = 1 / 2
 _TIMER_SECONDS: Final = 2e-6  # by which a timer may fire before an answer that is due
-_LONG_AGO: Final = float("-inf")
 _MEAN_GAIN: Final = 1 / 4
 _OUTLIER: Final = 8.0  # times the mean: larger values count as this
 
 
 @dataclass(slots=True)
-class Estimate:
-    """Mean and mean deviation of a changing quantity, as TCP estimates round trips."""
+class _RunHistory:
+    """How long a run takes to answer, estimated as TCP estimates round trips."""
 
-    mean: float = 0.0
-    deviation: float = 0.0
+    replied: float = 0.0  # when the last step with it ended
+    owed: int = 0  # results of that step that it has not followed with a pred
+    odds: float = 1.0  # that it answers soon
+    mean: float = 0.0  # seconds that it takes when it does
+    deviation: float = 0.0  # their mean deviation
     known: bool = False
 
     def learn(self, value: float) -> None:
@@ -54,31 +57,6 @@ class Estimate:
         self.deviation += (abs(error) - self.deviation) * _MEAN_GAIN
 
 
-class Ready(Protocol):
-    """The part of the queue that matters to waits."""
-
-    @property
-    def requests(self) -> int:
-        """Requests that could be launched."""
-
-    @property
-    def runs_active(self) -> int:
-        """Runs with such requests."""
-
-    def has_requests(self, root: int) -> bool:
-        """Whether a run has such requests."""
-
-
-@dataclass(slots=True)
-class _RunHistory:
-    """How long a run takes to answer."""
-
-    replied: float = 0.0  # when the last step with it ended
-    owed: int = 0  # results of that step that it has not followed with a pred
-    odds: float = 1.0  # that it answers soon
-    seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
-
-
 class Anticipation:
     """The runs of the last step that owe an answer, and each run's past.
 
@@ -87,29 +65,22 @@ class Anticipation:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, _RunHistory] = {}
+        self._runs: dict[int, _RunHistory] = {}  # in the order of their last results
         self._expected: set[int] = set()
         self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
         self._soon = 0.0  # the longest wait, in seconds after it
-        # The two runs that have had a result last, and when: they decode.
-        self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
 
     def step_ended(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
         """Record how many results each run got, by root, that it may answer yet."""
-        self._note_decoding(replies, now)
         self._expected.clear()
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            history = self._runs.get(root)
-            if history is None:
-                history = self._runs[root] = _RunHistory()
-            history.replied = now
+            history = self._runs.pop(root) if root in self._runs else _RunHistory()
+            self._runs[root] = history
+            history.replied, history.owed = now, max(count, 0)
             if count > 0:
-                history.owed = count
                 self._expected.add(root)
-            else:
-                history.owed = 0
 
     def request_arrived(self, root: int, now: float) -> None:
         history = self._runs.get(root)
@@ -118,7 +89,7 @@ class Anticipation:
         seconds = now - history.replied
         if seconds <= self._soon:
             history.odds += (1 - history.odds) * _ODDS_GAIN
-            history.seconds.learn(seconds)
+            history.learn(seconds)
         else:
             history.odds -= history.odds * _ODDS_GAIN
         history.owed -= 1
@@ -126,9 +97,8 @@ class Anticipation:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
-        history = self._runs.get(root)
-        if history is None:
-            history = self._runs[root] = _RunHistory()
+        history = self._runs.pop(root) if root in self._runs else _RunHistory()
+        self._runs[root] = history
         history.replied = now
         history.owed += 1
         self._expected.add(root)
@@ -140,17 +110,18 @@ class Anticipation:
     def forget_run(self, root: int) -> None:
         self._runs.pop(root, None)
         self._expected.discard(root)
-        self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
 
     def any_decoding(self, now: float, besides: int = 0) -> bool:
         """Whether a run other than `besides` has had a result lately."""
-        since = now - DECODING_MS_MAX / 1000
-        return any(at > since and root != besides for root, at in self._decoding)
+        for root, history in reversed(self._runs.items()):
+            if root != besides:
+                return history.replied > now - DECODING_MS_MAX / 1000
+        return False
 
     def any_expected(self, which: Callable[[int], bool]) -> bool:
         return any(map(which, self._expected))
 
-    def wait_seconds(self, now: float, ready: Ready) -> float:
+    def wait_seconds(self, now: float, ready: FairQueue) -> float:
         """Return how much longer the launch should wait for answers; 0: not at all."""
         bound = self._ended + self._soon
         if not self._expected or now >= bound:
@@ -158,13 +129,12 @@ class Anticipation:
         new, soon = False, []  # runs that may answer in time
         for root in self._expected:
             history = self._runs[root]
-            seconds = history.seconds
-            if not seconds.known:  # it has never answered soon, or never at all
+            if not history.known:  # it has never answered soon, or never at all
                 new = new or history.odds == 1.0
                 continue
-            likely = history.replied + seconds.mean + seconds.deviation
+            likely = history.replied + history.mean + history.deviation
             if likely <= bound:
-                soon.append((likely, seconds.deviation))
+                soon.append((likely, history.deviation))
         if not (new or soon):
             return 0.0
         worth = self._step_seconds * self._share(ready)
@@ -175,7 +145,7 @@ class Anticipation:
                 latest = max(latest, min(due, bound, now + worth))
         return max(latest - now, 0.0)
 
-    def _share(self, ready: Ready) -> float:
+    def _share(self, ready: FairQueue) -> float:
         """Return the share of a step for which it pays to wait from now on."""
         rows = runs = 0.0
         for root in self._expected:
@@ -184,12 +154,3 @@ class Anticipation:
             if not ready.has_requests(root):
                 runs += history.odds
         return max(rows / (rows + ready.requests), runs / (runs + ready.runs_active))
-
-    def _note_decoding(self, replies: dict[int, int], now: float) -> None:
-        left = len(self._decoding)
-        for root in replies:
-            if not left:
-                break
-            left -= 1
-            before, last = self._decoding
-            self._decoding = [before if root == last[0] else last, (root, now)]

@@ -4,10 +4,9 @@ A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is 
 time: after each, the least served run comes first. So decodes, which cost little, are in every
 step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
-Where several tenants are present, each first gets its share of the step's time, rows and tokens
-(`device_shares`). What is left goes in fair order, until the step would take longer than their
-shares allow. While requests wait for the next step, others with worse claims may fill this one, but
-get at most one step's service ahead.
+Where several tenants are present, each first gets its share of the step (`device_shares`). What is
+left goes in fair order. While requests wait for the next step, others with worse claims may fill
+this one, but get at most one step's service ahead.
 
 A pred reserves room for all its tokens when its first chunk is taken. So a pred that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
@@ -24,11 +23,10 @@ from symphony_kernel.fairness.device_shares import StepBudget, TenantShare
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.fairness.step_cost import StepCost, StepLoad
 from symphony_kernel.grammar.matcher import GrammarMatcher
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     MASKS_MS_MAX,
-    PAGES_PASSED_STEPS_MAX,
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
@@ -94,7 +92,6 @@ class FormedStep:
     """The result of one look at the queue."""
 
     step: Step | None = None
-    waiting: list[Request] = field(default_factory=list)  # for pages
     failed: list[tuple[Request, Errno]] = field(default_factory=list)  # taken out of the queue
     unready: bool = False  # a request waits for a grammar that is being compiled
 
@@ -108,21 +105,15 @@ class _StepSpace:
     costs: StepCost
     budget: StepBudget | None
     gap: float  # seconds that it may take with prompts
-    may_hold_pages: bool
     share: TenantShare | None = None  # of the tenant that fills the step now, if one does
-    seconds: float = field(init=False)
     load: StepLoad = field(default_factory=StepLoad)
     prefilled: int = 0  # tokens that prompts have got
     formed: FormedStep = field(default_factory=FormedStep)
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     limited: bool = False  # others must not get far ahead of a prompt that waits
-    held: bool = False  # free pages are for a request that has waited too long
     memory_limited: bool = False  # others must not get far ahead of the memory queue
     masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
     mask: float = 0.0  # that of the row looked at last
-
-    def __post_init__(self) -> None:
-        self.seconds = _ENDLESS if self.budget is None else self.budget.seconds
 
     def add_prefill(self, tokens: int) -> None:
         self.prefill -= tokens
@@ -168,7 +159,7 @@ class _StepSpace:
             return False
         load, costs = self.load, self.costs
         seconds = costs.base(load.tokens + count) + costs.rows_seconds(load) + rows + reserve
-        bound = self.seconds if request.count == 1 else min(self.seconds, self.gap)
+        bound = budget.seconds if request.count == 1 else min(budget.seconds, self.gap)
         return seconds <= bound * _ROUNDING
 
     def add_tokens(self, request: Request, count: int, new: bool) -> None:
@@ -202,19 +193,17 @@ ONLY: Final = _constant(0)  # the place of a row's only token
 
 
 class Batcher:
-    """Forms steps. A request that needs more than `pages` pages can never run."""
+    """Forms steps."""
 
     def __init__(
         self,
         queue: FairQueue,
-        pages: int,
+        admission: Admission,
         limits: StepLimits | None = None,
-        admission: Admission | None = None,
         costs: StepCost | None = None,
     ) -> None:
         self._queue = queue
         self._costs = costs or StepCost()
-        self._pages = pages
         self.limits = limits or StepLimits()
         self._admission = admission
 
@@ -223,67 +212,33 @@ class Batcher:
         prefill: int | None = None,
         budget: StepBudget | None = None,
         gap: float = _ENDLESS,
+        without_frames: bool = False,
     ) -> FormedStep:
         """Take the next step's requests from the queue.
 
         Prompts get at most `prefill` tokens. With a `budget` they get what is in it, while the step
-        takes at most `gap` seconds. A request that waited for pages while many steps were formed
-        gets the next free ones, unless nothing else could run.
-        """
-        prefill = self.limits.tokens if prefill is None else prefill
-        tokens, costs = self.limits.tokens, self._costs
-        formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, True))
-        if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(_StepSpace(tokens, prefill, costs, budget, gap, False))
-        for request in formed.waiting:
-            request.passed += 1
-        return formed
+        takes at most `gap` seconds.
 
-    def form_without_frames(
-        self, prefill: int, budget: StepBudget | None, gap: float
-    ) -> FormedStep:
-        """Form a step when nothing computes and `form` found nothing for lack of frames.
-
-        First the oldest request of the memory queue takes the frames that are not held. If those
-        are too few, admitted requests hold the rest: these run, and no other request gets a frame.
+        `without_frames`: nothing computes, and no request could run for lack of frames. First the
+        oldest request of the memory queue takes the frames that are not held. If those are too few,
+        admitted requests hold the rest: these run, and no other request gets a frame.
         """
         admission = self._admission
-        assert admission is not None
-        failed: list[tuple[Request, Errno]] = []
-        forced = admission.force_first(failed)
-        admission.hold_frames(not forced)
-        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap, False)
-        formed = self._form(space, limited=forced)
-        admission.hold_frames(False)
-        formed.failed += failed
-        if formed.step is None and not formed.failed:
-            formed.waiting = list(admission.memory_queue)
+        prefill = self.limits.tokens if prefill is None else prefill
+        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap)
+        failed = space.formed.failed
+        admission.frames_held = without_frames and not admission.force_first(failed)
+        if len(admission.memory_queue) and not admission.frames_held:
+            space.limited = space.memory_limited = admission.admit_queued(failed)
+        formed = self._form(space)
+        admission.frames_held = False
         return formed
 
-    def reserve_ahead(self, request: Request) -> None:
-        if self._admission is not None:
-            self._admission.reserve_ahead(request)
-            return
-        try:
-            request.file.reserve(request.count)
-            request.reserved = True
-        except SyscallError:
-            return  # `form` tries again and handles the error
-
-    def readmit(self, request: Request) -> bool:
-        """Admit a continuation of a request that ran; return whether it has all it needs."""
-        if self._admission is not None:
-            return self._admission.readmit(request)
-        self.reserve_ahead(request)
-        return request.reserved
-
     # -- Forming -------------------------------------------------------------------------------
-    def _form(self, space: _StepSpace, limited: bool = True) -> FormedStep:
-        queue, admission, budget = self._queue, self._admission, space.budget
+    def _form(self, space: _StepSpace) -> FormedStep:
+        queue, budget = self._queue, space.budget
         formed, chunks = space.formed, space.chunks
         probe = False
-        if limited and admission is not None and len(admission.memory_queue):
-            space.limited = space.memory_limited = admission.admit_queued(formed.failed)
         if budget is not None:
             for share in budget.shares:
                 if queue.focus_tenant(share.tenant):
@@ -291,7 +246,7 @@ class Batcher:
                     self._fill(space)
             queue.unfocus()
             space.share = None
-            if not space.memory_limited and not formed.waiting and not formed.unready:
+            if not space.memory_limited and not formed.unready:
                 queue.restore()
             if chunks:
                 queue.limit_tenants(budget.counter_max)
@@ -313,8 +268,8 @@ class Batcher:
         formed, chunks = space.formed, space.chunks
         while space.tokens and (request := queue.first()) is not None:
             if space.limited and queue.skip_if_ahead():
-                if space.memory_limited and admission is not None:
-                    admission.note_skipped()
+                if space.memory_limited:
+                    admission.far_ahead = True
                 continue
             single = request.count == 1
             chunk = None if single else chunks.get(request)
@@ -334,21 +289,10 @@ class Batcher:
                 if request.matcher is not None and not _has_mask(request.matcher, space, formed):
                     queue.set_aside()  # it is among the first of the next step
                     continue
-                if request.reserved:
-                    pass
-                elif admission is not None:
-                    became = admission.admit(request)
-                    if became is not _READY:
-                        if isinstance(became, Errno):
-                            formed.failed.append((request, became))
-                        continue
-                else:
-                    errno = self._reserve(request, space.held)
-                    if errno is not None:
-                        space.held |= (
-                            self._note_failure(request, errno, formed) and space.may_hold_pages
-                        )
-                        continue
+                if not request.reserved and (became := admission.admit(request)) is not _READY:
+                    if isinstance(became, Errno):
+                        formed.failed.append((request, became))
+                    continue
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
                 if request.matcher is not None:  # only now is it certain that it runs
                     space.masks += space.mask
@@ -379,29 +323,6 @@ class Batcher:
         if request.options.parents is not None or not queue.skip_tenant_of_prompts():
             queue.set_aside()
         return True
-
-    def _reserve(self, request: Request, held: bool) -> Errno | None:
-        """Reserve a request's room; return an errno, EAGAIN when it waits for pages."""
-        needed = request.count
-        try:
-            if held and request.file.pages_needed(needed):
-                return Errno.EAGAIN
-            request.file.reserve(needed)
-        except SyscallError as error:
-            later = error.errno is Errno.ENOMEM and request.file.pages_needed(needed) <= self._pages
-            return Errno.EAGAIN if later else error.errno
-        request.reserved = True
-        return None
-
-    def _note_failure(self, request: Request, errno: Errno, formed: FormedStep) -> bool:
-        """Record why a request cannot run; return whether it waited too long for pages."""
-        if errno is Errno.EAGAIN:
-            self._queue.set_aside()
-            formed.waiting.append(request)
-            return request.passed >= PAGES_PASSED_STEPS_MAX
-        self._queue.drop_first()
-        formed.failed.append((request, errno))
-        return False
 
     def _fill_rest(self, space: _StepSpace) -> None:
         chunks = space.chunks
@@ -489,15 +410,8 @@ def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
     elif at == "all":
         whole[chunk.start * place_bytes : (chunk.start + chunk.count) * place_bytes] = result
     else:
-        _scatter(whole, result, place_bytes, chunk)
-    return bytes(whole) if request.computed == request.count else b""
-
-
-def _scatter(whole: bytearray, result: bytes, place_bytes: int, chunk: Chunk) -> None:
-    taken = 0
-    for index, place in enumerate(chunk.request.options.at):
-        assert isinstance(place, int)
-        if chunk.start <= place < chunk.start + chunk.count:
+        span = range(chunk.start, chunk.start + chunk.count)
+        for taken, index in enumerate([i for i, place in enumerate(at) if place in span]):
             piece = result[taken * place_bytes : (taken + 1) * place_bytes]
             whole[index * place_bytes : (index + 1) * place_bytes] = piece
-            taken += 1
+    return bytes(whole) if request.computed == request.count else b""

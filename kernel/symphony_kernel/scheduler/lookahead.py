@@ -11,10 +11,8 @@ when its program makes the next one, which is predicted (`prediction`): the adop
 pred in when it comes, or keeps the result for it. So the loop must learn of each step with
 predictions at once, and there is at most one of them ahead.
 
-A look-ahead step changes nothing: no service is charged and no entry is appended before the step in
-front of it has ended. It is formed while no other request wants to run, and revoked when one comes.
-A request that comes after the device has started it waits for its end, as for any step. A row whose
-generation has ended meanwhile is dropped with its result.
+A look-ahead step changes nothing before the step in front of it has ended. It is formed while no
+other request wants to run, and revoked when one comes (docs/design/look-ahead.md).
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -25,7 +23,8 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import LOOKAHEAD_STEPS_MAX
 from symphony_kernel.request import Request
-from symphony_kernel.scheduler.batcher import ONLY, Batcher, Chunk, Step
+from symphony_kernel.scheduler.admission import Admission
+from symphony_kernel.scheduler.batcher import ONLY, Chunk, Step
 from symphony_kernel.scheduler.prediction import (
     Candidate,
     LookAheadStep,
@@ -44,12 +43,12 @@ class LookAhead:
     def __init__(
         self,
         queue: FairQueue,
-        batcher: Batcher,
+        admission: Admission,
         predictor: Predictor | None = None,
         answers_soon: Callable[[int], bool] = lambda _root: True,
     ) -> None:
         self._queue = queue
-        self._batcher = batcher
+        self._admission = admission
         self._predictor = predictor
         self._answers_soon = answers_soon
         self.steps: list[LookAheadStep] = []  # public because it is read once per request
@@ -127,7 +126,7 @@ class LookAhead:
                     kept.append(index)
                     predicted.append((candidate.predicted.history.tenant, candidate.start))
             elif self._is_wanted(candidate, lookahead.batch.rows[index]):
-                self._queue.serve_fully(candidate)
+                self._queue.extend(candidate, candidate.remaining)
                 chunks.append(Chunk(candidate, 0, 1))
                 rows.append(index)
                 kept.append(index)
@@ -200,7 +199,7 @@ class LookAhead:
             predictor = self._predictor
             if predictor is None or ahead:  # at most one look-ahead step has predictions
                 return []
-            if not predictor.is_full(candidate) and predictor.may_predict_after(candidate):
+            if predictor.may_predict_after(candidate):
                 continuing.append((index, candidate))
             elif self._answers_soon(root):
                 return []  # waiting for its pred costs less than a step without it
@@ -211,7 +210,7 @@ class LookAhead:
         file = request.file
         if request.finished or request.count != 1 or file.length != row.start:
             return False
-        if not self._queue.is_queued(request) or not self._batcher.readmit(request):
+        if not self._queue.is_queued(request) or not self._admission.readmit(request):
             return False
         return file.block_table(row.start + 1).item(-1) == row.block_table.item(-1)
 

@@ -56,10 +56,6 @@ class SchedulerMetrics:
         self.runs.discard(root)
         self._first.pop(root, None)
 
-    def launched(self, step: Step) -> None:
-        """Count a step's decodes now, before its requests are renewed."""
-        step.decodes = sum(1 for chunk in step.chunks if chunk.request.count == 1)
-
     def completing(self, now: float) -> None:
         """Start counting a step that has ended: `finished` follows, then `stepped`."""
         self._now = now
@@ -78,7 +74,7 @@ class SchedulerMetrics:
         if self._first and request.options.get is not Get.NONE:
             since = self._first.pop(request.root, None)
             if since is not None:
-                self._observe("time_to_first_token_seconds", self._now - since)
+                self.histograms["time_to_first_token_seconds"].add(self._now - since)
 
     def predicted(self, request: Request) -> None:
         assert request.count == 1
@@ -88,7 +84,7 @@ class SchedulerMetrics:
     def stepped(self, step: Step, seconds: float) -> None:
         self._note_gap()
         for before, rows in self._gaps.items():
-            self._observe("inter_token_latency_seconds", self._now - before, rows)
+            self.histograms["inter_token_latency_seconds"].add(self._now - before, rows)
         self._gaps.clear()
         self.steps += 1
         self.rows += len(step.chunks)
@@ -96,14 +92,11 @@ class SchedulerMetrics:
         self.decode_steps += step.decodes > 0
         self.prefill_tokens += step.tokens - step.decodes
         self.step_seconds += seconds
-        self._observe("step_rows", len(step.chunks))
-        self._observe("step_tokens", step.tokens)
-        self._observe("step_seconds", seconds)
+        self.histograms["step_rows"].add(len(step.chunks))
+        self.histograms["step_tokens"].add(step.tokens)
+        self.histograms["step_seconds"].add(seconds)
 
     def _note_gap(self) -> None:
         if self._rows:
             self._gaps[self._before] = self._gaps.get(self._before, 0) + self._rows
             self._rows = 0
-
-    def _observe(self, name: str, value: float, times: int = 1) -> None:
-        self.histograms[name].add(value, times)

@@ -10,13 +10,9 @@ result is used only when a pred comes that is exactly the predicted one.
     pred of [42] comes           the row is the pred's: charged, reserved and ended as any other
     another pred comes           the row's result lies behind the file's end and is overwritten
 
-A prediction changes nothing that a program, a quota or the journal could see: no page, no entry, no
-service. An entry that begins a page is computed into a spare frame (`PagePool.take_spare`), which
-others take as if it were free. A file that is edited loses its predictions.
-
-Whether to predict is learned. Each pred that is as predicted earns its run a credit, and each row
-computed for nothing costs many. A run starts with some credit where predictions have paid for its
-tenant's last runs, and with debt where they have not.
+A prediction changes nothing that a program, a quota or the journal could see. An entry that begins
+a page is computed into a spare frame (`PagePool.take_spare`). Whether to predict is learned, by
+each run's credit (docs/design/look-ahead.md).
 """
 
 from collections.abc import Container
@@ -25,13 +21,12 @@ from typing import Final, TypeAlias, cast
 
 import numpy as np
 
-from symphony_kernel.executor.base import Batch, Executor, Int32, Row
+from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PAGE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import ONLY, Step
@@ -58,15 +53,14 @@ class Prediction:
     """A pred of one token that may come, at entry `start` of a file."""
 
     __slots__ = (
-        "dropped", "frame", "lookahead", "moved", "open", "predicted", "request", "result", "row",
+        "dropped", "frame", "lookahead", "moved", "predicted", "request", "result", "row",
         "start", "token",
     )  # fmt: skip
 
     def __init__(self, predicted: "PredictedFile", start: int) -> None:
         self.predicted = predicted
         self.start = start
-        self.token = -1  # known when it is open
-        self.open = False  # the pred before it has ended, and the file is as it left it
+        self.token = -1  # known when the pred before it has ended; then the prediction is open
         self.lookahead: LookAheadStep | None = None  # that computes it, if any
         self.row = 0  # in that step's batch
         self.frame = -1  # of its entry's page
@@ -141,11 +135,11 @@ class Predictor:
         self,
         pool: PagePool,
         entries_max: int,
-        ends: Container[int] = (),
-        options: PredictionOptions | None = None,
+        ends: Container[int],
+        options: PredictionOptions,
     ) -> None:
         self._pool = pool
-        self._options = options or PredictionOptions()
+        self._options = options
         self._positions: Int32 = np.arange(entries_max, dtype=np.int32)
         self._positions.flags.writeable = False
         self.ends = ends
@@ -154,22 +148,6 @@ class Predictor:
         self._tenants: dict[str, float] = {}  # whether it paid for their last runs, in [-1, 1]
         self.hits = 0  # preds whose result was computed before they came
         self.misses = 0  # rows computed for nothing
-
-    @classmethod
-    def for_executor(
-        cls, executor: Executor, kvfs: KVFS, options: PredictionOptions | None
-    ) -> "Predictor | None":
-        """Return a predictor for these files.
-
-        None without `options`, or where the executor takes no look-ahead steps.
-        """
-        if options is None or not getattr(executor, "follows", False):
-            return None
-        model = executor.model
-        entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        predictor = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
-        kvfs.watch_edits(predictor.drop_file)
-        return predictor
 
     # -- Preds that come and end ----------------------------------------------------------------
     def expect_next(self, request: Request, result: bytes) -> None:
@@ -183,9 +161,8 @@ class Predictor:
         if not predicted.predictions:
             predicted.predictions.append(Prediction(predicted, file.length))
         prediction = predicted.predictions[0]
-        assert not prediction.open
+        assert prediction.token < 0
         prediction.token = result[0] | result[1] << 8 | result[2] << 16 | result[3] << 24
-        prediction.open = True
 
     def claim(self, request: Request) -> Prediction | None:
         """Return the prediction that computes a new pred, if there is one.
@@ -196,7 +173,7 @@ class Predictor:
         if predicted is None:
             return None
         prediction = predicted.predictions[0] if predicted.predictions else None
-        if prediction is None or not (prediction.open and _is_predicted(prediction, request)):
+        if prediction is None or not _is_predicted(prediction, request):
             predicted.history.add(-self._options.odd)
             self._drop_predictions(predicted)
             return None
@@ -255,18 +232,13 @@ class Predictor:
         if isinstance(before, Prediction):
             predicted, start = before.predicted, before.start + 1
             history = predicted.history
+            if before.request is None and len(predicted.predictions) >= _AHEAD_MAX:
+                return False
         else:
             if not _is_predictable(before):
                 return False
             history, start = self._history(before), before.file.length + before.count
         return history.credit >= self._options.least and start < len(self._positions)
-
-    def is_full(self, before: Candidate) -> bool:
-        return (
-            isinstance(before, Prediction)
-            and before.request is None
-            and len(before.predicted.predictions) >= _AHEAD_MAX
-        )
 
     def predict_after(self, before: Candidate) -> tuple[Prediction, Row] | None:
         """Return the prediction after a row in a step, and its own row.

@@ -29,47 +29,6 @@ from symphony_kernel.request import Request
 _NOTHING: Final = PredOptions(get=Get.NONE)
 
 
-class RecomputedFile:
-    """Entries that a row of a recompute reads and writes, as a `RequestFile`.
-
-    `length` entries exist. `abandoned` is called when the recompute ends early.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        table: Callable[[int], Int32],
-        failed: Callable[[], Errno | None],
-        abandoned: Callable[[], None],
-    ) -> None:
-        self._table = table
-        self._failed = failed
-        self._gone = abandoned
-        self.length = length
-        self.computed_at = 0.0
-
-    @property
-    def error(self) -> Errno | None:
-        return self._failed()
-
-    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every RequestFile
-        return 0  # the pages exist: only their content is absent
-
-    def reserve(self, n: int) -> None: ...
-
-    def block_table(self, entries: int) -> Int32:
-        return self._table(entries)
-
-    def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
-        """Do nothing: the entries exist already."""
-
-    def commit_one(self, token: int, position: int) -> None: ...
-
-    def unreserve(self) -> None:
-        """Abandon the recompute, which was cancelled or has failed."""
-        self._gone()
-
-
 @dataclass(frozen=True, slots=True)
 class _ScratchPages:
     """Scratch frames in which a step is computed."""
@@ -90,7 +49,8 @@ class _ScratchPages:
 class Recompute:
     """The rows, in order, that make one file whole again.
 
-    The file's absent pages are unfilled.
+    The file's absent pages are unfilled. To the scheduler this is the file of each row's request:
+    the row reads the first `length` entries.
     """
 
     def __init__(self, file: KVFile, eviction: Eviction, steps: list[Step]) -> None:
@@ -101,6 +61,10 @@ class Recompute:
         self._scratch: dict[int, _ScratchPages] = {}
         self._spare: Int32 = np.empty(0, np.int32)  # frames of scratch pages to come
         self._faults = eviction.faults
+        self._table: Callable[[int], Int32] = file.unfilled_table  # of the row under way
+        self._abandoned: Callable[[], None] = self.abandon  # called when it ends early
+        self.length = 0
+        self.computed_at = 0.0
         unfilled = eviction.pool.unfilled[file.pages]
         self._missing: Int64 = np.zeros(len(unfilled), np.int64)  # absent entries of each page
         for index in np.flatnonzero(unfilled):
@@ -123,14 +87,15 @@ class Recompute:
     ) -> Request:
         step = self._steps[self._next]
         scratch = None if step.in_place else self._prepare_scratch(step)
-        table = self._file.unfilled_table if scratch is None else scratch.table
+        self._table = self._file.unfilled_table if scratch is None else scratch.table
+        self._abandoned, self.length = abandoned, step.start
         parents = None if step.parents is None else tuple(step.parents.tolist())
         request = Request(
             instance=target.instance,
             root=target.root,
             tenant=target.tenant,
             seq=0,
-            file=RecomputedFile(step.start, table, self._failed, abandoned),
+            file=self,
             tokens=step.tokens,
             positions=step.positions,
             options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
@@ -140,6 +105,27 @@ class Recompute:
         request.reserved = request.recomputes = True
         return request
 
+    # -- As a `RequestFile` -----------------------------------------------------------------------
+    @property
+    def error(self) -> Errno | None:
+        """Why it cannot continue; a failed batch may have damaged scratch pages."""
+        return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
+
+    def reserve(self, n: int) -> None: ...
+
+    def block_table(self, entries: int) -> Int32:
+        return self._table(entries)
+
+    def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
+        """Do nothing: the entries exist already."""
+
+    def commit_one(self, token: int, position: int) -> None: ...
+
+    def unreserve(self) -> None:
+        """Abandon the recompute, which was cancelled or has failed."""
+        self._abandoned()
+
+    # -- Rows -------------------------------------------------------------------------------------
     def row_computed(self) -> None:
         """Copy the row's entries to the file; pages that are whole are no longer unfilled."""
         step, scratch = self._steps[self._next], self._scratch.get(self._next)
@@ -179,10 +165,6 @@ class Recompute:
             self._eviction.transfers.copy(sources, scratch.slots(np.arange(at, at + count)))
             at += count
         return scratch
-
-    def _failed(self) -> Errno | None:
-        """Return why it cannot continue; a failed batch may have damaged scratch pages."""
-        return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
 
     def _note_computed(self, entries: Int64) -> None:
         """Count entries ([n] indices) of the file that were computed."""

@@ -7,24 +7,18 @@ wait. All of it runs on the event loop's thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isinf
 from typing import Any, Final
 
-from symphony_kernel.executor.base import Results
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
 from symphony_kernel.fairness.device_shares import DeviceShares, StepBudget
-from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad, total_load
 from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import (
-    PAGES_WAIT_MS_MAX,
-    PREFILL_QUANTUM_TOKENS,
-    PREFILL_TOKENS_MIN,
-)
+from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission
 from symphony_kernel.scheduler.anticipation import Anticipation
@@ -51,55 +45,30 @@ class Wait:
         self.seconds = seconds  # 0.0: at once
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """Counters since the start. Times are milliseconds."""
-
-    queue: FairQueueStatistics
-    waiting_for_pages: int
-    steps: int
-    rows: int
-    decode_rows: int
-    decode_steps: int  # with at least one decode row
-    tokens_computed: int
-    prefill_tokens: int
-    decode_tokens: int
-    preds: int
-    preds_starved: int  # that ended with ENOMEM so that others could run
-    preemptions: int  # files in use that lost pages to a request with a better claim
-    rebuilt_tokens: int  # recomputed because their K and V were in no tier
-    preds_guessed: int  # whose result was computed before the program asked
-    preds_guessed_in_vain: int  # rows computed for a pred that did not come
-    step_ms: float  # sum over all steps
-
-
 class Scheduler:
-    """Both levels of scheduling. `pages` is the size of the executor's pool.
-
-    With `eviction`, requests wait for frames in fair order (`admission`). Without it, files keep
-    their frames.
-    """
+    """Both levels of scheduling. `eviction` frees frames for requests in fair order."""
 
     def __init__(
         self,
         clock: Clock,
-        pages: int,
         vocab_size: int,
+        eviction: Eviction,
         limits: StepLimits | None = None,
         traced: Emit | None = None,
         anticipation: Anticipation | None = None,
-        eviction: Eviction | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
         self._costs = StepCost()
         self._queue = FairQueue(self._costs)
+        self.tenant_weight = self._queue.tenant_weight
+        self.set_tenant_weight = self._queue.set_tenant_weight
         self._traces = Traces(traced or (lambda _root, _events: None))
-        self._admission: Admission | None = None
-        if eviction is not None:
-            self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
-        self._batcher = Batcher(self._queue, pages, limits, self._admission, self._costs)
+        self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
+        self._memory_queue = self._admission.memory_queue
+        self.pages_arrived = self._admission.unblock
+        self._batcher = Batcher(self._queue, self._admission, limits, self._costs)
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
@@ -112,13 +81,12 @@ class Scheduler:
         )
         self.cpu_accounts = CpuAccounts(self._queue, self._shares.present, limits.cpu)
         self._steps: list[Step] = []  # launched and not completed, in order
-        self._waiting: list[Request] = []  # for pages, as of the last formed step
-        self._victims = 1  # how many of these fail next
+        self._victims = 1  # requests that fail next if no frame becomes free
         self._changed = clock.now()  # when pages may last have been freed
         self._completed = clock.now()  # when the last step completed
         self._predictor = predictor
-        self._lookahead = LookAhead(
-            self._queue, self._batcher, predictor, self._anticipation.answers_soon
+        self.lookahead = LookAhead(
+            self._queue, self._admission, predictor, self._anticipation.answers_soon
         )
         # Requests whose results were computed before they came.
         self._precomputed: list[tuple[Request, Prediction]] = []
@@ -131,8 +99,8 @@ class Scheduler:
         """Queue a request; `request.done` is called when it ends."""
         prediction = self._claim(request) if self._predictor is not None else None
         if self._replies is None:
-            if prediction is None and self._lookahead.steps and not self._is_ahead(request):
-                self._lookahead.revoke()
+            if prediction is None and self.lookahead.steps and not self._is_ahead(request):
+                self.lookahead.revoke()
             if self._arrived is None:
                 self._arrived = self._clock.now()
             self._anticipation.request_arrived(request.root, self._arrived)
@@ -145,8 +113,8 @@ class Scheduler:
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
-        if self._steps and not self._waiting:
-            self._batcher.reserve_ahead(request)
+        if self._steps:
+            self._admission.reserve_ahead(request)
         self._queue.push(request)
 
     def cancel(self, request: Request) -> None:
@@ -162,19 +130,17 @@ class Scheduler:
 
         Their `done` is not called.
         """
-        gone = self._admission.drop_requests(root, instance) if self._admission is not None else []
+        gone = self._admission.drop_requests(root, instance)
         if self._predictor is not None:
             self._predictor.drop_requests(root, instance)
         gone += [
             w for w, _ in self._precomputed if w.root == root and instance in (None, w.instance)
         ]
+        gone += self._queue.drop_requests(root, instance)
         if instance is None:
-            gone += self._queue.forget_run(root)
             self._anticipation.forget_run(root)
             self._metrics.forget_run(root)
             self._traces.close(root, self._clock.now())
-        else:
-            gone += self._queue.forget_instance(root, instance)
         gone += [
             chunk.request
             for step in self._steps
@@ -185,10 +151,11 @@ class Scheduler:
             if not request.finished:
                 request.finished = True
                 request.file.unreserve()
-        self._lookahead.revoke()
+        self.lookahead.revoke()
         self._changed = self._clock.now()
 
     def trace_run(self, root: int) -> None:
+        """Emit trace events for a run until it ends."""
         self._traces.open(root, self._clock.now())
 
     def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:
@@ -197,22 +164,18 @@ class Scheduler:
         self._queue.charge_run(root, tenant, weight, seconds)
         self._queue.charge_tenant(tenant, seconds)
 
-    def set_tenant_weight(self, tenant: str, weight: float) -> None:
-        self._queue.set_tenant_weight(tenant, weight)
-
     @property
     def idle(self) -> bool:
         """Whether no request waits and no step is in flight."""
-        return not (self._steps or self._queue.requests or self._frame_waits or self._precomputed)
+        return not (self._steps or self._queue.requests or self._memory_queue or self._precomputed)
 
     # -- For `maintenance.watchdog` ------------------------------------------------------------
     @property
     def owing(self) -> bool:
         """Whether requests wait for nothing but a step."""
-        admission = self._admission
-        if admission is not None and admission.disk_busy:
+        if self._admission.disk_busy:
             return False
-        return not self.idle or bool(admission is not None and admission.blocked)
+        return not self.idle or bool(self._admission.blocked)
 
     @property
     def progress(self) -> int:
@@ -221,45 +184,39 @@ class Scheduler:
         return counts.steps + counts.preds + counts.starved
 
     def describe(self) -> str:
-        queue, admission = self._queue, self._admission
+        """Return in words what is known about waiting requests."""
+        queue = self._queue
         steps = [
             f"{len(s.chunks)} rows, {[p.request.describe() for p in s.chunks[:4]]}, "
             f"adopted {s.adopted}"
             for s in self._steps
         ]
-        blocked = len(admission.blocked) if admission is not None else 0
         return (
             f"steps {steps}; {queue.requests} requests queued ({queue.decodes} decodes, "
             f"{queue.tokens} tokens), first {(first := queue.first()) and first.describe()}; "
-            f"{len(self._waiting)} wait for pages, {self._frame_waits} in the memory queue, "
-            f"{blocked} blocked, {len(self._precomputed)} precomputed; "
-            f"{len(self._lookahead)} look-ahead steps"
+            f"{len(self._memory_queue)} in the memory queue, {len(self._admission.blocked)} "
+            f"blocked, {len(self._precomputed)} precomputed; "
+            f"{len(self.lookahead)} look-ahead steps"
         )
 
     def mend(self) -> None:
         """Drop the steps in flight, which no device computes, and retry blocked requests."""
-        self._lookahead.forget()
+        self.lookahead.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
             for chunk in step.chunks:
                 if not chunk.request.finished:
                     self._fail_running(chunk.request, Errno.EIO)
-        if self._admission is not None:
-            self._admission.unblock()
+        self._admission.unblock()
 
     def give_up(self) -> int:
+        """End all requests with EIO; return their number."""
         self.mend()
-        gone = self._queue.all_requests()
-        if self._admission is not None:
-            gone += self._admission.memory_queue
+        gone = [*self._queue.all_requests(), *self._memory_queue]
         for request in gone:
             self._take_out(request)
             self._fail(request, Errno.EIO)
         return len(gone)
-
-    def pages_arrived(self) -> None:
-        if self._admission is not None:
-            self._admission.unblock()
 
     def token_seconds(self) -> float:
         """Return the measured seconds of a prompt token; 0.0: not known yet."""
@@ -272,42 +229,38 @@ class Scheduler:
         None: nothing to launch until a request comes or a step completes.
         """
         self._arrived = None
-        if not (self._queue.requests or self._frame_waits):
+        if not (self._queue.requests or self._memory_queue):
             return None
         if len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
         now = self._clock.now()
         if self._steps:
-            ahead = not self._lookahead and self._may_run_ahead(now)
+            ahead = not self.lookahead and self._may_run_ahead(now)
             return self._form(now) if ahead else None
         if not self._queue.requests:
             return self._form(now)
         # Prompts leave tokens for decodes that are about to come: only rows can run out.
         rows = self._batcher.limits.rows
-        if self._ready < rows or self._anticipation.any_expected(self._queue.precedes):
+        if self._queue.requests < rows or self._anticipation.any_expected(self._queue.precedes):
             seconds = self._anticipation.wait_seconds(now, self._queue)
             if seconds > _SOON_SECONDS:
                 return Wait(seconds)
         return self._form(now)
 
     def form_lookahead(self) -> LookAheadStep | None:
-        if len(self._steps) != 1 or self._waiting or self._frame_waits:
+        if len(self._steps) != 1 or self._memory_queue:
             return None
-        step, ahead = self._steps[0], self._lookahead
+        step, ahead = self._steps[0], self.lookahead
         return ahead.form(step) if self._may_follow(step, 1 + len(ahead)) else None
 
     def adopt_lookahead(self) -> Step | None:
         """Return the look-ahead step that the device started when the last step ended."""
-        step = self._lookahead.adopt()
+        step = self.lookahead.adopt()
         if step is not None:
             self._launched(step, self._clock.now())
         if step is None or not self._may_follow(step, 1):
-            self._lookahead.revoke()
+            self.lookahead.revoke()
         return step
-
-    def lookahead_ended(self, lookahead: LookAheadStep, results: Results) -> None:
-        """Take the results of a look-ahead step, before `complete`; none: it failed."""
-        self._lookahead.step_ended(lookahead, results)
 
     def answer_predicted(self) -> None:
         while self._precomputed:
@@ -317,9 +270,6 @@ class Scheduler:
             for request, prediction in precomputed:
                 if not request.finished:
                     self._answer_prediction(request, prediction, now)
-
-    def revoke_lookahead(self) -> None:
-        self._lookahead.revoke()
 
     def complete(
         self,
@@ -373,41 +323,48 @@ class Scheduler:
                 self._fail_running(chunk.request, Errno.EIO)
         self._answered(step, {})
 
-    def statistics(self) -> SchedulerStatistics:
-        counts = self._metrics
-        return SchedulerStatistics(
-            queue=self._queue.statistics(),
-            waiting_for_pages=self._frame_waits or len(self._waiting),
-            steps=counts.steps,
-            rows=counts.rows,
-            decode_rows=counts.decode_rows,
-            decode_steps=counts.decode_steps,
-            tokens_computed=counts.prefill_tokens + counts.decode_rows,
-            prefill_tokens=counts.prefill_tokens,
-            decode_tokens=counts.decode_rows,
-            preds=counts.preds,
-            preds_starved=counts.starved,
-            preemptions=self._admission.preemptions if self._admission is not None else 0,
-            rebuilt_tokens=self._admission.recomputed_tokens if self._admission is not None else 0,
-            preds_guessed=self._predictor.hits if self._predictor is not None else 0,
-            preds_guessed_in_vain=self._predictor.misses if self._predictor is not None else 0,
-            step_ms=1000 * counts.step_seconds,
-        )
+    def statistics(self) -> dict[str, Any]:
+        """Return what waits and counters since the start, by their names in the metrics."""
+        counts, queue, predictor = self._metrics, self._queue, self._predictor
+        computing = {chunk.request.root for step in self._steps for chunk in step.chunks}
+        return {
+            "waiting": queue.requests,
+            "waiting_tokens": queue.tokens,
+            "lips_waiting": queue.runs_active,
+            "lips_running": len(computing),
+            "waiting_for_pages": len(self._memory_queue),
+            "steps": counts.steps,
+            "rows": counts.rows,
+            "decode_rows": counts.decode_rows,
+            "decode_steps": counts.decode_steps,
+            "mean_batch_rows": counts.rows / counts.steps if counts.steps else 0.0,
+            "mean_decode_rows": (
+                counts.decode_rows / counts.decode_steps if counts.decode_steps else 0.0
+            ),
+            "tokens_computed": counts.prefill_tokens + counts.decode_rows,
+            "prefill_tokens": counts.prefill_tokens,
+            "decode_tokens": counts.decode_rows,
+            "preds": counts.preds,
+            "preds_starved": counts.starved,
+            "preemptions": self._admission.preemptions,
+            "rebuilt_tokens": self._admission.recomputed_tokens,
+            "preds_guessed": predictor.hits if predictor is not None else 0,
+            "preds_guessed_in_vain": predictor.misses if predictor is not None else 0,
+            "step_ms": 1000 * counts.step_seconds,
+        }
 
     def waiting(self) -> dict[str, Any]:
         """Return waiting tokens by tenant, {name: [tokens, weight]}, and the work so far.
 
         `tokens` were computed in `seconds` of steps since the start. Looks at each waiting request.
         """
-        tenants = {name: list(found) for name, found in self._queue.waiting_by_tenant().items()}
-        for request in self._admission.memory_queue if self._admission is not None else ():
-            tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
+        tenants: dict[str, list[float]] = {}
+        for request in [*self._queue.all_requests(), *self._memory_queue]:
+            weight = self._queue.tenant_weight(request.tenant)
+            tenants.setdefault(request.tenant, [0, weight])[0] += request.remaining
         counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
-
-    def runs_computing(self) -> int:
-        return len({chunk.request.root for step in self._steps for chunk in step.chunks})
 
     def histograms(self) -> dict[str, dict[str, Any]]:
         return {name: each.view() for name, each in self._metrics.histograms.items()}
@@ -419,13 +376,13 @@ class Scheduler:
         prediction = self._predictor.claim(request)
         if prediction is None:
             return None
-        others_wait = self._waiting or self._frame_waits or self._replies is not None
-        admitted = not others_wait and self._batcher.readmit(request)
+        others_wait = self._memory_queue or self._replies is not None
+        admitted = not others_wait and self._admission.readmit(request)
         return prediction if self._predictor.settle(prediction, admitted=admitted) else None
 
     def _accept_predicted(self, request: Request, prediction: Prediction) -> None:
         if prediction.result is None:
-            self._lookahead.add_claimed(prediction, request)
+            self.lookahead.add_claimed(prediction, request)
             return
         self._queue.serve_new(request)
         self._precomputed.append((request, prediction))
@@ -467,7 +424,7 @@ class Scheduler:
         next to a run with a thousand branches would be in every second step only, and a wait behind
         two steps of prompts would break the bound on the time between tokens.
         """
-        limits, ready = self._batcher.limits, self._ready
+        limits, ready = self._batcher.limits, self._queue.requests
         full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
         if not full or self._queue.several or self._prompts_are_bounded(now):
             return False
@@ -494,29 +451,19 @@ class Scheduler:
         first = queue.first()
         return first is not None and self._anticipation.any_decoding(now, besides=first.root)
 
-    @property
-    def _frame_waits(self) -> int:
-        return len(self._admission.memory_queue) if self._admission is not None else 0
-
     def _busy_tenants(self) -> set[str]:
         computing = {name for step in self._steps for name in step.loads}
-        if self._admission is not None:
-            computing.update(self._admission.memory_queue.tenants)
+        computing.update(self._memory_queue.tenants)
         return computing
 
     def _take_out(self, request: Request) -> None:
-        if not self._queue.remove(request) and self._admission is not None:
+        if not self._queue.remove(request):
             self._admission.remove(request)
-
-    @property
-    def _ready(self) -> int:
-        return self._queue.requests - len(self._waiting)
 
     def _form(self, now: float) -> Step | Wait | None:
         formed = self._batcher.form(*self._step_space(now))
-        if formed.step is None and self._frame_waits and not (self._steps or formed.failed):
-            formed = self._batcher.form_without_frames(*self._step_space(now))
-        self._waiting = formed.waiting
+        if formed.step is None and self._memory_queue and not (self._steps or formed.failed):
+            formed = self._batcher.form(*self._step_space(now), without_frames=True)
         for request, errno in formed.failed:
             self._fail(request, errno)
         step = formed.step
@@ -528,13 +475,12 @@ class Scheduler:
             return Wait(0.0)  # their ends may have let others run
         if formed.unready and not self._steps:
             return Wait(_GRAMMARS_SECONDS)
-        if not formed.waiting or self._steps or (self._admission and self._admission.disk_busy):
+        if not self._memory_queue or self._steps or self._admission.disk_busy:
             return None
         return self._wait_for_pages(now)
 
     def _launched(self, step: Step, now: float) -> None:
         """Record a step's loads, before its requests are renewed for their next token."""
-        self._metrics.launched(step)
         self._steps.append(step)
         loads, stepwise = step.loads, set[str]()
         for chunk in step.chunks:
@@ -543,6 +489,7 @@ class Scheduler:
             if load is None:
                 load = loads[request.tenant] = StepLoad()
             load.add(request, chunk.start, chunk.count)
+            step.decodes += request.count == 1
             if chunk.count > 1 or request.continuation is None:
                 load.features[FORMED] = 1.0
                 if request.count == 1:
@@ -559,15 +506,17 @@ class Scheduler:
         if not self._queue.requests:
             several = self._queue.several
             return not several or self._shares.may_follow(step.loads, self._clock.now())
-        if self._waiting or self._frame_waits or not self._queue.several:
+        if self._memory_queue or not self._queue.several:
             return False
-        return self._shares.all_ahead(step.loads, more)
+        return self._queue.least_counter > self._shares.reached(step.loads, more)
 
     def _is_ahead(self, request: Request) -> bool:
         """Whether a new request must wait for one more step of the newest step's tenants."""
-        if not (self._steps and self._queue.several):
+        queue, tenant = self._queue, request.tenant
+        if not (self._steps and queue.several and tenant in queue.present):
             return False
-        return self._shares.is_ahead(request.tenant, self._steps[-1].loads)
+        loads = self._steps[-1].loads
+        return tenant not in loads and queue.counter(tenant) > self._shares.reached(loads, 1)
 
     def _step_space(self, now: float) -> tuple[int, StepBudget | None, float]:
         """Return the prompt tokens, the tenants' budget and the seconds of the next step.
@@ -583,23 +532,20 @@ class Scheduler:
         decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
         if bounded:
-            fits = self._costs.prompt_tokens(
-                decodes, gap, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS
-            )
-            room = min(room, fits)
+            room = min(room, self._costs.prompt_tokens(decodes, gap))
         return room, None, gap
 
     def _wait_for_pages(self, now: float) -> Wait:
-        """Wait for a program to free pages; after PAGES_WAIT_MS_MAX fail a request.
+        """Wait for a program to free frames; after PAGES_WAIT_MS_MAX fail a request.
 
-        It is a request of the most served run, so that the others can run. When that frees nothing,
+        It is the request with the worst claim, so that the others can run. When that frees nothing,
         twice as many fail, so that thousands of them do not delay the last one for long.
         """
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return Wait(left)
-        victims = sorted(self._waiting, key=lambda request: -self._queue.served(request.root))
-        self._waiting = victims[self._victims :]
+        claims = self._queue.counters
+        victims = sorted(self._memory_queue, key=lambda request: claims(request.root), reverse=True)
         for victim in victims[: self._victims]:
             self._take_out(victim)
             self._metrics.starved += 1
@@ -637,7 +583,7 @@ class Scheduler:
         request.file.unreserve()
         if self._predictor is not None:
             self._predictor.drop_file(request.file)
-        self._lookahead.revoke()
+        self.lookahead.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
             self._traces.ended(request, self._changed, errno)
@@ -654,18 +600,15 @@ class Scheduler:
         # step's time is unknown.
         seconds = max(now - max(step.launched, self._completed), 0.0)
         self._completed = max(now, self._completed)
-        self._waiting, self._victims = [], 1
+        self._victims = 1
         self._metrics.stepped(step, seconds)
         formed = step.adopted is None
         self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
         if seconds or ended is None:
-            self._learn(step, seconds)
+            load = total_load(step.loads.values())
+            load.features[FORMED] = float(formed)
+            self._costs.learn(load, seconds)
         self._anticipation.step_ended(replies, now, seconds)
-
-    def _learn(self, step: Step, seconds: float) -> None:
-        load = total_load(step.loads.values())
-        load.features[FORMED] = 1.0 if step.adopted is None else 0.0
-        self._costs.learn(load, seconds)
 
 
 def _comes_again(result: bytes | SyscallError) -> bool:

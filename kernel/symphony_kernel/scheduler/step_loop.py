@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.device_queue import StepFuture
@@ -29,7 +29,6 @@ from symphony_kernel.scheduler.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS_MAX: Final = DEVICE_PAUSE_MS_MAX / 1000
 _T = TypeVar("_T")
-Ended: TypeAlias = Callable[[StepFuture[Results]], None]
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class StepLoop:
         self._tasks: set[asyncio.Task[Results]] = set()
         self._flush, self._failed = flush, failed
         self._computing = 0  # steps given to the executor
-        self._running = False
+        self.running = False
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._when_idle: list[Callable[[], None]] = []
@@ -81,21 +80,17 @@ class StepLoop:
 
     # -- Control -------------------------------------------------------------------------------
     def run(self) -> None:
-        self._running = True
+        self.running = True
         self.plan()
-
-    @property
-    def running(self) -> bool:
-        return self._running
 
     @property
     def rests(self) -> bool:
         """Whether nothing computes and nothing is planned that would launch a step."""
         busy = self._computing or self._planned or self._quiet or self._when_idle
-        return self._running and not busy and self._timer is None
+        return self.running and not busy and self._timer is None
 
     def halt(self) -> None:
-        self._running = False
+        self.running = False
         self._cancel_timer()
 
     async def stop(self) -> None:
@@ -113,7 +108,7 @@ class StepLoop:
     def when_idle(self, action: Callable[[], None]) -> None:
         """Call `action` when no step computes, before the next one is launched."""
         self._when_idle.append(action)
-        self._scheduler.revoke_lookahead()
+        self._scheduler.lookahead.revoke()
 
     def when_quiet(self, request: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
         """Start `request` when no step computes and no copy is due; return its result.
@@ -164,12 +159,12 @@ class StepLoop:
         self._cancel_timer()
         self._scheduler.answer_predicted()
         launched = False
-        while self._running and self._may_launch():
+        while self.running and self._may_launch():
             polled = self._scheduler.poll()
             if isinstance(polled, Step):
                 if self._kvfs.transfers_pending:
                     self._give_moves(polled.batch)
-                self._give(polled.batch, partial(self._computed, polled))
+                self._give(polled.batch, polled)
                 launched = True
             elif polled is None or polled.seconds:
                 if self._kvfs.transfers.urgent and not self._computing:
@@ -178,7 +173,7 @@ class StepLoop:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(polled.seconds, self._timer_fired)
                 break
-        if self._follows and self._running and not (self._when_idle or self._quiet):
+        if self._follows and self.running and not (self._when_idle or self._quiet):
             self._give_lookahead()
         return launched
 
@@ -211,11 +206,11 @@ class StepLoop:
             batch.copies, batch.poison = last.copies, last.poison
             batch.saves, batch.loads, batch.note = last.saves, last.loads, last.note
         for each in transfers:
-            self._give(each, partial(self._moves_done, each))
+            self._give(each, None)
 
-    def _give(self, batch: Batch, ended: Ended) -> None:
+    def _give(self, batch: Batch, step: Step | None) -> None:
         self._computing += 1
-        self._start(batch).then(ended)
+        self._start(batch).then(partial(self._computed, batch, step))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -223,15 +218,15 @@ class StepLoop:
             self._timer = None
 
     # -- Ends ----------------------------------------------------------------------------------
-    def _computed(self, step: Step, outcome: StepFuture[Results]) -> None:
+    def _computed(self, batch: Batch, step: Step | None, outcome: StepFuture[Results]) -> None:
         self._count(outcome)
-        self._end(step, outcome)
+        self._end(batch, step, outcome)
 
     def _lookahead_ended(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
         self._following.popleft()
         computed = outcome.error is None and lookahead.follow.tokens is not None
         try:
-            self._scheduler.lookahead_ended(lookahead, outcome.value if computed else [])
+            self._scheduler.lookahead.step_ended(lookahead, outcome.value if computed else [])
         except Exception as error:  # the kernel's own fault
             self._failed(error)
             return
@@ -241,44 +236,34 @@ class StepLoop:
             self._count(outcome)
             self.statistics.device_steps_ahead += lookahead.step is not None
             self.statistics.device_steps_in_vain += lookahead.step is None
-        if lookahead.step is None:
-            self._moved(lookahead.batch, outcome)
-        else:
-            self._end(lookahead.step, outcome)
+        self._end(lookahead.batch, lookahead.step, outcome)
 
-    def _end(self, step: Step, outcome: StepFuture[Results]) -> None:
-        try:
-            if outcome.error is None:
-                self._kvfs.finish_transfers(step.batch)
-                results, ended = outcome.value, None
-                step.began, step.ended = outcome.began, outcome.ended
-                if step.adopted is not None:
-                    results, ended = [results[row] for row in step.adopted], outcome.ended
-                self._scheduler.complete(step, results, ended)
-            else:  # the device's fault: the step's rows get EIO, and the kernel continues
-                _check_fault(outcome.error, f"a step of {len(step.chunks)} rows failed")
-                self._kvfs.fail_transfers(step.batch)
-                self._scheduler.fail(step)
-            self._continue(adopted=self._running and self._scheduler.adopt_lookahead() is not None)
-        except Exception as error:  # the kernel's own fault
-            self._failed(error)
-
-    def _moves_done(self, batch: Batch, outcome: StepFuture[Results]) -> None:
-        self._count(outcome)
-        self._moved(batch, outcome)
-
-    def _moved(self, batch: Batch, outcome: StepFuture[Results]) -> None:
+    def _end(self, batch: Batch, step: Step | None, outcome: StepFuture[Results]) -> None:
+        """Handle the end of a step, or of page copies alone."""
         try:
             if outcome.error is None:
                 self._kvfs.finish_transfers(batch)
-            else:  # the files that were written to get EIO
-                _check_fault(outcome.error, "copies and moves failed")
+                if step is not None:
+                    self._complete(step, outcome)
+            else:  # the device's fault: rows and written files get EIO, and the kernel continues
+                what = "page copies" if step is None else f"a step of {len(step.chunks)} rows"
+                _check_fault(outcome.error, f"{what} failed")
                 self._kvfs.fail_transfers(batch)
-            self._continue()
+                if step is not None:
+                    self._scheduler.fail(step)
+            adopts = step is not None and self.running
+            self._continue(adopted=adopts and self._scheduler.adopt_lookahead() is not None)
         except Exception as error:  # the kernel's own fault
             self._failed(error)
 
-    def _continue(self, adopted: bool = False) -> None:
+    def _complete(self, step: Step, outcome: StepFuture[Results]) -> None:
+        results, ended = outcome.value, None
+        step.began, step.ended = outcome.began, outcome.ended
+        if step.adopted is not None:
+            results, ended = [results[row] for row in step.adopted], outcome.ended
+        self._scheduler.complete(step, results, ended)
+
+    def _continue(self, adopted: bool) -> None:
         if adopted and self._following[0].done:
             return  # the adopted step has ended already: its own callback continues
         if self._launch() and not adopted:

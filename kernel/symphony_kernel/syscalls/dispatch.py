@@ -2,10 +2,9 @@
 
     a worker's frame -> execute -> its handler, or its tenant's queue -> release, a few at a time
 
-The time of a tenant's calls is charged to its account. While the account is empty, all its calls
-wait here, in the order in which they came. A timer releases some when there is time for them again.
-So one instance's calls keep their order, and a program that waits for its replies makes no more
-calls. A tenant that is alone is never timed.
+While a tenant's account is empty, all its calls wait here, in the order in which they came. A timer
+releases some when there is time for them again (docs/design/scheduling.md). A tenant that is alone
+is never timed.
 
 No frame determines when calls begin to wait and when they are released: the journal records both.
 """
@@ -28,19 +27,15 @@ _PLAIN: Final = frozenset((type(None), bool, int, float))
 _ANY_INSTANCE: Final = 1  # stands for an instance where the tenant is known
 
 
-class CallObserver(Protocol):
-    """Records when a tenant's calls begin to wait, or replays it."""
+class SyscallObserver(Protocol):
+    """The part of `journal.hooks.JournalHooks` that syscalls call."""
 
     replaying: bool
+    depth: int
 
-    def held(self, position: int, instance: int) -> None:
-        """Record that an instance's tenant is throttled after `position` calls.
-
-        The calls are counted from the start of a frame or of a release.
-        """
-
-    def holding(self, position: int) -> int:
-        """Return an instance of the tenant that was throttled there; 0: none was."""
+    def done(self, request: int, value: int) -> None: ...
+    def held(self, position: int, instance: int) -> None: ...
+    def holding(self, position: int) -> int: ...
 
 
 class CallQueue:
@@ -48,7 +43,7 @@ class CallQueue:
 
     # Fields that belong to the process and are not in a snapshot.
     OWN: ClassVar = (
-        "observer", "_get", "_find", "_work", "_accounts", "_now", "_cpu", "_due", "_timers",
+        "observer", "_get", "_find", "_work", "_happen", "_accounts", "_now", "_cpu", "_timers",
         "_timed", "_spent", "_mark", "_callers", "_ended", "calls_max",
     )  # fmt: skip
 
@@ -57,22 +52,22 @@ class CallQueue:
         get: Callable[[int], Instance | None],
         find: Callable[[str, Any], Instance | None],
         work: Callable[[Instance, list[Any]], bool],
-        accounts: CpuAccounts | None,
+        happen: Callable[[str, list[Any]], None],
+        accounts: CpuAccounts,
         now: Callable[[], float],
         cpu: Callable[[], float] | None = None,
     ) -> None:
         """Take the functions that the queue calls.
 
         `get` returns a live instance, `find` the caller of a worker's call. `work` executes a call
-        and returns whether its time counts. `cpu` returns the thread's own time, where `now` is
-        wall-clock time.
+        and returns whether its time counts. `happen` records and handles an event. `cpu` returns
+        the thread's own time, where `now` is wall-clock time.
         """
-        self._get, self._find, self._work = get, find, work
+        self._get, self._find, self._work, self._happen = get, find, work, happen
         self._accounts, self._now, self._cpu = accounts, now, cpu
-        self._due: Callable[[str], None] = self.release
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.calls_max: int = TENANT_HELD_CALLS_MAX  # of one tenant
-        self.observer: CallObserver | None = None
+        self.observer: SyscallObserver | None = None
         # Waiting calls and their bytes, by throttled tenant.
         self.queues: dict[str, deque[list[Any]]] = {}
         self.sizes: dict[str, int] = {}
@@ -83,9 +78,6 @@ class CallQueue:
         # Of the last frame: one caller for each tenant, and when its calls ended.
         self._callers: dict[str, Instance] = {}
         self._ended = 0.0
-
-    def set_release(self, due: Callable[[str], None]) -> None:
-        self._due = due
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         queues, now, last = self.queues, self._now, self._start_timing()
@@ -208,23 +200,16 @@ class CallQueue:
         del self.sizes[tenant]
 
     def _wait(self, tenant: str) -> None:
-        seconds = (
-            0.0
-            if self._accounts is None
-            else self._accounts.seconds_until_calls(tenant, self._now())
-        )
+        seconds = self._accounts.seconds_until_calls(tenant, self._now())
         loop = asyncio.get_running_loop()
         self._timers[tenant] = loop.call_later(seconds, self._timer_fired, tenant)
 
     def _timer_fired(self, tenant: str) -> None:
         del self._timers[tenant]
-        if (
-            self._accounts is not None
-            and self._accounts.seconds_until_calls(tenant, self._now()) > 0.0
-        ):
+        if self._accounts.seconds_until_calls(tenant, self._now()) > 0.0:
             self._wait(tenant)
         else:
-            self._due(tenant)
+            self._happen("released", [tenant])
             self.charge_reply()
 
     # -- Time ------------------------------------------------------------------------------------
@@ -256,7 +241,7 @@ class CallQueue:
 
     def _charge_seconds(self, caller: Instance, seconds: float, now: float) -> bool:
         observer = self.observer
-        if self._accounts is None or (observer is not None and observer.replaying):
+        if observer is not None and observer.replaying:
             return False  # a replay never throttles: the journal says when calls waited
         run, tenant = caller.run, caller.tenant.name
         return self._accounts.charge_calls(run.root, tenant, run.weight, seconds, now)

@@ -23,6 +23,7 @@ from symphony_kernel.protocol.limits import (
     INSTANCE_CONSTRAINTS_MAX,
 )
 from symphony_kernel.syscalls.pending import Call, CallContext, Pred, Result
+from symphony_kernel.syscalls.validation import integer
 
 _HANDLE_MAX: Final = (1 << 31) - 1
 
@@ -41,7 +42,7 @@ class ConstraintCalls:
     """Constraints of all instances. `happen` records and applies compiled results."""
 
     # Fields that belong to the process and are not in a snapshot.
-    OWN: ClassVar = ("_grammars", "_happen", "_live", "_context")
+    OWN: ClassVar = ("grammars", "_happen", "_live", "_context")
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class ConstraintCalls:
         context: CallContext,
         happen: Callable[[str, list[Any]], None],
     ) -> None:
-        self._grammars = grammars
+        self.grammars = grammars
         self._context = context
         self._happen = happen
         self._live = True  # False while a journal is replayed: it has the compiler's results
@@ -64,8 +65,7 @@ class ConstraintCalls:
             SyscallError: EINVAL, EFBIG, EDQUOT.
         """
         caller = call.caller
-        if type(kind) is not int or kind not in tuple(GrammarKind):
-            raise SyscallError(Errno.EINVAL, f"kind must be from 0 to {max(GrammarKind)}")
+        language = integer(kind, 0, max(GrammarKind))
         if not isinstance(text, bytes):
             raise SyscallError(Errno.EINVAL, "a grammar must be text")
         if len(text) > CONSTRAINT_BYTES_MAX:
@@ -78,7 +78,7 @@ class ConstraintCalls:
         except UnicodeDecodeError as error:
             raise SyscallError(Errno.EINVAL, "a grammar must be UTF-8") from error
         self.made += 1
-        self.waiting[self.made] = WaitingCall(caller, call.seq, int(kind), decoded)
+        self.waiting[self.made] = WaitingCall(caller, call.seq, language, decoded)
         if self._live:
             self._ask(self.made)
         return None
@@ -101,7 +101,7 @@ class ConstraintCalls:
             return
         self.made += 1
         tenant = caller.tenant.name
-        ends = frozenset(self._grammars.vocabulary.eos)
+        ends = frozenset(self.grammars.vocabulary.eos)
         constraint = Constraint(self.made, tenant, words, ends)
         self._look_up(constraint)
         handle = caller.constraints_made = caller.constraints_made % _HANDLE_MAX + 1
@@ -124,20 +124,9 @@ class ConstraintCalls:
         for number in self.waiting:
             self._ask(number)
 
-    def prepare(self) -> None:
-        """Do slow work that holds the interpreter before the first call.
-
-        Raises:
-            ValueError: constraints do not work with the model's tokenizer.
-        """
-        self._grammars.prepare()
-
     def end(self) -> None:
         self._live = False
-        self._grammars.close()
-
-    def statistics(self) -> dict[str, Any]:
-        return self._grammars.statistics()
+        self.grammars.close()
 
     # -- Internal -------------------------------------------------------------------------------
     def _ask(self, number: int) -> None:
@@ -147,7 +136,7 @@ class ConstraintCalls:
             if self._live:
                 self._happen("compiled", [number, errno, words])
 
-        self._grammars.compile(asked.caller.tenant.name, asked.kind, asked.text, done)
+        self.grammars.compile(asked.caller.tenant.name, asked.kind, asked.text, done)
 
     def _look_up(self, constraint: Constraint) -> None:
-        constraint.grammar = self._grammars.grammar(constraint.tenant, constraint.source)
+        constraint.grammar = self.grammars.grammar(constraint.tenant, constraint.source)

@@ -56,13 +56,8 @@ class NameCalls:
             self._durable_names.load(named, done)
             return None
         granted = rights & READ if is_public(path) else rights
-        caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.view(caller.tenant.name, named, path, caller.account)
-        except SyscallError:
-            caller.tenant.handles -= 1
-            raise
-        caller.handles.insert(number, file, granted)
+        view = partial(self._kvfs.view, caller.tenant.name, named, path, caller.account)
+        file = caller.open_file(number, granted, view)
         caller.usage.cached_tokens += file.length
         return granted
 
@@ -107,20 +102,17 @@ class NameCalls:
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
         self._context.answer(caller, seq, 0 if error is None else -error.errno)
 
-    def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
-        """Return the number of names with a prefix, and the packed list.
+    def list_names(
+        self, call: Call, prefix: str, after: str = "", limit: int = LIST_ITEMS_MAX + 1
+    ) -> tuple[int, Result]:
+        """Return the number of names with a prefix that come after `after`, and the packed list.
 
         Raises:
             SyscallError: EFBIG past LIST_ITEMS_MAX.
         """
-        files = self._kvfs.listing(call.caller.tenant.name, prefix)
+        files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return len(files), pack([file._asdict() for file in files])
-
-    def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
-        """Return as `list_all` at most `limit` names that come after `after`."""
-        files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
         return len(files), pack([file._asdict() for file in files])
 
     # -- Calls of the gateway -------------------------------------------------------------------

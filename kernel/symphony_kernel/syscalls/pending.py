@@ -15,7 +15,7 @@ most `ahead` tokens are in the file that the program has not seen.
 import struct
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -36,6 +36,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Request
+from symphony_kernel.syscalls.dispatch import SyscallObserver
 from symphony_kernel.syscalls.validation import tree_depths
 
 Result: TypeAlias = int | bytes
@@ -44,18 +45,6 @@ Action: TypeAlias = Callable[[], Result | None]  # None: the reply comes later
 _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
 _read_token = struct.Struct("<I").unpack_from
-
-
-class PredObserver(Protocol):
-    """Observer of each pred's end, before anything follows from it."""
-
-    depth: int  # > 0 while the consequences of a recorded end are executed
-
-    def done(self, request: int, value: int) -> None:
-        """Record that request number `request` has ended.
-
-        `value` is an errno, 0, or a generation's token.
-        """
 
 
 class Call(NamedTuple):
@@ -75,7 +64,7 @@ class CallContext:
     entries_max: int  # of any file
     reply: Callable[[Instance, int, Result], None]
     draw_seed: Callable[[], int]
-    observer: PredObserver | None = None
+    observer: SyscallObserver | None = None
     failed: int = 0  # calls answered with an errno
     made: int = 0  # requests
     unsent: list["Generation"] = field(default_factory=list)  # with records that were not sent

@@ -11,12 +11,10 @@ A waiting call is data: a method of `Syscalls` and its arguments, so that a snap
 (`partial(self._truncate, file, length)`, never a closure).
 """
 
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
@@ -50,7 +48,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
-from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue
+from symphony_kernel.syscalls.dispatch import CallQueue, SyscallObserver
 from symphony_kernel.syscalls.grammar import ConstraintCalls
 from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls, pack
 from symphony_kernel.syscalls.pending import (
@@ -58,7 +56,6 @@ from symphony_kernel.syscalls.pending import (
     CallContext,
     Generation,
     Pred,
-    PredObserver,
     Result,
 )
 from symphony_kernel.syscalls.validation import Ranges, integer, text
@@ -72,24 +69,6 @@ _PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
 _PUBLIC_LISTED: Final = 256  # extra names that a listing of public ones counts as
 
 
-@dataclass(frozen=True, slots=True)
-class SyscallStatistics:
-    """Calls taken. `dropped` ones named no instance of their worker, or were no calls.
-
-    `grammars` are compiled ones, `grammars_cached` those of them that are cached for later use.
-    """
-
-    calls: int
-    failed: int
-    dropped: int
-    grammars: int = 0
-    grammars_cached: int = 0
-
-
-class SyscallObserver(PredObserver, CallObserver, Protocol):
-    """Observer of what calls do, and of preds' ends."""
-
-
 class Syscalls:
     """Executes workers' calls. `reply` takes (caller, seq, result) if one is wanted."""
 
@@ -100,40 +79,30 @@ class Syscalls:
         scheduler: RequestQueue,
         model: ModelInfo,
         reply: Callable[[Instance, int, Result], None],
-        draw_seed: Callable[[], int] | None = None,
-        durable_names: DurableNames | None = None,
-        grammars: GrammarCompiler | None = None,
-        happen: Callable[[str, list[Any]], None] | None = None,
-        accounts: CpuAccounts | None = None,
-        clock: Clock | None = None,
+        draw_seed: Callable[[], int],
+        durable_names: DurableNames,
+        grammars: GrammarCompiler,
+        happen: Callable[[str, list[Any]], None],
+        accounts: CpuAccounts,
+        clock: Clock,
     ) -> None:
         """`accounts` are charged for the time of calls, in `clock`'s seconds."""
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
         self._vocab_size = model.vocab_size
-        draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
-        self._durable_names = durable_names or DurableNames(kvfs)
-        self.named = NameCalls(kvfs, self._durable_names, self._context)
-        self.constraints = ConstraintCalls(
-            grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
-            self._context,
-            happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
-        )
-        clock = clock or RealClock()
+        self.context = CallContext(kvfs, processes, scheduler, entries_max, reply, draw_seed)
+        self._durable_names = durable_names
+        self.named = NameCalls(kvfs, durable_names, self.context)
+        self.constraints = ConstraintCalls(grammars, self.context, happen)
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.call_queue = CallQueue(
-            processes.get, self._caller, self._execute, accounts, clock.now, cpu
+            processes.get, self._caller, self._execute, happen, accounts, clock.now, cpu
         )
-        if happen is not None:
-            self.call_queue.set_release(lambda tenant: happen("released", [tenant]))
-        else:
-            self.call_queue.set_release(self.release)
         self._table = self._entries()
         self._calls = 0
-        self._dropped = 0
+        self._dropped = 0  # calls that named no instance of their worker, or were no calls
         self._listed: dict[str, int] = {}  # names listed in this frame or release, by tenant
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
@@ -161,19 +130,16 @@ class Syscalls:
             Op.WAITS: (self._waits, 1),  # whether it does
             Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
             Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
-            Op.PRED: (self._pred_call, 4),  # handle, tokens, positions, options -> results
+            # Called by `_execute`: handle, tokens, positions, options -> results
+            Op.PRED: (self._pred, 4),
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
             Op.TAKEN: (self._taken, 2),  # seq of a GENERATE, records
         }
 
-    @property
-    def context(self) -> CallContext:
-        return self._context
-
     def listen_with(self, hooks: SyscallObserver | None) -> None:
-        self._context.observer = self.call_queue.observer = hooks
+        self.context.observer = self.call_queue.observer = hooks
 
     def resume(self) -> None:
         self.constraints.resume(self._processes)
@@ -226,7 +192,7 @@ class Syscalls:
         except SyscallError as error:
             result = -error.errno
         if result is not None:
-            self._context.answer(caller, seq, result)
+            self.context.answer(caller, seq, result)
         return True
 
     def send_replies(self, flush: Callable[[], None]) -> None:
@@ -234,9 +200,9 @@ class Syscalls:
         flush()
         self.call_queue.charge_reply()
 
-    def statistics(self) -> SyscallStatistics:
-        grammars = self.constraints.statistics()
-        return SyscallStatistics(self._calls, self._context.failed, self._dropped, **grammars)
+    def statistics(self) -> dict[str, int]:
+        counts = {"calls": self._calls, "failed": self.context.failed, "dropped": self._dropped}
+        return {**counts, **self.constraints.grammars.statistics()}
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
@@ -269,7 +235,7 @@ class Syscalls:
             raise
         source_file = origin.file
         fork = partial(self._share, call.caller, file, source_file)
-        return self._context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
+        return self.context.run_in_order(call, (source_file, file), fork, sticky=file, new=True)
 
     def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
         file.share(_content(source))
@@ -286,7 +252,7 @@ class Syscalls:
             self._new_failed(call.caller, new, error.errno)
             raise
         source_file = origin.file
-        return self._context.run_in_order(
+        return self.context.run_in_order(
             call,
             (source_file, file),
             partial(self._append, call.caller, file, source_file, ranges),
@@ -302,16 +268,16 @@ class Syscalls:
         try:
             origin = call.caller.handles.get(source, READ).file
             ranges = arguments.one_range(start, end)
-            self._context.check_not_generating(origin)
-            self._context.check_not_generating(file)
+            self.context.check_not_generating(origin)
+            self.context.check_not_generating(file)
         except SyscallError as error:
             # Earlier calls have not failed: the file's error is set after them.
-            return self._context.run_in_order(
+            return self.context.run_in_order(
                 call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
         files = (file,) if origin is file else (origin, file)
         append = partial(self._append, call.caller, file, origin, ranges)
-        return self._context.run_in_order(call, files, append, sticky=file)
+        return self.context.run_in_order(call, files, append, sticky=file)
 
     def _fail(self, errno: Errno) -> Result:
         raise SyscallError(errno)
@@ -319,12 +285,12 @@ class Syscalls:
     def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
         entries = ranges.entries(_content(source).length)
         length = _content(file).length
-        if length + ranges.total > self._context.entries_max:
+        if length + ranges.total > self.context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
         if copied:  # the next step copies first, which delays all its rows
             run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
-            self._context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
+            self.context.scheduler.charge_run(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 
@@ -336,25 +302,14 @@ class Syscalls:
     def _kv_match(self, call: Call, number: Any, tokens: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
         ids = arguments.token_ids(tokens, self._model)
-        call.caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.match(call.caller.tenant.name, ids, call.caller.account)
-        except SyscallError:
-            call.caller.tenant.handles -= 1
-            raise
-        call.caller.handles.insert(new, file, ALL_RIGHTS)
+        match = partial(self._kvfs.match, call.caller.tenant.name, ids, call.caller.account)
+        file = call.caller.open_file(new, ALL_RIGHTS, match)
         call.caller.usage.cached_tokens += file.length
         return file.length
 
     def _new_file(self, caller: Instance, number: int, rights: int) -> KVFile:
-        caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.create(caller.tenant.name, caller.account)
-        except SyscallError:
-            caller.tenant.handles -= 1
-            raise
-        caller.handles.insert(number, file, rights)
-        return file
+        create = partial(self._kvfs.create, caller.tenant.name, caller.account)
+        return caller.open_file(number, rights, create)
 
     def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
         # Even past its quota: an instance can have only so many handles.
@@ -363,16 +318,10 @@ class Syscalls:
         caller.handles.insert(number, file, ALL_RIGHTS)
 
     # -- Calls on a file's content ----------------------------------------------------------------
-    def _pred_call(
-        self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
-    ) -> Result | None:
-        self._pred(*call, number, tokens, positions, options)
-        return None
-
     def _pred(
         self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
     ) -> None:
-        context, model = self._context, self._model
+        context, model = self.context, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         token = arguments.only_token(tokens, self._vocab_size)
         ids, given, parsed, count = None, None, DEFAULT, 1  # as in most preds
@@ -400,9 +349,9 @@ class Syscalls:
         if not call.seq:
             raise SyscallError(Errno.EINVAL, "a generation needs a call number (seq)")
         size = len(tokens) + len(options)
-        self._context.check_not_generating(file)
-        self._context.check_call_budget(call.caller, size)
-        submit(Generation(self._context, *call, file, ids, parsed, size))
+        self.context.check_not_generating(file)
+        self.context.check_call_budget(call.caller, size)
+        submit(Generation(self.context, *call, file, ids, parsed, size))
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
@@ -419,7 +368,7 @@ class Syscalls:
 
     def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
         file = call.caller.handles.get(number, TRUNCATE).file
-        return self._context.run_in_order(
+        return self.context.run_in_order(
             call, (file,), partial(self._truncate, file, integer(length))
         )
 
@@ -431,23 +380,33 @@ class Syscalls:
 
     def _kv_len(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._context.run_in_order(call, (file,), partial(self._length, file))
+        return self.context.run_in_order(call, (file,), partial(self._length, file))
 
     def _length(self, file: KVFile) -> Result:
         return _content(file).length
 
     def _kv_stat(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.get(number, READ)
-        return self._context.run_in_order(call, (handle.file,), partial(self._stat, handle))
+        return self.context.run_in_order(call, (handle.file,), partial(self._stat, handle))
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
-        return pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
+        return pack(
+            {
+                "len": file.length,
+                "pages": len(file.pages),
+                "shared": file.shared_pages,
+                "tier": file.tier.word,
+                "rights": handle.rights,
+                "path": file.path,
+                "expires_ms": self._durable_names.expires_ms(file),
+            }
+        )
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
         tokens = partial(self._tokens, file, integer(start), integer(n))
-        return self._context.run_in_order(call, (file,), tokens)
+        return self.context.run_in_order(call, (file,), tokens)
 
     def _tokens(self, file: KVFile, first: int, count: int) -> Result:
         if first + count > _content(file).length:
@@ -459,14 +418,14 @@ class Syscalls:
         chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
         name = parse_path(text(path))
         save = partial(self._save, call, file, name, chosen)
-        return self._context.run_in_order(call, (file,), save)
+        return self.context.run_in_order(call, (file,), save)
 
     def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
         return self.named.save(call, _content(file), name, flags)
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._context.run_in_order(call, (file,), partial(self._offer, file))
+        return self.context.run_in_order(call, (file,), partial(self._offer, file))
 
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))
@@ -490,14 +449,13 @@ class Syscalls:
         return self.named.remove(call, parse_path(text(path)))
 
     def _kv_list(self, call: Call, prefix: Any) -> Result | None:
-        return self._list(call, self.named.list_all, parse_prefix(text(prefix)))
+        return self._list(call, parse_prefix(text(prefix)))
 
     def _kv_list_after(self, call: Call, prefix: Any, after: Any, limit: Any) -> Result | None:
         first = parse_prefix(text(prefix)), parse_prefix(text(after))
-        count = integer(limit, 1, LIST_ITEMS_MAX)
-        return self._list(call, self.named.list_some, *first, count)
+        return self._list(call, *first, integer(limit, 1, LIST_ITEMS_MAX))
 
-    def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
+    def _list(self, call: Call, *given: Any) -> Result:
         """List names, up to TENANT_LISTED_MAX in a frame or release."""
         tenant = call.caller.tenant.name
         listed = self._listed.get(tenant, 0)
@@ -505,7 +463,7 @@ class Syscalls:
             raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
         # This is the cost if it is refused.
         self._listed[tenant] = listed + LIST_ITEMS_MAX
-        count, names = listing(call, *given)
+        count, names = self.named.list_names(call, *given)
         self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
         return names
 
@@ -552,14 +510,3 @@ def _content(file: KVFile) -> KVFile:
     if file.error is not None:
         raise SyscallError(file.error)
     return file
-
-
-def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
-    return {
-        "len": file.length,
-        "pages": len(file.pages),
-        "shared": file.shared_pages,
-        "tier": file.tier.word,
-        "rights": handle.rights,
-        "path": file.path,
-    }

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from symphony_kernel.fairness.cpu_accounts import Accounts
+from symphony_kernel.fairness.cpu_accounts import Accounts, CpuAccounts, CpuOptions
+from symphony_kernel.fairness.fair_queue import FairQueue
 
 
 class Busy:
@@ -23,7 +24,7 @@ class Busy:
             now += call
             got += call
             if self.shares.charge(tenant, call, now):
-                while (wait := self.shares.wait(tenant, now)) > 0.0:
+                while (wait := self.shares.empty_seconds(tenant, now)) > 0.0:
                     now += wait
         return got / seconds
 
@@ -32,7 +33,7 @@ def test_one_who_is_alone_never_waits() -> None:
     busy = Busy(a=1.0)
     assert busy.had("a") > 0.999
     assert not busy.shares.charge("a", 10.0, 200.0)
-    assert busy.shares.wait("a", 200.0) == 0.0
+    assert busy.shares.empty_seconds("a", 200.0) == 0.0
 
 
 def test_beside_another_a_tenant_has_its_share_by_weights() -> None:
@@ -58,7 +59,7 @@ def test_nobody_saves_up_more_than_a_moment() -> None:
     busy.shares.charge("a", 1e-6, 0.0)
     assert busy.shares.charge("a", 0.1, 60.0)
     waits = 0.0
-    while (wait := busy.shares.wait("a", 60.0 + waits)) > 0.0:
+    while (wait := busy.shares.empty_seconds("a", 60.0 + waits)) > 0.0:
         waits += wait
     assert 0.15 < waits < 0.2, "until its share has paid for it"
 
@@ -67,7 +68,7 @@ def test_whoever_has_called_lately_counts_as_another() -> None:
     busy = Busy(a=1.0, b=1.0)
     busy.shares.charge("b", 1e-6, 99.9)
     assert busy.had("a", seconds=0.1) < 0.6
-    assert busy.shares.wait("a", 101.0) == 0.0, "a second later it is alone"
+    assert busy.shares.empty_seconds("a", 101.0) == 0.0, "a second later it is alone"
 
 
 def test_of_more_or_fewer_processors_a_tenant_has_as_much_more_or_less() -> None:
@@ -83,7 +84,6 @@ def test_it_is_known_how_long_a_debt_is() -> None:
     assert busy.shares.charge("a", 0.025, 0.0)
     rest = busy.shares.empty_seconds("a", 0.0)
     assert 0.079 < rest < 0.09, "20 ms over what was saved, at a quarter, and a little"
-    assert busy.shares.wait("a", 0.0) < rest
     assert busy.shares.empty_seconds("a", rest) == 0.0
 
 
@@ -98,3 +98,9 @@ def test_only_who_has_had_more_than_somebody_else_is_ahead() -> None:
     busy.weights["idle"] = 1.0
     assert all(busy.shares.is_ahead(each, now + 0.01) for each in ("a", "b", "heavy"))
     assert not busy.shares.is_ahead("idle", now + 0.01)
+
+
+def test_calls_of_a_long_debt_ask_again_before_it_is_paid() -> None:
+    accounts = CpuAccounts(FairQueue(), lambda _now: ("a", "b"), CpuOptions())
+    assert accounts.charge_calls(1, "a", 1.0, 0.1, 0.0)
+    assert 0.0 < accounts.seconds_until_calls("a", 0.0) < accounts.throttle_seconds("a", 0.0)

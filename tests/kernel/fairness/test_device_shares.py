@@ -23,7 +23,7 @@ from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
-from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work, no_eviction
 
 RATE, WAIT = 1.5, 1.5  # times what a tenant is promised: most worlds are within 1.1 and 1.25
 LEARN_STEPS, MEASURE_STEPS = 150, 70
@@ -65,7 +65,7 @@ class World:
 
     def __init__(self, costs: Costs, tenants: list[Wants], seed: int) -> None:
         self.clock, self.costs, self.tenants = VirtualClock(), costs, tenants
-        self.scheduler = Scheduler(self.clock, PAGES, VOCAB_SIZE, StepLimits())
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, no_eviction(), StepLimits())
         self.pool, self.dice = Pool(PAGES), Random(seed)
         self.steps: list[tuple[float, float, dict[int, float]]] = []  # began, took, tenants alone
         self.rows: dict[int, dict[int, int]] = {}  # of each LIP's branches, while it is measured

@@ -15,6 +15,14 @@ from symphony_kernel.request import Request
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
 COSTS = StepCost()  # nothing is measured: a decode costs two tokens
+
+
+def state(queue: FairQueue) -> tuple[int, int, int, dict[str, float]]:
+    """Return waiting requests, their tokens and runs, and each active tenant's counter."""
+    counters = {each.name: each.counter for each in queue._tenants.values() if each.active}
+    return queue.requests, queue.tokens, queue.runs_active, counters
+
+
 CHARGE_MAX = 1.1 * PREFILL_QUANTUM_TOKENS  # with what contexts add
 
 
@@ -192,14 +200,14 @@ def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
     requests = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
     for request in requests:
         queue.push(request)
-    before = queue.statistics()
+    before = state(queue)
     seen = []
     while (request := queue.first()) is not None:  # type: ignore[assignment]
         seen.append(request)
         queue.set_aside()
     queue.restore()
     assert sorted(map(id, seen)) == sorted(map(id, requests))
-    assert queue.statistics() == before
+    assert state(queue) == before
     assert [serve_first(queue)[0] for _ in range(3)] == [requests[0], requests[2], requests[1]]
 
 
@@ -211,19 +219,14 @@ def test_removal_leaves_nothing_behind() -> None:
     queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
     assert queue.remove(requests[3])
     assert not queue.remove(requests[3])
-    assert queue.forget_instance(1, 1) == requests[:2]
-    assert queue.forget_run(1) == [requests[2]]
-    assert queue.forget_run(1) == []
-    statistics = queue.statistics()
-    assert (statistics.tenants, statistics.lips, statistics.requests, statistics.tokens) == (
-        1,
-        1,
-        1,
-        7,
-    )
-    queue.forget_run(9)
+    assert queue.drop_requests(1, 1) == requests[:2]
+    assert queue.drop_requests(1) == [requests[2]]
+    assert queue.drop_requests(1) == []
+    *waiting, counters = state(queue)
+    assert (waiting, list(counters)) == ([1, 7, 1], ["u"])
+    queue.drop_requests(9)
     assert queue.first() is None
-    assert queue.statistics().counters == {}
+    assert state(queue) == (0, 0, 0, {})
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,14 +268,15 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
                 alive.remove(request)
             case "forget":
                 root = data.draw(st.integers(1, 6))
-                gone = set(queue.forget_run(root))
+                gone = set(queue.drop_requests(root))
                 assert gone == {request for request in alive if request.root == root}
                 alive = [request for request in alive if request not in gone]
-        statistics = queue.statistics()
-        assert statistics.requests == len(alive)
-        assert statistics.tokens == sum(request.remaining for request in alive)
-        assert statistics.lips == len({request.root for request in alive})
-        assert statistics.tenants == len({request.tenant for request in alive})
+        assert queue.requests == len(alive)
+        assert queue.tokens == sum(request.remaining for request in alive)
+        assert queue.runs_active == len({request.root for request in alive})
+        tenants = {request.tenant for request in alive}
+        assert queue._tenants_active == len(tenants)
+        assert state(queue)[3].keys() == tenants
         assert queue.decodes == sum(request.count == 1 for request in alive)
         first = queue.first()
         if first is not None:
@@ -350,7 +354,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
 def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
     requests: list[tuple[int, str, int, bool]],
 ) -> None:
-    """As `push` and `serve_fully`, whoever waits beside it."""
+    """As `push` and `extend`, for any requests that wait as well."""
     counters = []
     for at_once in (False, True):
         queue, pool = FairQueue(), Pool()
@@ -366,12 +370,12 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
                 queue.serve_new(request)
             else:
                 queue.push(request)
-                queue.serve_fully(request)
+                queue.extend(request, request.remaining)
             if not waits:
                 assert request.remaining == 0
                 assert not queue.is_queued(request)
         served = {10 * root + ord(tenant) for root, tenant, _, waits in requests if not waits}
-        counters.append([queue.statistics(), {root: queue.counters(root) for root in served}])
+        counters.append([state(queue), {root: queue.counters(root) for root in served}])
     assert counters[0] == counters[1]
 
 
@@ -394,9 +398,9 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
         served[request.root] += round(cost)
     assert served[1] == 50
     assert 140 <= served[2] <= 160
-    assert queue.served(1) == pytest.approx(150, rel=0.01)
-    queue.forget_run(1)
-    queue.forget_run(2)
+    assert queue.counters(1)[1] == pytest.approx(150, rel=0.01)
+    queue.drop_requests(1)
+    queue.drop_requests(2)
     assert queue.first() is None
 
 
@@ -421,7 +425,7 @@ def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() 
     shares.set("research", 8)
     shares.set("acme", 0.5)
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [8, 0.5]
-    assert [shares.weight(tenant) for tenant in ("research", "acme", "new")] == [8, 0.5, 1.0]
+    assert queue.tenant_weight("new") == 1.0
     shares.set("research", None)
     shares.set("acme", None)
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]

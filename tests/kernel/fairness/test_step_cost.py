@@ -124,26 +124,22 @@ def test_kinds_of_rows_are_told_apart() -> None:
 # -- Prompts beside decodes of one tenant ----------------------------------------------------------
 def test_a_prompt_gets_what_is_left_of_the_time() -> None:
     costs = learned(base=0.010, token=0.001)
-    assert costs.prompt_tokens(1, 0.100, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS) in range(
-        65, 85
-    )
-    assert costs.prompt_tokens(1, 0.050, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS) in range(
-        29, 37
-    )
+    assert costs.prompt_tokens(1, 0.100) in range(65, 85)
+    assert costs.prompt_tokens(1, 0.050) in range(29, 37)
 
 
 def test_where_decodes_take_all_of_it_a_prompt_goes_on_at_any_cost() -> None:
     for token in (0.0, 1e-320, 0.001):
         costs = learned(base=0.3, token=token)
-        found = costs.prompt_tokens(1, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+        found = costs.prompt_tokens(1, 0.2)
         assert found == PREFILL_TOKENS_MIN
     cheap = learned(base=0.01, token=0.0)
-    found = cheap.prompt_tokens(1, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+    found = cheap.prompt_tokens(1, 0.2)
     assert found <= 2 * 65, "no more than twice what was tried"
 
 
 def test_while_nothing_is_known_it_gets_a_quantum() -> None:
-    found = StepCost().prompt_tokens(4, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+    found = StepCost().prompt_tokens(4, 0.2)
     assert found == PREFILL_QUANTUM_TOKENS
 
 

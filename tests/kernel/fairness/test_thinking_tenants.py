@@ -19,7 +19,7 @@ from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
-from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work, no_eviction
 
 PAGES = 1 << 24
 FIXED, TOKEN = 0.009, 0.0008  # seconds of a step, and of a token
@@ -64,7 +64,7 @@ class World:
 
     def __init__(self, **tenants: Wants) -> None:
         self.clock, self.pool = VirtualClock(), Pool(PAGES)
-        self.scheduler = Scheduler(self.clock, PAGES, VOCAB_SIZE, self.limits)
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, no_eviction(), self.limits)
         self.tenants = tenants
         self.calls = False  # one is made in each step
         self.tokens: Counter[str] = Counter()  # once costs are known

@@ -67,7 +67,7 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
     queue.push(request)
     assert admission.admit(request) is Admitted.AWAY
-    assert request in admission.memory_queue
+    assert request in admission.memory_queue.places
     return request
 
 
@@ -137,7 +137,7 @@ def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
     rig.queue.serve(1)
     rig.queue.charge_tenant("t", 1.0)
     claims = {request: rig.queue.counters(request.root)[0] for request in requests}
-    places = {request: rig.memory_queue.place(request) for request in requests}
+    places = {request: rig.memory_queue.places[request] for request in requests}
     order = rig.order()
     assert order == sorted(requests, key=lambda request: (claims[request], places[request]))
     assert order != requests

@@ -2,29 +2,35 @@
 
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.grammar.source import GrammarKind
+from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 from symphony_kernel.request import Request
+from symphony_kernel.scheduler.admission import Admission
 from symphony_kernel.scheduler.batcher import Batcher
 
 from tests.support.kernel.grammars import constraint, grammar_of, make_vocabulary, matcher
-from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+from tests.support.kernel.page_device import ManualTime, make_account
+from tests.support.kernel.scheduling import make_work
 
 
 def test_who_waits_for_pages_takes_no_time_from_those_that_compute() -> None:
     """It was counted among the step's masks, and one that had room waited for the next step."""
     made = constraint(make_vocabulary(), GrammarKind.REGEX, "[a-z]{300}")
     grammar_of(made).seconds = 0.45 * MASKS_MS_MAX / 1000  # two of them fit
-    full, free = Pool(0), Pool(8)
-    queue = FairQueue()
-    batcher = Batcher(queue, pages=8)
+    kvfs, queue = KVFS(8, ManualTime()), FairQueue()
+    admission = Admission(queue, kvfs.eviction, lambda request, errno: None)
+    batcher = Batcher(queue, admission)
     requests: list[Request] = []
-    for root, pool in enumerate((full, full, full, free, free, free), start=1):
-        request = make_work(root, 1, LengthFile(pool))
+    for root in range(1, 7):
+        request = make_work(root, 1, kvfs.create("t", make_account(kvfs)))
         request.matcher = matcher(made, [])
+        if root > 3:
+            admission.reserve_ahead(request)
         requests.append(request)
         queue.push(request)
+    kvfs.pool.take_scratch_frames(kvfs.pool.free_frames)
     formed = batcher.form()
-    assert formed.waiting == requests[:3]
+    assert list(admission.memory_queue) == requests[:3]
     assert formed.step is not None
     assert [part.request for part in formed.step.chunks] == requests[3:5]
     again = batcher.form().step

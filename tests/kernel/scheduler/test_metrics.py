@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.scheduler.scheduler import Scheduler
 
+from tests.support.kernel.page_device import make_account
 from tests.support.kernel.scheduling import VOCAB_SIZE, Device, LengthFile, Pool, make_work
 
 STEP = 0.010  # seconds of every step
@@ -18,7 +20,8 @@ class Bench:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.pool = Pool(1 << 16)
-        self.scheduler = Scheduler(self.clock, 1 << 16, VOCAB_SIZE)
+        self.kvfs = KVFS(2, self.clock.now)
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, self.kvfs.eviction)
         self.device = Device(self.clock, self.scheduler, COSTS)
 
     def pred(self, root: int, file: LengthFile, tokens: int = 1, get: Get | None = None) -> None:
@@ -87,14 +90,18 @@ def test_steps_are_counted_by_rows_tokens_and_seconds() -> None:
     assert count == 1
     assert seconds == pytest.approx(STEP)
     counted = bench.scheduler.statistics()
-    assert (counted.steps, counted.rows, counted.prefill_tokens, counted.preds) == (1, 4, 40, 4)
+    assert (counted["steps"], counted["rows"], counted["prefill_tokens"], counted["preds"]) == (
+        1,
+        4,
+        40,
+        4,
+    )
 
 
 def test_a_pred_that_fails_for_want_of_pages_is_counted() -> None:
     bench = Bench()
-    bench.pool.free = 1
-    files = [LengthFile(bench.pool) for _ in range(2)]
-    for root, file in enumerate(files, 1):
-        bench.scheduler.submit(make_work(root, 16, file))
+    bench.kvfs.pool.take_scratch_frames(2)
+    file = bench.kvfs.create("t", make_account(bench.kvfs))
+    bench.scheduler.submit(make_work(1, 16, file))
     bench.clock.run(bench.device.run_until_idle())
-    assert bench.scheduler.statistics().preds_starved == 1
+    assert bench.scheduler.statistics()["preds_starved"] == 1

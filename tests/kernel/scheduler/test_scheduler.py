@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     BATCH_WAIT_MS_MAX,
     BATCH_WAIT_SHARE_MAX,
     PAGE_TOKENS,
-    PAGES_PASSED_STEPS_MAX,
     PAGES_WAIT_MS_MAX,
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
@@ -22,6 +24,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
+from tests.support.kernel.page_device import make_account
 from tests.support.kernel.scheduling import (
     VOCAB_SIZE,
     Device,
@@ -37,14 +40,15 @@ COSTS = CostModel(fixed_us=10 * MS, prefill_token_us=10, decode_row_us=20)
 
 
 class Bench:
-    """A scheduler and a device on a virtual clock."""
+    """A scheduler and a device on a virtual clock. Only KV files take its `frames`."""
 
     def __init__(
-        self, pages: int = 1 << 20, costs: CostModel = COSTS, limits: StepLimits = UNBOUNDED
+        self, frames: int = 1, costs: CostModel = COSTS, limits: StepLimits = UNBOUNDED
     ) -> None:
         self.clock = VirtualClock()
-        self.pool = Pool(pages)
-        self.scheduler = Scheduler(self.clock, pages, VOCAB_SIZE, limits=limits)
+        self.pool = Pool()
+        self.kvfs = KVFS(frames, self.clock.now, TenantLimits(frames))
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, self.kvfs.eviction, limits)
         self.device = Device(self.clock, self.scheduler, costs)
         self.results: list[tuple[int, bytes | int]] = []
 
@@ -60,6 +64,21 @@ class Bench:
         options: PredOptions | None = None,
     ) -> LengthFile:
         file = file or LengthFile(self.pool)
+        self._submit(root, tokens, file, tenant, options)
+        return file
+
+    def submit_new(self, root: int, tokens: int, options: PredOptions | None = None) -> None:
+        """Submit a pred on a new KV file, which takes frames."""
+        self._submit(root, tokens, self.kvfs.create("t", make_account(self.kvfs)), "t", options)
+
+    def _submit(
+        self,
+        root: int,
+        tokens: int,
+        file: LengthFile | KVFile,
+        tenant: str,
+        options: PredOptions | None,
+    ) -> None:
         self.scheduler.submit(
             make_work(
                 root,
@@ -70,7 +89,6 @@ class Bench:
                 done=self.note(root),
             )
         )
-        return file
 
     def run(self, seconds_max: float = 1e9) -> None:
         self.clock.run(self.device.run_until_idle(seconds_max))
@@ -415,7 +433,7 @@ def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
     bench.run()
     assert bench.results == [(1, -Errno.ECANCELED)]
     assert (file.length, bench.pool.free) == (3, free)
-    assert bench.scheduler.statistics().queue.requests == 0
+    assert bench.scheduler.statistics()["waiting"] == 0
 
 
 def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
@@ -437,79 +455,59 @@ def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
     bench.run()
     assert len(bench.results) == 3
     statistics = bench.scheduler.statistics()
-    assert (statistics.queue.requests, statistics.queue.tokens, statistics.queue.lips) == (0, 0, 0)
+    assert [statistics[name] for name in ("waiting", "waiting_tokens", "lips_waiting")] == [0, 0, 0]
 
 
 # -- Waiting for pages -------------------------------------------------------------------------
 def test_a_pred_waits_for_pages_and_runs_when_they_come_free() -> None:
-    bench = Bench(pages=10)
-    holder = LengthFile(bench.pool, 8 * PAGE_TOKENS)
-    bench.submit(1, 5 * PAGE_TOKENS)
+    bench = Bench(frames=10)
+    held = bench.kvfs.pool.take_scratch_frames(8)
+    bench.submit_new(1, 5 * PAGE_TOKENS)
     assert isinstance(bench.scheduler.poll(), Wait)
-    assert bench.scheduler.statistics().waiting_for_pages == 1
-    holder.close()
+    assert bench.scheduler.statistics()["waiting_for_pages"] == 1
+    bench.kvfs.pool.free_scratch_frames(held)
     bench.run()
     assert bench.results == [(1, bytes(8))]
 
 
 def test_what_can_never_fit_fails_at_once() -> None:
-    bench = Bench(pages=10)
-    bench.submit(1, 11 * PAGE_TOKENS)
+    bench = Bench(frames=10)
+    bench.submit_new(1, 11 * PAGE_TOKENS)
     bench.run()
     assert bench.results == [(1, -Errno.ENOMEM)]
     assert bench.clock.now() == 0
 
 
 def test_when_nothing_can_free_pages_the_most_served_lip_gives_way() -> None:
-    bench = Bench(pages=20)
-    files = {root: bench.submit(root, tokens) for root, tokens in ((1, 100), (2, 20))}
+    bench = Bench(frames=20)
+    for root, tokens in ((1, 100), (2, 20)):
+        bench.submit_new(root, tokens, PredOptions(keep=False))
     bench.run()
-    holder = LengthFile(bench.pool, bench.pool.free * PAGE_TOKENS)
+    held = bench.kvfs.pool.take_scratch_frames(20)
     bench.results.clear()
-    for root, file in files.items():
-        bench.submit(root, 5 * PAGE_TOKENS, file)
+    for root in (1, 2):
+        bench.submit_new(root, 5 * PAGE_TOKENS)
     before = bench.clock.now()
     bench.run(seconds_max=(PAGES_WAIT_MS_MAX + 1) / MS)
     assert bench.results == [(1, -Errno.ENOMEM)]
     assert bench.clock.now() - before >= PAGES_WAIT_MS_MAX / MS - 1e-6
-    holder.close()
+    bench.kvfs.pool.free_scratch_frames(held)
     bench.run()
     assert bench.results[1:] == [(2, bytes(8))]
 
 
 def test_thousands_that_wait_for_pages_do_not_hold_up_the_last_one_for_long() -> None:
-    bench = Bench(pages=20)
-    bench.submit(2, 20)
+    bench = Bench(frames=20)
+    bench.submit_new(2, 20, PredOptions(keep=False))
     bench.run()
     bench.results.clear()
-    LengthFile(bench.pool, bench.pool.free * PAGE_TOKENS)  # held for ever
+    bench.kvfs.pool.take_scratch_frames(20)  # held for ever
     for _ in range(1000):
-        bench.submit(2, PAGE_TOKENS)
-    bench.submit(1, PAGE_TOKENS)
-    bench.run(seconds_max=10 * PAGES_WAIT_MS_MAX / MS)
+        bench.submit_new(2, PAGE_TOKENS)
+    bench.submit_new(1, PAGE_TOKENS)
+    bench.run(seconds_max=11 * PAGES_WAIT_MS_MAX / MS)
     assert (1, -Errno.ENOMEM) in bench.results
     assert bench.results[:15] == [(2, -Errno.ENOMEM)] * 15
-
-
-def test_small_preds_pass_one_that_waits_for_pages_but_not_for_ever() -> None:
-    bench = Bench(pages=100)
-    holder = LengthFile(bench.pool, 95 * PAGE_TOKENS)
-    bench.submit(1, 20 * PAGE_TOKENS)  # waits for more than is free
-    free = bench.pool.free
-
-    async def others() -> None:
-        for turn in range(3 * PAGES_PASSED_STEPS_MAX):
-            file = bench.submit(2 + turn, 1)
-            await bench.device.run_until_idle(seconds_max=0.005)
-            file.close()
-            if turn == PAGES_PASSED_STEPS_MAX + 10:
-                holder.close()
-
-    bench.clock.run(others())
-    assert free == 5
-    order = [root for root, _ in bench.results]
-    assert 1 in order
-    assert order.index(1) > PAGES_PASSED_STEPS_MAX / 2
 
 
 def test_statistics_count_rows_and_tokens() -> None:
@@ -519,17 +517,17 @@ def test_statistics_count_rows_and_tokens() -> None:
         bench.decode(root, 3)
     bench.run()
     statistics = bench.scheduler.statistics()
-    assert (statistics.prefill_tokens, statistics.decode_tokens) == (600, 6)
-    assert statistics.tokens_computed == 606
-    assert statistics.preds == 7
-    assert statistics.steps == len(bench.device.steps)
-    assert statistics.rows == sum(map(len, bench.device.steps))
-    assert statistics.decode_rows == 6
-    assert statistics.decode_steps == sum(
+    assert (statistics["prefill_tokens"], statistics["decode_tokens"]) == (600, 6)
+    assert statistics["tokens_computed"] == 606
+    assert statistics["preds"] == 7
+    assert statistics["steps"] == len(bench.device.steps)
+    assert statistics["rows"] == sum(map(len, bench.device.steps))
+    assert statistics["decode_rows"] == 6
+    assert statistics["decode_steps"] == sum(
         1 for step in bench.device.steps if any(root != 1 for root, _ in step)
     )
     computing = 10 * len(bench.device.steps) + 0.01 * 600 + 0.02 * 6
-    assert statistics.step_ms == pytest.approx(computing), (
+    assert statistics["step_ms"] == pytest.approx(computing), (
         "waiting for answers is no part of a step"
     )
 
@@ -542,4 +540,4 @@ def test_a_step_that_was_told_of_late_teaches_no_time_below_zero() -> None:
         assert isinstance(step, Step)
         bench.scheduler.complete(step, [bytes(8)], ended=bench.clock.now() - 1.0)
     assert 0.0 <= bench.scheduler._costs.base(1) <= 1e-6
-    assert bench.scheduler.statistics().step_ms == 0.0
+    assert bench.scheduler.statistics()["step_ms"] == 0.0

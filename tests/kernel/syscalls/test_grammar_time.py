@@ -46,7 +46,7 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
         async with kernel_with_text(device) as rig:
             worker = await start(rig)
             handle = await constraint(worker, REGEX, b"[a-z]{300}")
-            grammars = rig.kernel.constraints._grammars
+            grammars = rig.kernel.constraints.grammars
             (grammar,) = grammars._live["t"]
             grammar.record_mask = lambda seconds: None  # type: ignore[method-assign]
             grammar.seconds = 0.009  # two of them fit
@@ -80,7 +80,7 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
     async def test(rig: KernelRig) -> None:
         handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
         wanted = await generated(rig, 1, handle)
-        (grammar,) = rig.kernel.constraints._grammars._live["t"]
+        (grammar,) = rig.kernel.constraints.grammars._live["t"]
         rig.worker.tell(1, Op.KV_CREATE, B)
         began = rig.worker.generate(
             1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
@@ -120,7 +120,7 @@ async def test_texts_that_take_steps_to_follow_are_the_same(
     wanted = await preds(worker, A, text, 5, **asked)
     before = (await rig.gateway.statistics())["steps"]
     monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
-    (grammar,) = rig.kernel.constraints._grammars._live["t"]
+    (grammar,) = rig.kernel.constraints.grammars._live["t"]
     grammar.generation = None  # nothing is kept of it
     assert await preds(worker, B, text, 5, **asked) == wanted
     assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8

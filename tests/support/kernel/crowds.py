@@ -17,7 +17,7 @@ from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Chunk, Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
-from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import LengthFile, Pool, make_work, no_eviction
 
 SIMULATED = simulated_model(vocab_size=8)
 
@@ -90,11 +90,8 @@ class Crowd:
         if frames is not None:
             places, most = TierConfig(pages_a_frame=1_000), TenantLimits(frames)
             self.kvfs = KVFS(frames, self.clock.now, most, places=places)
-        eviction = None if self.kvfs is None else self.kvfs.eviction
-        self.scheduler = Scheduler(
-            self.clock, self.pool.pages, SIMULATED.vocab_size, limits,
-            eviction=eviction,
-        )  # fmt: skip
+        eviction = no_eviction() if self.kvfs is None else self.kvfs.eviction
+        self.scheduler = Scheduler(self.clock, SIMULATED.vocab_size, eviction, limits)
         for tenant, weight in enumerate(self.tenant_weights):
             self.scheduler.set_tenant_weight(f"t{tenant}", weight)
         self.device = SimulatedExecutor(self.clock, self.pool.pages, SIMULATED, costs, hashed=False)

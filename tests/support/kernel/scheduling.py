@@ -6,6 +6,8 @@ import numpy as np
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -23,8 +25,13 @@ class Pool:
         self.pages = self.free = pages
 
 
+def no_eviction() -> Eviction:
+    """Return the eviction of a device from which `LengthFile`s take no frames."""
+    return KVFS(1, lambda: 0.0).eviction
+
+
 class LengthFile:
-    """A `WorkFile` of a pool: real bookkeeping of room, no contents."""
+    """A `RequestFile` of a pool: real bookkeeping of room, no contents."""
 
     def __init__(self, pool: Pool, length: int = 0) -> None:
         self.pool = pool
@@ -32,6 +39,8 @@ class LengthFile:
         self.pages = 0
         self.error: Errno | None = None
         self.computed_at = 0.0
+        self.root = 0
+        self.era = 1  # the eviction order's first: it never counts as unused
         self.reserve(length)
         self.length = length
 

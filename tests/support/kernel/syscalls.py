@@ -6,10 +6,14 @@ from typing import Any
 import msgpack
 import numpy as np
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.fairness.cpu_accounts import CpuAccounts, CpuOptions
+from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.grammar.compiler import GrammarCompiler
+from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.request import Request
@@ -101,8 +105,12 @@ class SyscallRig:
             self.scheduler,
             MODEL,
             lambda caller, seq, result: self.replies.append((caller.id, seq, result)),
-            draw_seed=lambda: 4321,
-            grammars=NoGrammars(b"", MODEL.vocab_size, MODEL.eos),
+            lambda: 4321,
+            DurableNames(self.kvfs),
+            NoGrammars(b"", MODEL.vocab_size, MODEL.eos),
+            lambda _what, arguments: self.syscalls.constraints.compiled(*arguments),
+            CpuAccounts(FairQueue(), lambda _now: (), CpuOptions()),
+            VirtualClock(),
         )
         self._seq = 0
         self.register(1)

@@ -65,7 +65,7 @@ async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threadin
 async def test_it_waits_for_its_turn_and_answers() -> None:
     async with (
         WorkerRig(assets=assets()) as rig,
-        busy(rig.kernel.constraints._grammars, TENANT) as free,
+        busy(rig.kernel.constraints.grammars, TENANT) as free,
     ):
         live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
         await asyncio.sleep(0.2)
@@ -82,7 +82,7 @@ async def test_past_its_patience_it_is_503_with_retry_after(
     monkeypatch.setattr(constraints, "OPENAI_COMPILES_WAIT_MS_MAX", 100)
     async with (
         SystemRig(tmp_path, assets=assets()) as system,
-        busy(system.kernel.constraints._grammars, "default"),
+        busy(system.kernel.constraints.grammars, "default"),
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as session,
     ):
         model = system.kernel._executor.model.name
@@ -101,7 +101,7 @@ async def test_past_its_patience_it_is_503_with_retry_after(
 
 async def test_too_many_in_use_are_the_tenant_s_quota() -> None:
     async with WorkerRig(assets=assets()) as rig:
-        grammars = rig.kernel.constraints._grammars
+        grammars = rig.kernel.constraints.grammars
         held = [
             grammars.grammar(TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}')
             for n in range(TENANT_GRAMMARS_MAX)
