@@ -22,7 +22,7 @@ from symphony_kernel.fairness.cpu_reports import CpuReports
 from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
-from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
+from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, describe
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
 from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, KernelState
 from symphony_kernel.journal.seeds import Seeds
@@ -168,51 +168,29 @@ class Kernel:
         )
 
     # -- Peers ---------------------------------------------------------------------------------
-    def attach_worker(self, name: str, link: Link) -> None:
-        """Serve a worker over a link that has no receiver yet, for example a memory link.
+    def welcome_peer(self, name: str, link: Link) -> Port:
+        """Make the port of "gateway" or of a worker, and send `Welcome`.
 
-        The worker is not authenticated. A `Hello` as its first frame is ignored.
+        A connected peer of that name is cut off; with a gateway all instances end.
         """
-        port = self.welcome_worker(name, link)
-        link.receive(after_hello(port), port.on_closed)
-
-    def attach_gateway(self, link: Link) -> None:
-        """Serve the gateway over a link that has no receiver yet, as `attach_worker`."""
-        port = self.welcome_gateway(link)
-        link.receive(after_hello(port), port.on_closed)
-
-    def welcome_worker(self, name: str, link: Link) -> WorkerPort:
-        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
-        port = self._make_worker_port(name, link)
-        port.send(self.welcome())
-        return port
-
-    def welcome_gateway(self, link: Link) -> GatewayPort:
-        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
-        port = self._make_gateway_port(link)
+        port = self._make_port(name, link)
         port.send(self.welcome())
         return port
 
     def welcome(self) -> m.Welcome:
         return m.Welcome(os.getpid(), self._about)
 
-    def _make_worker_port(self, name: str, link: Link) -> WorkerPort:
+    def _make_port(self, name: str, link: Link) -> Port:
         self._replace_peer(name, link)
+        if name == "gateway":
+            self._gateway = GatewayPort(self, name, link)
+            return self._gateway
         port = self._workers[name] = WorkerPort(self, name, link)
-        return port
-
-    def _make_gateway_port(self, link: Link) -> GatewayPort:
-        self._replace_peer("gateway", link)
-        port = self._gateway = GatewayPort(self, "gateway", link)
         return port
 
     def attach_session(self, session: SessionLink, name: str) -> Port:
         """Make the port of a session, a new one or one from the journal. Sends no `Welcome`."""
-        port: Port
-        if name == "gateway":
-            port = self._make_gateway_port(session)
-        else:
-            port = self._make_worker_port(name, session)
+        port = self._make_port(name, session)
         session.receive(port.on_frame, port.on_closed)
         return port
 

@@ -133,6 +133,10 @@ class SessionLink:
 
     # -- Link ----------------------------------------------------------------------------------
     @property
+    def body(self) -> bytes | memoryview:
+        return b"" if self._link is None else self._link.body
+
+    @property
     def backlog(self) -> int:
         """Bytes that the peer has not acknowledged."""
         return self._kept_bytes
