@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -151,7 +152,7 @@ class Kernel:
         self.internal_events["compiled"] = self.constraints.compiled
         self.internal_events["released"] = syscalls.release
         self.internal_events |= self._durable_names.serve(
-            syscalls.named, self._answer_gateway, self._finish_turn
+            syscalls.named, self._send_gateway, self._finish_turn
         )
         return syscalls
 
@@ -200,17 +201,11 @@ class Kernel:
 
     def _replace_peer(self, name: str, link: Link) -> None:
         """Record that a peer attaches, and cut off the peer that has its name."""
-        hooks = self.hooks
-        if hooks is None or hooks.depth:
-            self._cut_off(name)
-            return
         session = link.id if isinstance(link, SessionLink) else b""
-        hooks.record_event(b"entered", msgpack.packb([name, session]))
-        hooks.depth += 1
-        self._cut_off(name)
-        hooks.depth -= 1
-        # What this turn has for other peers must leave before the new peer gets its `Welcome`.
-        self.flush()
+        self._record("entered", [name, session], lambda: self._cut_off(name))
+        if self.hooks is not None and not self.hooks.depth:
+            # What this turn has for other peers must leave before the new peer gets its `Welcome`.
+            self.flush()
 
     def _cut_off(self, name: str) -> None:
         if (old := self.port(name)) is not None:
@@ -232,14 +227,7 @@ class Kernel:
 
     def detach(self, port: Port) -> None:
         """Forget a peer that is gone. A worker's instances end; without a gateway all end."""
-        hooks = self.hooks
-        if hooks is None or hooks.depth:
-            self._detach(port)
-            return
-        hooks.record_event(b"left", msgpack.packb([port.name]))
-        hooks.depth += 1
-        self._detach(port)
-        hooks.depth -= 1
+        self._record("left", [port.name], lambda: self._detach(port))
 
     def _detach(self, port: Port) -> None:
         if isinstance(port, WorkerPort):
@@ -343,11 +331,11 @@ class Kernel:
             answer = m.Answer(seq, 0, handle())
         except SyscallError as error:
             answer = m.Answer(seq, -error.errno, error.detail)
-        self._answer_gateway(answer)
+        self._send_gateway(answer)
 
-    def _answer_gateway(self, answer: m.Answer) -> None:
+    def _send_gateway(self, message: m.Message) -> None:
         if self._gateway is not None:
-            self._gateway.send(answer)
+            self._gateway.send(message)
 
     def _run_checks(self) -> None:
         """Run all checks that the gateway has asked for. No step computes now."""
@@ -364,12 +352,10 @@ class Kernel:
         return 0
 
     def _send_exceeded(self, instance: int, reason: str) -> None:
-        if self._gateway is not None:
-            self._gateway.send(m.Exceeded(instance, reason))
+        self._send_gateway(m.Exceeded(instance, reason))
 
     def _send_traced(self, root: int, events: list[Any]) -> None:
-        if self._gateway is not None:
-            self._gateway.send(m.Traced(root, events))
+        self._send_gateway(m.Traced(root, events))
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
@@ -416,14 +402,18 @@ class Kernel:
     # -- Internal events: what no frame causes ---------------------------------------------------
     def handle_event(self, what: str, arguments: list[Any]) -> None:
         """Record and handle one of `internal_events`. Arguments must be msgpack-able."""
+        self._record(what, arguments, partial(self.internal_events[what], *arguments))
+
+    def _record(self, what: str, arguments: list[Any], handle: Callable[[], None]) -> None:
+        """Record an event, unless it follows from a recorded one, and handle it."""
         hooks = self.hooks
         if hooks is None:
-            self.internal_events[what](*arguments)
+            handle()
             return
         if not hooks.depth:
             hooks.record_event(what.encode(), msgpack.packb(arguments))
         hooks.depth += 1
-        self.internal_events[what](*arguments)
+        handle()
         hooks.depth -= 1
 
     def _handle_outside_frames(self, what: str, arguments: list[Any]) -> None:

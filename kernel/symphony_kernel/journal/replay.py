@@ -13,9 +13,7 @@ from typing import NamedTuple, Protocol
 import msgpack
 import numpy as np
 
-from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal import recorder as r
-from symphony_kernel.journal.hooks import HeldSession
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
@@ -242,36 +240,11 @@ class Replay:
     def unreserved(self, file: int) -> None:
         self._skip_event(r.UNRESERVED, file)
 
-    # The records have all that these would record.
-    def commit(self) -> None:
-        pass
+    def _ignore(self, *_: object, **__: object) -> None:
+        """Record nothing: the records have it."""
 
-    def abandon(self) -> None:
-        pass
-
-    def record_frame(self, peer: bytes, body: bytes | memoryview) -> None:
-        pass
-
-    def record_event(self, what: bytes, arguments: bytes) -> None:
-        pass
-
-    def record_sent(self, session: HeldSession, body: bytes, now: bool) -> None:
-        pass
-
-    def done(self, request: int, value: int) -> None:
-        pass
-
-    def held(self, position: int, instance: int) -> None:
-        pass
-
-    def refused(self, errno: Errno) -> None:
-        pass
-
-    def evicted(self, pages: Int32) -> None:
-        pass
-
-    def lost(self, pages: Int32) -> None:
-        pass
+    commit = abandon = record_frame = record_event = record_sent = _ignore
+    done = held = refused = evicted = lost = _ignore
 
 
 def _parse(numbers: list[int]) -> Iterator[_Event]:

@@ -31,6 +31,7 @@ from symphony_kernel.protocol.errno import KernelBug
 VERSION: Final = 3
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
 _TRIM_MIN: Final = 4096  # elements; a larger array is written without its constant end
+_MISSING: Final = object()  # the value of a field that is not set
 
 (_OBJECT, _ROOT, _EXTERNAL, _LIST, _TUPLE, _DICT, _SET, _ARRAY, _ENUM, _NAMED, _METHOD, _PARTIAL,
  _UNSET, _OTHER) = range(14)  # fmt: skip
@@ -107,7 +108,6 @@ class _Shape:
         self.number = number
         names = _slots(kept.cls) or sorted(vars(example))
         self.fields = [name for name in names if name not in kept.made]
-        self._in_slots = not hasattr(example, "__dict__")
         # With several names it returns a tuple, with one name the bare value.
         self._get: Callable[[object], Any] | None = (
             attrgetter(*self.fields) if self.fields else None
@@ -121,13 +121,6 @@ class _Shape:
             return (self._get(thing),) if self._one else self._get(thing)
         except AttributeError:
             return [getattr(thing, name, _MISSING) for name in self.fields]
-
-
-class _Missing:
-    """The type of the marker for a field that is not set."""
-
-
-_MISSING: Final = _Missing()
 
 
 class _Writer:

@@ -50,33 +50,10 @@ class KVFile:
     """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent",
-        "_count",
-        "_frame_version",
-        "_frames",
-        "_storage",
-        "_table",
-        "advice",
-        "computed_at",
-        "counted",
-        "era",
-        "error",
-        "expires_ms",
-        "generating",
-        "length",
-        "name",
-        "number",
-        "origins",
-        "owner",
-        "path",
-        "plain",
-        "queue",
-        "ranked",
-        "references",
-        "root",
-        "tenant",
-        "texts",
-        "unrecomputable",
+        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice",
+        "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
+        "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
+        "tenant", "texts", "unrecomputable",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: TenantUsage) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
+from symphony_kernel.kvfs.lineage.book import LineageBook
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
 from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
 from symphony_kernel.kvfs.observer import PageObserver
@@ -47,12 +47,10 @@ class KVFSStatistics:
 
     files: int
     names: int
-    tenants: int
     copied_slots: int
     pool: PoolStatistics
     prefix_cache: PrefixCacheStatistics
     tiers: TierStatistics
-    lineage: LineageStatistics
 
 
 class KVFS:
@@ -526,10 +524,8 @@ class KVFS:
         return KVFSStatistics(
             files=len(self._files),
             names=sum(len(tenant.names) for tenant in self.tenants.values()),
-            tenants=len(self.tenants),
             copied_slots=self._copied_slots,
             pool=self.pool.statistics(),
             prefix_cache=self.prefix_cache.statistics(),
             tiers=self.tiers.statistics(),
-            lineage=self.lineages.statistics(),
         )

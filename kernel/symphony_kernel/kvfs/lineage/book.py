@@ -26,7 +26,6 @@ class KeptTrail:
     spans: int = 0
     scratch_pages: int = 0  # scratch pages, if all spans were computed at once
     lost: bool = False  # some of it cannot be recomputed
-    collapsed: bool = False  # to one lost span, because of its size
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
 
     def fits(self, pages: int, frames: int) -> bool:
@@ -55,15 +54,6 @@ class Lineage:
         return self.kept.entries
 
 
-@dataclass(frozen=True, slots=True)
-class LineageStatistics:
-    """The number of lineages, and the entries charged for them."""
-
-    lineages: int
-    lost: int
-    entries: int
-
-
 class LineageBook:
     """All lineages; a tenant may keep `entries_max` entries in them."""
 
@@ -90,7 +80,7 @@ class LineageBook:
         if not keep and not self.within(tenant, weight * len(spans), weight * entries, instead):
             if trail.closed:
                 return KeptTrail()
-            return KeptTrail(lost_trail(trail.length), lost=True, collapsed=True)
+            return KeptTrail(lost_trail(trail.length), lost=True)
         scratch_pages = sum(scratch_pages_of(span, span.length) for span in spans)
         lost = any(span.lost for span in spans)
         return KeptTrail(trail, entries, len(spans), scratch_pages, lost)
@@ -144,10 +134,3 @@ class LineageBook:
                 sums[lineage.tenant] = sums.get(lineage.tenant, 0) + lineage.entries
         if sums != self._charged:
             raise KernelBug(f"tenants are charged {self._charged} entries of lineage, keep {sums}")
-
-    def statistics(self) -> LineageStatistics:
-        return LineageStatistics(
-            lineages=len(self._lineages),
-            lost=sum(each.kept.lost for each in self._lineages),
-            entries=sum(self._charged.values()),
-        )

@@ -20,7 +20,6 @@ frames were needed. Evicting a file takes only the pages that no other file has 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
@@ -68,15 +67,6 @@ class _Entry(NamedTuple):
         return self[:4] < other[:4]
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionOrderStatistics:
-    """Files by list."""
-
-    recent: int
-    idle: int
-    stuck: int
-
-
 class EvictionOrder:
     """All files with pages on the device.
 
@@ -90,9 +80,9 @@ class EvictionOrder:
         pool: PagePool,
         cached: Int32,
         now: Callable[[], float],
-        cost: Callable[[KVFile], float] = lambda _file: 0.0,
-        evictable: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
-        kept_pages_max: int = 0,
+        cost: Callable[[KVFile], float],
+        evictable: Callable[[Int32], Bool],
+        kept_pages_max: int,
     ) -> None:
         self._pool = pool
         self._cached = cached  # [pages] references that are the prefix cache's
@@ -199,9 +189,6 @@ class EvictionOrder:
             wanted -= len(pages)
         self._unmark(found)
         return np.concatenate(found) if found else _NOTHING
-
-    def statistics(self) -> EvictionOrderStatistics:
-        return EvictionOrderStatistics(len(self._recent), len(self._idle_files), len(self._stuck))
 
     # -- Internals -----------------------------------------------------------------------------
     def _update_lists(self) -> None:

@@ -87,18 +87,16 @@ class TransferCost:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of all transfers
-        self.pages = 0
         self.page_seconds = 0.0  # of one page, averaged; 0: unknown
 
     def learn(self, pages: int, seconds: float) -> None:
         self.seconds += seconds
-        self.pages += pages
         each = seconds / pages
         gain = _COST_GAIN if self.page_seconds else 1.0
         self.page_seconds += (each - self.page_seconds) * gain
 
     def forget(self) -> None:
-        self.seconds, self.pages, self.page_seconds = 0.0, 0, 0.0
+        self.seconds, self.page_seconds = 0.0, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +216,6 @@ class Tiers:
         self._dropped += len(new) - len(slots)
         self._free_frames(new[~fits])
         return pages
-
-    def drop(self, pages: Int32) -> Int32:
-        """Drop the host and disk copies of pages; return those in no tier now ([n]).
-
-        Pages that are being read from disk are skipped. On return the slots are free. The caller
-        ensures that pages which end up in no tier can be recomputed.
-        """
-        pages = _distinct(pages[~self._arriving[pages]])
-        copied = pages[(self.host[pages] >= 0) | (self.disk[pages] >= 0)]
-        self.drop_host(copied[self.host[copied] >= 0])
-        self._drop_disk(copied[self.disk[copied] >= 0])
-        lost = copied[self._pool.frame[copied] < 0]
-        self._dropped += len(lost)
-        return lost
 
     def drop_copies(self, page: int) -> None:
         """Drop the copies of a page that is about to be written, and cancel its reading."""
