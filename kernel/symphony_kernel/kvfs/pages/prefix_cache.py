@@ -185,16 +185,30 @@ class PrefixCache:
     def evict_pages(self, pages: Int32) -> None:
         """Evict these pages ([n]), children before parents, as the observer recorded it."""
         nodes = {node.page: node for node in self._index.values()}
+        self._remove_all([nodes[page] for page in pages.tolist()])
+        self._evicted += len(pages)
+
+    def evict_damaged(self, pages: Int32) -> None:
+        """Evict `pages`, whose content is wrong, and all pages below them."""
+        bad = set(pages[self.references[pages] > 0].tolist())
+        gone: dict[_Node, None] = {}
+        for node in self._index.values() if bad else ():  # parents come before children
+            if node.page in bad or node.parent in gone:
+                gone[node] = None
+        if gone:
+            self._remove_all(list(reversed(gone)))
+
+    def _remove_all(self, nodes: list[_Node]) -> None:
+        """Remove nodes, children before parents, from anywhere in the trees."""
         roots = self._roots()
         tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
         dropped: list[int] = []
-        for page in pages.tolist():
-            tenant = tenants[roots[nodes[page]]]
+        for node in nodes:
+            tenant = tenants[roots[node]]
             tree = self._trees[tenant]
-            self._remove(tree, nodes[page], dropped)
+            self._remove(tree, node, dropped)
             if not tree.pages:
                 del self._trees[tenant]
-        self._evicted += len(dropped)
         self._release(dropped)
         self.restore_heaps()
 
@@ -207,27 +221,6 @@ class PrefixCache:
             node.in_heap = False
             if not node.children:
                 self._push(trees[root], node)
-
-    def evict_damaged(self, pages: Int32) -> None:
-        """Evict `pages`, whose content is wrong, and all pages below them."""
-        bad = set(pages[self.references[pages] > 0].tolist())
-        if not bad:
-            return
-        gone: set[_Node] = set()
-        for node in self._index.values():  # parents come before children
-            if node.page in bad or node.parent in gone:
-                gone.add(node)
-        roots = self._roots()
-        trees = {tree.root: tree for tree in self._trees.values()}
-        dropped: list[int] = []
-        for node in [node for node in reversed(self._index.values()) if node in gone]:
-            self._remove(trees[roots[node]], node, dropped)
-        for tenant, tree in list(self._trees.items()):
-            tree.heap = [entry for entry in tree.heap if entry[2].page != _GONE]
-            heapq.heapify(tree.heap)
-            if not tree.pages:
-                del self._trees[tenant]
-        self._release(dropped)
 
     def forget_tenant(self, tenant: str) -> int:
         """Evict all pages that a tenant's programs have offered; return how many."""
