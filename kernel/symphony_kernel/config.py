@@ -189,11 +189,7 @@ def digest_weights(configuration: Configuration) -> str:
 def make_executor(
     configuration: Configuration, clock: Clock, progress: Callable[[float], None]
 ) -> tuple[Executor, ModelAssets]:
-    """Load the model. Blocks, and calls `progress` with the share that is loaded.
-
-    Raises:
-        CheckpointError: the model cannot be used.
-    """
+    """Load the model, reporting the loaded share to `progress`. Blocks; CheckpointError."""
     if configuration.executor == "simulated":
         return _simulated(configuration, clock)
     progress(0.0)  # the part before the first weight takes seconds, too
@@ -239,10 +235,9 @@ def _no_gpu() -> bool:
 
 
 def _check_fits(configuration: Configuration, dtype: str, device_free: int | None) -> None:
-    """Check that a model fits into the device's free bytes (None: this machine's memory).
+    """Check that a model fits into the device's free bytes (None: into this machine's memory).
 
-    Raises:
-        CheckpointError: it does not.
+    CheckpointError: it does not.
     """
     if configuration.ended is not None:
         return  # it did fit, and the memory of the kernel that died may not be free yet

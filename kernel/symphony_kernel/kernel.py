@@ -242,11 +242,7 @@ class Kernel:
         self._finish_turn()
 
     def handle_message(self, port: Port, message: m.Message) -> None:
-        """Handle any message but `Calls`.
-
-        Raises:
-            MessageError: this peer may not send it.
-        """
+        """Handle any message but `Calls`; MessageError if this peer may not send it."""
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
             self._cpu_reports.charge_report(port, message.times, self.hooks, gateway=gateway)
@@ -523,11 +519,7 @@ class Kernel:
         self._syscalls.resume()
 
     def open_durable_names(self, *, known: bool) -> None:
-        """Clean the directory of durable files, and read names unless they are known. Blocks.
-
-        Raises:
-            OSError: the directory cannot be used.
-        """
+        """Clean the directory of durable files; read names unless `known`. Blocks; OSError."""
         self._durable_names.open(known=known)
 
     # -- Replies ---------------------------------------------------------------------------------
@@ -558,11 +550,7 @@ class Kernel:
         self._step_loop.plan()
 
     async def run(self) -> None:
-        """Launch steps until `close`.
-
-        Raises:
-            KernelBug: (or any other exception) the kernel itself failed and is stopped.
-        """
+        """Launch steps until `close`. Any exception: the kernel itself failed and is stopped."""
         if self._failure is None:
             await self._maintenance.open()
             if not self._stopped.is_set():

@@ -29,11 +29,7 @@ _SUFFIX: Final = ".log"
 
 
 class Log:
-    """Appends records to segments in `folder`, numbered from `sequence` on.
-
-    Raises:
-        OSError: the disk has no space for the first segment.
-    """
+    """Appends records to segments in `folder`, numbered from `sequence` on; OSError."""
 
     def __init__(self, folder: Path, sequence: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         assert sequence > 0, "an empty segment reads as the number 0"

@@ -21,16 +21,11 @@ from symphony_kernel.request import Request
 
 
 class ReplayedKernel(Protocol):
-    """The part of the kernel that a replay drives."""
+    """The part of `kernel.Kernel` that a replay drives."""
 
-    def replay_frame(self, peer: str, body: bytes) -> None:
-        """Handle a peer's frame."""
-
-    def replay_sent(self, peer: str, body: bytes) -> None:
-        """Keep a frame that was sent, for a peer that has not acknowledged it."""
-
-    def handle_event(self, what: str, arguments: list[object]) -> None:
-        """Handle an internal event."""
+    def replay_frame(self, peer: str, body: bytes) -> None: ...
+    def replay_sent(self, peer: str, body: bytes) -> None: ...
+    def handle_event(self, what: str, arguments: list[object]) -> None: ...
 
 
 class _Event(NamedTuple):
@@ -69,11 +64,7 @@ class Replay:
             self.submit(request)
 
     def apply(self, record: bytes) -> None:
-        """Execute one record.
-
-        Raises:
-            ReplayError: the record does not fit the state.
-        """
+        """Execute one record; ReplayError if it does not fit the state."""
         (self._time,) = r.TIME.unpack_from(record)
         self._allocations = 0
         entries = list(_entries(record))

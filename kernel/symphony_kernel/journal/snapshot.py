@@ -64,11 +64,7 @@ class Snapshotter:
         self._externals = dict(externals)
 
     def write(self) -> bytes:
-        """Return a snapshot of the roots.
-
-        Raises:
-            KernelBug: an object's class is not declared.
-        """
+        """Return a snapshot of the roots; KernelBug if an object's class is not declared."""
         collecting = gc.isenabled()
         gc.disable()  # it would scan everything that is made here, and find nothing
         try:
@@ -78,11 +74,7 @@ class Snapshotter:
                 gc.enable()
 
     def read(self, data: bytes) -> None:
-        """Fill in the roots.
-
-        Raises:
-            SnapshotError: it cannot be read; the roots must not be used.
-        """
+        """Fill in the roots; on a SnapshotError they must not be used."""
         try:
             _Reader(self._names, self._roots, self._externals).read(data)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:

@@ -98,11 +98,7 @@ class KVFile:
         return (missing if missing > 0 else 0) + (1 if shared else 0)
 
     def reserve(self, n: int) -> None:
-        """Take pages for n entries after the present ones, which only this file holds.
-
-        Raises:
-            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
-        """
+        """Take pages for n entries after the present ones, for this file alone; ENOMEM, EDQUOT."""
         owner, length, pool = self.owner, self.length, self._storage.pool
         if owner.closed or length + n > owner.entries_allowed:
             self._allow_entries(n)
@@ -289,12 +285,9 @@ class KVFile:
         return self._known().history(self.length, self._read)
 
     def plan(self, absent: Int64) -> list[Step]:
-        """Return steps that recompute absent entries ([c] indices): `lineage.planning`.
+        """Return steps that recompute absent entries ([c] indices); see `lineage.planning`.
 
         For a file without lineage each step is in place: one for each run of absent entries.
-
-        Raises:
-            NotRecomputableError: some of them depend on a lost span.
         """
         return plan(self.history(), absent)
 
@@ -338,8 +331,7 @@ class KVFile:
     def _allow_unrecomputable(self, more: Int32, new: int) -> None:
         """Check that it may be unrecomputable with pages `more` ([n]) and `new` others.
 
-        Raises:
-            SyscallError: EDQUOT; also if one of its pages is in no tier, and cannot be kept.
+        EDQUOT, also if one of its pages is in no tier, and cannot be kept.
         """
         pages, quotas = np.concatenate((self.pages, more)), self._storage.quotas
         if self._storage.tiers.worst_of(pages) is Tier.TOKENS:
@@ -411,14 +403,11 @@ class KVFile:
         self.length = self.plain = entries
 
     def append(self, source: "KVFile", entries: Int64) -> int:
-        """Append entries of `source` ([c] indices); return how many were copied.
+        """Append entries of `source` ([c] indices); return how many were copied; ENOMEM, EDQUOT.
 
         `source` may be this file. Whole pages are shared where they line up: where a page of this
         file would begin with the first entry of a source page and continue with those behind it.
         All other entries are copied.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         self._allow_entries(len(entries))
         self._storage.on_edited(self)
@@ -494,13 +483,10 @@ class KVFile:
         *,
         frames: bool = False,
     ) -> None:
-        """Give this empty file its entries ([n] each), as read from disk.
+        """Give this empty file its entries ([n] each), as read from disk; ENOMEM, EDQUOT.
 
         Without `frames` the pages are in no tier afterwards: nothing is evicted for them, and the
         file may be larger than the device.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         assert self.length == 0
         self._allow_entries(len(tokens))

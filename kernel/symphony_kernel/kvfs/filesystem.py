@@ -133,12 +133,9 @@ class KVFS:
         return tenant
 
     def limit(self, name: str, values: Mapping[str, int | None]) -> Tenant:
-        """Set a tenant's own limits, by their names in `limit_table`; None: the default.
+        """Set a tenant's own limits, by their names in `limit_table`; None: the default; KeyError.
 
         It keeps what exceeds them, and gets no more.
-
-        Raises:
-            KeyError: there is no such limit.
         """
         limits = self.limits.changed(values)
         tenant = self.tenant(name)
@@ -242,11 +239,7 @@ class KVFS:
         return file
 
     def save(self, file: KVFile, path: str, replace: bool, public: bool = False) -> None:
-        """Name the present content of `file`: the name does not see later writes to it.
-
-        Raises:
-            SyscallError: EEXIST without `replace`, EDQUOT, EACCES for a path under `public/`.
-        """
+        """Name the present content of `file`, not later writes to it; EEXIST, EDQUOT, EACCES."""
         self.check_name(file.tenant, path, replace)
         self.put_name(path, self.snapshot(file, path), Name(public=public))
 
@@ -346,8 +339,7 @@ class KVFS:
     def offer(self, file: KVFile) -> int:
         """Offer the whole pages of `file` to its tenant's runs; return entries cached.
 
-        Raises:
-            SyscallError: EINVAL if an entry depends on more than the tokens before it.
+        EINVAL if an entry depends on more than the tokens before it.
         """
         if file.plain < file.length:
             raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
@@ -358,10 +350,7 @@ class KVFS:
     def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
         """Return a file with the longest prefix of `tokens` that the tenant has offered.
 
-        It has whole pages, and leaves at least one token.
-
-        Raises:
-            SyscallError: ENOENT, ENOMEM, EDQUOT.
+        It has whole pages, and leaves at least one token. ENOENT, ENOMEM, EDQUOT.
         """
         pages = self.prefix_cache.find(tenant, tokens.tobytes())
         if not len(pages):
@@ -476,9 +465,8 @@ class KVFS:
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:
         """Compare counts with page tables; `held` has all references but those of names.
 
-        Raises:
-            KernelBug: references differ from the page tables, free pages are in use, a quota
-                differs from what is held, or a reference points at a file that is gone.
+        KernelBug: references differ from the page tables, free pages are in use, a quota differs
+        from what is held, or a reference points at a file that is gone.
         """
         expected = Counter(held) + Counter(self.durable_references())
         for tenant in self.tenants.values():

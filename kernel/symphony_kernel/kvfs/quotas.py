@@ -269,11 +269,7 @@ class Quotas:
         account.changed_s = now
 
     def check_integrity(self, references: Int32) -> None:
-        """Compare accounts with their pages; `references` are the pool's ([pages]).
-
-        Raises:
-            KernelBug: a held page without a payer, a free one with one, or a wrong sum.
-        """
+        """Compare accounts with their pages; `references` are the pool's ([pages]); KernelBug."""
         if not np.array_equal(self._payer == _NO_ACCOUNT, references == 0):
             raise KernelBug("held pages and charged pages are not the same pages")
         paid: Int64 = np.bincount(

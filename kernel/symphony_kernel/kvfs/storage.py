@@ -31,7 +31,6 @@ class FileOrder(Protocol):
     """The part of `EvictionOrder` that files use."""
 
     def add(self, file: Any) -> None: ...
-
     def discard(self, file: Any) -> None: ...
 
 

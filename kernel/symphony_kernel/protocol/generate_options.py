@@ -51,12 +51,7 @@ GENERATE_DEFAULT = GenerateOptions()
 
 
 def parse_generate_options(data: bytes) -> GenerateOptions:
-    """Return the options in msgpack `data` (empty: the defaults).
-
-    Raises:
-        SyscallError: EINVAL for options that docs/abi.md does not allow, ENOSYS for ones that are
-            not implemented yet, EFBIG above the size limit.
-    """
+    """Return the options in msgpack `data`; the rest as `parse_pred_options`."""
     if not data:
         return GENERATE_DEFAULT
     if len(data) > PRED_OPTIONS_BYTES_MAX:

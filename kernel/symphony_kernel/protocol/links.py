@@ -78,11 +78,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> list[Any]:
-    """Return the frame in `data`.
-
-    Raises:
-        LinkError: not one msgpack array.
-    """
+    """Return the frame in `data`; LinkError if it is not one msgpack array."""
     try:
         frame = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except Exception as error:
@@ -253,11 +249,7 @@ class SocketLink(asyncio.BufferedProtocol):
 
 
 async def connect_unix(path: Path, frame_bytes_max: int = FRAME_BYTES_MAX) -> SocketLink:
-    """Connect to a role that listens at `path`.
-
-    Raises:
-        OSError: no role listens there.
-    """
+    """Connect to a role that listens at `path`; OSError."""
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(
         lambda: SocketLink(lambda _: None, frame_bytes_max), str(path)

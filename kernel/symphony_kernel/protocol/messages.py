@@ -386,11 +386,7 @@ def is_output(frame: list[Any]) -> bool:
 
 
 def decode(frame: list[Any]) -> Message:
-    """Return the message of a frame.
-
-    Raises:
-        MessageError: an unknown kind, a wrong number of fields, or a field of a wrong type.
-    """
+    """Return the message of a frame; MessageError if it is none."""
     kind = _KINDS.get(frame[0]) if frame and isinstance(frame[0], int) else None
     if kind is None:
         raise MessageError(f"no message has kind {frame[:1]!r}")

@@ -111,11 +111,7 @@ class SessionLink:
         return True
 
     def handle_frame(self, frame: list[Any]) -> None:
-        """Handle a frame of the connection.
-
-        Raises:
-            LinkError: a receipt for frames that were not sent.
-        """
+        """Handle a frame of the connection; LinkError: a receipt for frames that were not sent."""
         kind = frame[0]
         if kind != _RECEIPT and kind != _WANTED:
             self.received += 1

@@ -34,9 +34,7 @@ def unpack_untrusted(
     """Return the value in `data`, which may have `containers_max` lists and maps in all.
 
     `lengths_max` are msgpack's options max_array_len and max_map_len, for each list and map.
-
-    Raises:
-        ValueError: it is damaged, incomplete, nested too deeply, or exceeds a maximum.
+    ValueError: it is damaged, incomplete, nested too deeply, or exceeds a maximum.
     """
     try:
         if len(data) > _SMALL_BYTES:

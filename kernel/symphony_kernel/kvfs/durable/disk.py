@@ -31,13 +31,10 @@ class Disk:
         self._run = run
 
     async def call(self, work: Callable[[], _T], broken: Errno | None = None) -> _T:
-        """Return the result of a blocking call.
+        """Return the result of a blocking call; ENOSPC, EIO, or a RefusedError.
 
         With `broken` the call reads a named file. That it is missing is ENOENT then, and that it is
         damaged is `broken`.
-
-        Raises:
-            SyscallError: ENOENT, ENOSPC or EIO, `broken`, or a RefusedError.
         """
         try:
             result: _T = await self._run(work)

@@ -43,13 +43,10 @@ _HEADER_BYTES = 4_096  # about, with the longest name
 
 
 class Device(Protocol):
-    """Copies K and V between files and host arrays."""
+    """The part of `syscalls.durable_names.PageDevice` that is used here."""
 
-    async def read(self, file: KVFile) -> KV | None:
-        """Return K and V of a file's pages; None unless all are on the device or the host."""
-
-    async def write(self, file: KVFile, kv: KV) -> bool:
-        """Write K and V of a file that is being loaded; return whether there were places."""
+    async def read(self, file: KVFile) -> KV | None: ...
+    async def write(self, file: KVFile, kv: KV) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -248,10 +245,7 @@ class DurableNames:
     ) -> None:
         """Give the uploaded file at `upload` a durable name, then call `done`.
 
-        The upload is removed when the change has ended.
-
-        Raises:
-            SyscallError: as `save`.
+        The upload is removed when the change has ended. Raises as `save`.
         """
         self._check_public(path, public)
         self._check_queue(tenant)
@@ -413,11 +407,7 @@ class DurableNames:
 
     # -- Reading: loads and downloads -----------------------------------------------------------
     def load(self, file: KVFile, done: Done) -> None:
-        """Load the content of a named file, then call `done`.
-
-        Raises:
-            SyscallError: EAGAIN (too many of the tenant's loads, or of calls that wait for one).
-        """
+        """Load the content of a named file, then call `done`; EAGAIN (too many wait)."""
         assert file.name is not None
         assert not file.name.loaded
         tenant_loads = 0

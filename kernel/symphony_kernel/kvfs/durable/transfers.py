@@ -57,8 +57,7 @@ class Transfers:
     async def open_download(self, tenant: str, path: str) -> dict[str, int]:
         """Open a named file for sending; return transfer number and bytes of the file.
 
-        Raises:
-            SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
+        ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
         """
         path = parse_path(path)
         with self._reserve(tenant):
@@ -80,9 +79,8 @@ class Transfers:
     async def open_upload(self, tenant: str, size: int) -> dict[str, int]:
         """Create a file for an upload of `size` bytes; return the transfer's number.
 
-        Raises:
-            SyscallError: EFBIG (larger than any file of the model); EDQUOT (the tenant's bytes on
-                disk); EAGAIN; ENOSPC; EIO; ENOSYS.
+        EFBIG (larger than any file of the model); EDQUOT (the tenant's bytes on disk); EAGAIN;
+        ENOSPC; EIO; ENOSYS.
         """
         with self._reserve(tenant) as disk:
             self._check_size(size)
@@ -93,8 +91,7 @@ class Transfers:
     async def write(self, tenant: str, number: int, data: bytes) -> int:
         """Append a piece to an upload; return its bytes so far.
 
-        Raises:
-            SyscallError: EBADF; EFBIG; EDQUOT (with the tenant's other uploads); ENOSPC; EIO.
+        EBADF; EFBIG; EDQUOT (with the tenant's other uploads); ENOSPC; EIO.
         """
         transfer = self._get(tenant, number, upload=True)
         if len(data) > KV_CHUNK_BYTES_MAX:

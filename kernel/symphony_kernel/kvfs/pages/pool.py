@@ -332,12 +332,7 @@ class PagePool:
         self.positions[destinations] = self.positions[sources]
 
     def check_integrity(self, expected: Int64) -> None:
-        """Compare the counts with the files' page tables (`expected`: [pages]).
-
-        Raises:
-            KernelBug: a count differs, the free pages are not exactly the pages without
-                references, or a frame is lost or in use twice.
-        """
+        """Compare the counts with the files' page tables (`expected`: [pages]); KernelBug."""
         wrong = np.flatnonzero(self.references != expected)
         if len(wrong):
             page = int(wrong[0])

@@ -279,13 +279,10 @@ class Tiers:
         self._trim()
 
     def give_frames(self, pages: Int32) -> None:
-        """Give frames to pages in no tier ([n], distinct), to recompute them.
+        """Give frames to pages in no tier ([n], distinct), to recompute them; ENOMEM.
 
         They are unfilled, and absent for files, until `mark_filled`. `KVFile.unfilled_table`
         returns their frames. `evict` takes the frames back.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
         """
         self._pool.attach_frames(pages, unfilled=True)
         self._count(pages, absent=-1)
@@ -558,11 +555,7 @@ class Tiers:
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Compare slots with pages; `Quotas` compares its counts with them.
-
-        Raises:
-            KernelBug: a slot is lost or in use twice, or a free page has one.
-        """
+        """Compare slots with pages; `Quotas` compares its counts with them; KernelBug."""
         pool = self._pool
         there = np.flatnonzero(self.host >= 0)
         used = np.flatnonzero(self.page_in >= 0)
