@@ -83,7 +83,7 @@ class Kernel:
         self._kvfs = KVFS(
             executor.frame_count,
             self._now,
-            options.limits(executor.frame_count),
+            options.tenants,
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )

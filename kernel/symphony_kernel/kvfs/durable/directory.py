@@ -112,14 +112,9 @@ class Directory:
         return self.put(label, content), entries
 
     def _keep(self, path: Path, final: Path) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-            size = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+        size = _sync(path)
         path.replace(final)
-        _sync_directory(final.parent)
+        _sync(final.parent)
         return size
 
     @contextlib.contextmanager
@@ -152,7 +147,7 @@ class Directory:
             with contextlib.suppress(FileNotFoundError):
                 final.replace(removed)
             try:
-                _sync_directory(final.parent)
+                _sync(final.parent)
             except OSError:
                 with contextlib.suppress(OSError):
                     removed.replace(final)
@@ -232,13 +227,15 @@ def _make(directory: Path) -> None:
     """Make a private directory, safe on disk; OSError."""
     if not directory.is_dir():
         directory.mkdir(mode=_PRIVATE, exist_ok=True, parents=True)
-        _sync_directory(directory.parent)
+        _sync(directory.parent)
     directory.chmod(_PRIVATE)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> int:
+    """Make a file, or the names in a directory, safe on disk; return its bytes; OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)

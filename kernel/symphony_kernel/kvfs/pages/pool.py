@@ -145,10 +145,10 @@ class PagePool:
             self.frame_version += 1
         return taken
 
-    def _furnish(self, taken: Int32) -> None:
-        frames = self._pop_frames(len(taken))
-        self.frame[taken] = frames
-        self.page[frames] = taken
+    def _furnish(self, pages: Int32) -> None:
+        frames = self._pop_frames(len(pages))
+        self.frame[pages] = frames
+        self.page[frames] = pages
 
     def retain(self, pages: Int32) -> None:
         """Hold each of `pages` once more; a page may be given several times."""
@@ -213,28 +213,24 @@ class PagePool:
         """Return up to n free frames ([n]); they stay free."""
         return self._free.all()[:n]
 
-    def detach_frames(self, pages: Int32) -> Int32:
-        """Free the frames of held pages ([n], distinct, each with one); return the frames."""
+    def detach_frames(self, pages: Int32) -> None:
+        """Free the frames of held pages ([n], distinct, each with one)."""
         frames = self.frame[pages]
         self.absent += len(pages) - int(self.unfilled[pages].sum())
         self.unfilled[pages] = False
         self.frame[pages] = NOWHERE
         self._push_frames(frames)
         self.frame_version += 1
-        return frames
 
-    def attach_frames(self, pages: Int32, unfilled: bool) -> Int32:
-        """Give frames to held pages ([n], distinct, without); return them; ENOMEM."""
+    def attach_frames(self, pages: Int32, unfilled: bool) -> None:
+        """Give frames to held pages ([n], distinct, without); ENOMEM."""
         if len(pages) > self.free_frames:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self.free_frames} free")
-        frames = self._pop_frames(len(pages))
-        self.frame[pages] = frames
-        self.page[frames] = pages
+        self._furnish(pages)
         self.unfilled[pages] = unfilled
         if not unfilled:
             self.absent -= len(pages)
         self.frame_version += 1
-        return frames
 
     def take_scratch_frames(self, n: int) -> Int32:
         """Take n free frames ([n]) that belong to no page, to compute in; n must be free."""
@@ -293,16 +289,9 @@ class PagePool:
     # -- Recovery -------------------------------------------------------------------------------
     def attach_imaginary_frames(self) -> None:
         """Give every held page an imaginary frame until `reset_frames`."""
-        held = np.flatnonzero(self.references > 0).astype(np.int32)
-        self.frames = self.pages
-        self.page = np.full(self.pages, NOWHERE, np.int32)
-        self._free, self._spares = NumberStack(self.pages), {}
-        self.frame[:] = NOWHERE
-        self.unfilled[:] = False
-        frames = self._free.pop(len(held))
-        self.frame[held], self.page[frames] = frames, held
+        self.reset_frames(self.pages)
+        self._furnish(np.flatnonzero(self.references > 0).astype(np.int32))
         self.absent = 0
-        self.frame_version += 1
 
     def reset_frames(self, frames: int) -> None:
         """Start with a device of `frames` frames that has no page's content."""
