@@ -356,7 +356,7 @@ class Kernel:
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
         scheduler, recovery = self._scheduler, self._recovery
-        steps, files = scheduler.statistics(), self._kvfs.statistics()
+        steps = scheduler.statistics()
         return {
             **asdict(self._processes.statistics()),
             **asdict(self._syscalls.statistics()),
@@ -374,14 +374,7 @@ class Kernel:
             "waiting_tokens": steps.queue.tokens,
             "lips_waiting": steps.queue.lips,
             "lips_running": scheduler.runs_computing(),
-            "pages": files.pool.pages,
-            "pages_free": files.pool.free,
-            "pages_shared": files.pool.shared,
-            "files": files.files,
-            "names": files.names,
-            "copies": files.copied_slots,
-            **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
-            **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
+            **self._kvfs.statistics(),
             **self._durable_names.durable_names.statistics(),
             **asdict(self._maintenance.statistics),
             "stalls": self._maintenance.stalls_found,

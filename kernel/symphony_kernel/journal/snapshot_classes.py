@@ -29,14 +29,7 @@ from symphony_kernel.request import Request
 from symphony_kernel.syscalls.dispatch import CallQueue
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.grammar import ConstraintCalls, WaitingCall
-from symphony_kernel.syscalls.pending import (
-    Call,
-    CallContext,
-    FileCall,
-    Generation,
-    Pred,
-    RunAhead,
-)
+from symphony_kernel.syscalls.pending import Call, CallContext, FileCall, Generation, Pred, RunAhead
 from symphony_kernel.syscalls.validation import Ranges
 
 Make = Callable[[], Any]

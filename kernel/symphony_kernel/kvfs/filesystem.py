@@ -7,7 +7,6 @@ Docstrings name a SyscallError by its errno.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from symphony_kernel.kvfs.lineage.book import LineageBook
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
 from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
 from symphony_kernel.kvfs.observer import PageObserver
-from symphony_kernel.kvfs.pages.pool import PagePool, PoolStatistics
-from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStatistics
+from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import UNLIMITED, Quotas, TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
@@ -26,7 +25,7 @@ from symphony_kernel.kvfs.tiers.base import spare_slots
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
-from symphony_kernel.kvfs.tiers.tiers import Tiers, TierStatistics
+from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -39,18 +38,6 @@ from symphony_kernel.protocol.limits import (
     TENANT_PAGES_SHARE_MAX,
     UNRECOMPUTABLE_DEVICE_SHARE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KVFSStatistics:
-    """Counts of files and names, and the statistics of what they share."""
-
-    files: int
-    names: int
-    copied_slots: int
-    pool: PoolStatistics
-    prefix_cache: PrefixCacheStatistics
-    tiers: TierStatistics
 
 
 class KVFS:
@@ -508,12 +495,16 @@ class KVFS:
                     f"{tenant.name} is charged {tenant.files} files and has {counted[tenant.name]}"
                 )
 
-    def statistics(self) -> KVFSStatistics:
-        return KVFSStatistics(
-            files=len(self._files),
-            names=sum(len(tenant.names) for tenant in self.tenants.values()),
-            copied_slots=self._copied_slots,
-            pool=self.pool.statistics(),
-            prefix_cache=self.prefix_cache.statistics(),
-            tiers=self.tiers.statistics(),
-        )
+    def statistics(self) -> dict[str, float]:
+        """Return the counters of files, names and pages, by the names that they have as metrics."""
+        pool, cache, tiers = self.pool, self.prefix_cache.statistics(), self.tiers.statistics()
+        return {
+            "files": len(self._files),
+            "names": sum(len(tenant.names) for tenant in self.tenants.values()),
+            "copies": self._copied_slots,
+            "pages": pool.frames,
+            "pages_free": pool.free_frames,
+            "pages_shared": int((pool.references > 1).sum()),
+            **{f"prefix_cache_{key}": value for key, value in cache.items()},
+            **{f"tiers_{key}": value for key, value in tiers.items()},
+        }

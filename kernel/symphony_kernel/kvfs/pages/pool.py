@@ -16,7 +16,6 @@ file has committed or copied it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -36,15 +35,6 @@ _ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as lon
 
 def page_count(entries: int) -> int:
     return (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """How full the device is, in frames, and how many pages are shared."""
-
-    pages: int
-    free: int
-    shared: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -347,6 +337,3 @@ class PagePool:
         whole = len(there) - int(self.unfilled.sum())
         if self.absent != int((self.references > 0).sum()) - whole:
             raise KernelBug(f"{self.absent} held pages are counted as not on the device")
-
-    def statistics(self) -> PoolStatistics:
-        return PoolStatistics(self.frames, self.free_frames, int((self.references > 1).sum()))

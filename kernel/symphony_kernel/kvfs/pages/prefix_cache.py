@@ -16,7 +16,6 @@ theirs for long.
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -38,20 +37,6 @@ _UNLIMITED: Final = 1 << 62
 _EACH: Final = 0
 _FREED: Final = 1
 _FREED_FRAMES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStatistics:
-    """Pages cached now (only the cache holds `idle_pages`), and counters."""
-
-    pages: int
-    idle_pages: int
-    queries: int
-    query_tokens: int
-    hits: int
-    hit_tokens: int
-    offered_pages: int
-    evicted_pages: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -231,17 +216,18 @@ class PrefixCache:
         self._release(dropped)
         return len(dropped)
 
-    def statistics(self) -> PrefixCacheStatistics:
-        return PrefixCacheStatistics(
-            pages=len(self._index),
-            idle_pages=self._account.pages,
-            queries=self._queries,
-            query_tokens=self._query_tokens,
-            hits=self._hits,
-            hit_tokens=self._hit_tokens,
-            offered_pages=self._offered,
-            evicted_pages=self._evicted,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Return the pages cached now, those that only the cache holds, and counters."""
+        return {
+            "pages": len(self._index),
+            "idle_pages": self._account.pages,
+            "queries": self._queries,
+            "query_tokens": self._query_tokens,
+            "hits": self._hits,
+            "hit_tokens": self._hit_tokens,
+            "offered_pages": self._offered,
+            "evicted_pages": self._evicted,
+        }
 
     # -- The trees ------------------------------------------------------------------------------
     def _number(self) -> bytes:

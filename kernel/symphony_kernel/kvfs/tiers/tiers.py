@@ -57,31 +57,6 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class TierStatistics:
-    """Pages by tier; transfers in pages since the start, times in milliseconds.
-
-    A page counts in its fastest tier only; `host_slots_used` counts copies, too.
-    """
-
-    device_pages: int
-    host_pages: int
-    disk_pages: int
-    tokens_pages: int
-    host_slots: int
-    host_slots_used: int
-    disk_slots: int
-    disk_slots_used: int
-    saved_pages: int
-    loaded_pages: int
-    dropped_pages: int  # from device or host to no tier at all
-    spilled_pages: int  # host to disk
-    read_pages: int  # disk to host
-    moved_bytes: int  # between device and host
-    move_ms: float
-    move_page_ms: float  # of one page, as measured; 0: unknown
-
-
 class TransferCost:
     """Seconds that a page takes between device and host, as the executor has measured."""
 
@@ -578,29 +553,33 @@ class Tiers:
             raise KernelBug("a page is read from disk that is not on disk, or is filled")
         self.spill_tier.check_integrity()
 
-    def statistics(self) -> TierStatistics:
-        """Return the counters; looks at every page while some are not on the device."""
+    def statistics(self) -> dict[str, float]:
+        """Return pages by tier, and transfers in pages since the start, times in milliseconds.
+
+        A page counts in its fastest tier only; `host_slots_used` counts copies, too. Looks at every
+        page while some are not on the device.
+        """
         pool, spilling = self._pool, self.spill_tier
         elsewhere = np.flatnonzero((pool.references > 0) & ((pool.frame < 0) | pool.unfilled))
         counts = np.bincount(self.tier_of(elsewhere.astype(np.int32)), minlength=len(Tier))
-        return TierStatistics(
-            device_pages=pool.frames - pool.free_frames - int(pool.unfilled.sum()),
-            host_pages=int(counts[Tier.HOST]),
-            disk_pages=int(counts[Tier.DISK]),
-            tokens_pages=int(counts[Tier.TOKENS]),
-            host_slots=self.slots,
-            host_slots_used=self.slots - self._free.count,
-            disk_slots=spilling.slots,
-            disk_slots_used=spilling.used,
-            saved_pages=self._saved,
-            loaded_pages=self._loaded,
-            dropped_pages=self._dropped,
-            spilled_pages=spilling.written,
-            read_pages=spilling.arrivals,
-            moved_bytes=(self._saved + self._loaded) * self._page_bytes,
-            move_ms=1000 * self.cost.seconds,
-            move_page_ms=1000 * self.cost.page_seconds,
-        )
+        return {
+            "device_pages": pool.frames - pool.free_frames - int(pool.unfilled.sum()),
+            "host_pages": int(counts[Tier.HOST]),
+            "disk_pages": int(counts[Tier.DISK]),
+            "tokens_pages": int(counts[Tier.TOKENS]),
+            "host_slots": self.slots,
+            "host_slots_used": self.slots - self._free.count,
+            "disk_slots": spilling.slots,
+            "disk_slots_used": spilling.used,
+            "saved_pages": self._saved,
+            "loaded_pages": self._loaded,
+            "dropped_pages": self._dropped,  # from device or host to no tier at all
+            "spilled_pages": spilling.written,  # host to disk
+            "read_pages": spilling.arrivals,  # disk to host
+            "moved_bytes": (self._saved + self._loaded) * self._page_bytes,
+            "move_ms": 1000 * self.cost.seconds,
+            "move_page_ms": 1000 * self.cost.page_seconds,  # of one page; 0: unknown
+        }
 
 
 def _distinct(pages: Int32) -> Int32:

@@ -288,12 +288,12 @@ def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears
     assert device.free(FRAMES)
     assert device.there(offered) == [0]
     device.kvfs.release(offered)
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 8
+    assert device.kvfs.prefix_cache.idle_pages == 8
     others = device.file(36, 20.0)
     device.wait(20)
     last = device.file(6, 30.0)
     assert device.there(last) == [6]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 0
+    assert device.kvfs.prefix_cache.idle_pages == 0
     device.kvfs.check_integrity({others: 1, last: 1})
 
 
@@ -324,6 +324,6 @@ def test_who_asks_for_more_than_may_be_had_costs_nobody_an_offered_prefix_or_a_f
         )
     assert refused.value.errno is Errno.ENOMEM
     assert device.there(idle) == [4]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == FRAMES // 2
+    assert device.kvfs.prefix_cache.idle_pages == FRAMES // 2
     matched = device.kvfs.match("t", tokens, device.account)
     assert matched.length == len(tokens) - 1
