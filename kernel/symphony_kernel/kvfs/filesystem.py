@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.book import LineageBook
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
-from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
+from symphony_kernel.kvfs.names import NamedFile, describe, split_public
 from symphony_kernel.kvfs.observer import PageObserver
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
@@ -68,7 +69,7 @@ class KVFS:
         )
         self.tenants: dict[str, Tenant] = {}
         self._page_bytes = max(places.page_bytes, 1)
-        self.expiries = NameExpiries()
+        self.expiries: ExpiryQueue[tuple[str, str]] = ExpiryQueue()  # of (tenant, path), in Unix ms
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         # A tenant that may fill the whole pool waits for pages, instead of EDQUOT.
         self._pages_max = UNLIMITED if self.limits.pages >= pages else self.limits.pages
@@ -256,7 +257,7 @@ class KVFS:
         file.name = name
         tenant = self.tenant(file.tenant)
         tenant.durable_bytes += name.size
-        self.expiries.set(file.expires_ms, file.tenant, path)
+        self.expiries.set((file.tenant, path), file.expires_ms)
         old = tenant.names.put(path, file)
         if old is not None:
             self._drop_name(tenant, old)
@@ -269,7 +270,7 @@ class KVFS:
         file = owner.names.remove(path)
         if file is None:
             raise SyscallError(Errno.ENOENT, path)
-        self.expiries.set(0, tenant, path)
+        self.expiries.set((tenant, path), 0)
         self._drop_name(owner, file)
 
     def _drop_name(self, tenant: Tenant, file: KVFile) -> None:

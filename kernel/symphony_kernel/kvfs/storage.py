@@ -230,7 +230,8 @@ class Storage:
         when it is needed.
         """
         pool = self.pool
-        pool.copy_entries(sources, destinations)
+        pool.tokens[destinations] = pool.tokens[sources]
+        pool.positions[destinations] = pool.positions[sources]
         while pool.absent:
             into = (destinations // PAGE_TOKENS).astype(np.int32)
             lacks = pool.is_absent((sources // PAGE_TOKENS).astype(np.int32)) | pool.is_absent(into)

@@ -229,7 +229,7 @@ class Dialer:
         self, role: str, name: str, secret: bytes, on_frame: OnFrame, events: SessionEvents
     ) -> None:
         self._role, self._name, self._secret = role, name, secret
-        self._on_frame, self._events = on_frame, events
+        self._on_frame, self.events = on_frame, events
         self.session: SessionLink | None = None
 
     async def connect(self, link: Link) -> asyncio.Event:
@@ -271,25 +271,20 @@ class Dialer:
             self.session = session = SessionLink(SessionState(begin))
             session.receive(self._on_frame, partial(self._ended, session))
             session.connect(link, 0)
-            self._events.session_begun(session, welcome)
+            self.events.session_begun(session, welcome)
             return True
         if welcome.resumed and session.can_resume(welcome.received):
             session.connect(link, welcome.received)
-            self._events.session_resumed(welcome)
+            self.events.session_resumed(welcome)
             return True
         self.session = None
         session.abort()
         return False
 
-    def connection_ended(self, link: Link) -> None:
-        """Handle the end of a connection that carried the session."""
-        if self.session is not None and self.session.connection_ended(link):
-            self._events.session_cut()
-
     def _ended(self, session: SessionLink) -> None:
         if self.session is session:
             self.session = None
-        self._events.session_ended()
+        self.events.session_ended()
 
 
 class _Connection:
@@ -320,5 +315,5 @@ class _Connection:
         self.over.set()
         if not self.welcomed.done():
             self.welcomed.set_exception(LinkLostError("the connection ended before a Welcome"))
-        elif self._session is not None:
-            self._dialer.connection_ended(self._link)
+        elif self._session is not None and self._session.connection_ended(self._link):
+            self._dialer.events.session_cut()

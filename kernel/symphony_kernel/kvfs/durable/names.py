@@ -185,7 +185,7 @@ class DurableNames:
         return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 
     def expire(self, now_ms: float) -> None:
-        for moment, tenant, path in self.kvfs.expiries.due(now_ms):
+        for moment, (tenant, path) in self.kvfs.expiries.due(now_ms):
             file = self.kvfs.tenant(tenant).names.get(path)
             if file is not None and file.expires_ms == moment:
                 self._happen("expired", [tenant, path])
@@ -365,13 +365,7 @@ class DurableNames:
         tenant = self.kvfs.tenant(change.tenant)
         old = tenant.names.get(change.path)
         freed = old.name.size if old is not None and old.name is not None else 0
-        held, most = tenant.durable_bytes - freed, tenant.limits.durable_bytes
-        if held + size + _HEADER_BYTES > most:
-            detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
-            raise tenant.refusal("kv_durable_bytes", detail)
-        if not disk.directory.space.allows(held, size + _HEADER_BYTES):
-            detail = f"{tenant.name} has {held} bytes on disk, and would leave less to others"
-            raise tenant.refusal("disk_bytes", detail)
+        disk.check_quota(tenant, tenant.durable_bytes - freed, size + _HEADER_BYTES)
 
     def changed(
         self, tenant: str, errno: int, words: str, kind: str, size: int, entries: int

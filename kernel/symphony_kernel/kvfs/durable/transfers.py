@@ -148,15 +148,10 @@ class Transfers:
 
     def _check_quota(self, tenant: str, size: int) -> None:
         """Check that the tenant may have `size` bytes more on disk, its uploads included."""
-        limits = self._durable_names.kvfs.tenant(tenant)
+        owner = self._durable_names.kvfs.tenant(tenant)
         mine = (each for each in self._open.values() if each.tenant == tenant and each.path)
-        used, most = limits.durable_bytes + sum(each.size for each in mine), limits.limits
-        if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
-            detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
-            raise limits.refusal("kv_durable_bytes", detail)
-        if not self._disk().directory.space.allows(used, size):
-            detail = f"{tenant} has {used} bytes on disk, and would leave less to others"
-            raise limits.refusal("disk_bytes", detail)
+        held = owner.durable_bytes + sum(each.size for each in mine)
+        self._disk().check_quota(owner, held, size, slack=KV_HEADER_BYTES_MAX)
 
     def _disk(self) -> Disk:
         disk = self._durable_names.disk

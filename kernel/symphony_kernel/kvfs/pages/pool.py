@@ -305,11 +305,6 @@ class PagePool:
         assert not self.absent or not len(frames) or frames.min() >= 0, "a page has no frame"
         return frames.astype(np.int64) * PAGE_TOKENS + slots % PAGE_TOKENS
 
-    def copy_entries(self, sources: Int64, destinations: Int64) -> None:
-        """Copy tokens and positions from slots to slots ([c] each), all reads first."""
-        self.tokens[destinations] = self.tokens[sources]
-        self.positions[destinations] = self.positions[sources]
-
     def check_integrity(self, expected: Int64) -> None:
         """Compare the counts with the files' page tables (`expected`: [pages]); KernelBug."""
         wrong = np.flatnonzero(self.references != expected)

@@ -194,10 +194,9 @@ class EvictionOrder:
     def _update_lists(self) -> None:
         """Move the files that have become idle from `recent` to the heap."""
         now = self._now()
-        for file in self.advice_budget.pop_expired(now):
-            if file.advice.until and file.advice.until <= now:
-                self.advice_budget.withdraw(file)
-                self.rerank(file)
+        for _, file in self.advice_budget.ends.due(now):
+            self.advice_budget.withdraw(file)
+            self.rerank(file)
         if self._stuck and now - next(iter(self._stuck.values())) > KV_STUCK_MS / 1000:
             for file in list(self._stuck):
                 del self._stuck[file]
