@@ -361,10 +361,8 @@ class Kernel:
             **asdict(self._processes.statistics()),
             **asdict(self._syscalls.statistics()),
             **{key: value for key, value in asdict(steps).items() if key != "queue"},
-            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
-            "mean_decode_rows": (
-                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
-            ),
+            "mean_batch_rows": steps.rows / max(steps.steps, 1),
+            "mean_decode_rows": steps.decode_rows / max(steps.decode_steps, 1),
             **asdict(self._step_loop.statistics),
             "computes": self._executor.computes,
             "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
@@ -427,11 +425,8 @@ class Kernel:
     ) -> None:
         """Recover from a dead kernel's journal, if `found`, and write one from now on.
 
-        Call it before peers attach. With `threads`, threads write the snapshots.
-
-        Raises:
-            NoRoomError: this kernel can be used, without a journal.
-            Exception: the journal is bad in any way; this kernel cannot be used.
+        Call it before peers attach. With `threads`, threads write the snapshots. Raises as
+        `JournalRecovery.start`.
         """
         recovery = self.make_recovery(store, log_bytes, threads)
         if found is not None:

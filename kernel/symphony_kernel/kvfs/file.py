@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
@@ -29,7 +28,7 @@ from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.planning import Step, plan
 from symphony_kernel.kvfs.lineage.spans import Trail, is_branch, is_run, planted_trail
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.pages.pool import NOWHERE, page_count
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, NOWHERE, Bool, page_count
 from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tiers.advice import NO_ADVICE
@@ -38,11 +37,9 @@ from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _STALE: Final = -1  # of `_frame_version`: the frames must be looked up again
-_NO_PAGES: Int32 = np.empty(0, np.int32)
 _NO_SLOTS: Int64 = np.empty(0, np.int64)
 _TABLE_PAGES_MIN: Final = 4
 _OFFSETS: Final[Int64] = np.arange(PAGE_TOKENS, dtype=np.int64)
-Bool = npt.NDArray[np.bool_]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -60,10 +57,10 @@ class KVFile:
         self._storage = storage
         storage.made += 1
         self.number = storage.made  # never used again
-        self._table: Int32 = _NO_PAGES
+        self._table: Int32 = NO_PAGES
         self._count = 0  # pages in use of the table, reserved ones included
         # The frames of the table's pages as of `_frame_version`, and how many pages are absent.
-        self._frames: Int32 = _NO_PAGES
+        self._frames: Int32 = NO_PAGES
         self._frame_version = storage.pool.frame_version
         self._absent = 0
         self.tenant = tenant
@@ -163,7 +160,7 @@ class KVFile:
         pool = self._storage.pool
         if self._frame_version != pool.frame_version:
             self._look_up()
-        return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
+        return self.pages[pool.is_absent(self.pages)] if self._absent else NO_PAGES
 
     def unfilled_table(self, entries: int) -> Int32:
         """Return the frames of the first `entries` entries, also unfilled ones (a copy)."""
@@ -302,7 +299,7 @@ class KVFile:
         """Make the file unrecomputable if this tree ([n]) will make it so; EDQUOT."""
         pages, storage = page_count(self.length + len(tokens)), self._storage
         becomes = not self.unrecomputable and self._would_outgrow(tokens, parents, pages)
-        allowed = partial(self._allow_unrecomputable, _NO_PAGES, max(pages - self._count, 0))
+        allowed = partial(self._allow_unrecomputable, NO_PAGES, max(pages - self._count, 0))
         storage.decide(allowed if becomes else _allow_all)
         if becomes:
             self._make_unrecomputable()
@@ -509,7 +506,7 @@ class KVFile:
         self._make_recomputable()
         self._storage.on_edited(self)
         pages = self._table[: self._count]
-        self._table = self._frames = _NO_PAGES
+        self._table = self._frames = NO_PAGES
         self._absent = 0
         self._count = self.length = self.plain = 0
         if self.origins is not None:

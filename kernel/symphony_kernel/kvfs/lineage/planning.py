@@ -16,15 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.lineage.spans import Span, Trail, same, spans_of
+from symphony_kernel.kvfs.pages.pool import Bool
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 FILE: Final = -1
 _NOWHERE: Final = -2
-Bool = npt.NDArray[np.bool_]
 
 
 class NotRecomputableError(Exception):

@@ -30,6 +30,7 @@ Bool = npt.NDArray[np.bool_]
 POISON_TOKEN: Final = 0xFFFFFFFF  # of freed pages' entries, if they are poisoned
 POISON_POSITION: Final = -1
 NOWHERE: Final = -1  # of a page: in no frame; of a frame: free
+NO_PAGES: Final[Int32] = np.empty(0, np.int32)
 _ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as long
 
 

@@ -25,11 +25,10 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, Bool, PagePool
 from symphony_kernel.kvfs.tiers.advice import AdviceBudget
 from symphony_kernel.protocol.limits import (
     KV_IDLE_MS,
@@ -38,8 +37,6 @@ from symphony_kernel.protocol.limits import (
     KV_WORTH_SECONDS,
 )
 
-Bool = npt.NDArray[np.bool_]
-_NOTHING: Final[Int32] = np.empty(0, np.int32)
 _STALE_MAX: Final = 64  # stale entries of the heap, in addition to as many as are valid
 
 
@@ -155,15 +152,16 @@ class EvictionOrder:
                 heappop(self._idle)
                 continue
             if _in_use(file, entry.since):
-                self._to_recent(file)
+                del self._idle_files[file]
+                heappop(self._idle)
+                self._recent[file] = self._now()
                 continue
             pages, left = self._pages_of(file, max(wanted, KV_TAKEN_PAGES_MIN), held, True)
             if not left:
                 self._leave(file)
             found.append(pages)
             wanted -= len(pages)
-        self._unmark(found)
-        return np.concatenate(found) if found else _NOTHING
+        return self._joined(found)
 
     def in_use(self) -> Iterator[KVFile]:
         """Yield files on the device that are not idle, least recently used first.
@@ -187,8 +185,7 @@ class EvictionOrder:
                 self.discard(file)  # it is added again with its pages
             found.append(pages)
             wanted -= len(pages)
-        self._unmark(found)
-        return np.concatenate(found) if found else _NOTHING
+        return self._joined(found)
 
     # -- Internals -----------------------------------------------------------------------------
     def _update_lists(self) -> None:
@@ -224,11 +221,6 @@ class EvictionOrder:
         self._idle_files[file] = entry
         heappush(self._idle, entry)
 
-    def _to_recent(self, file: KVFile) -> None:
-        del self._idle_files[file]
-        heappop(self._idle)
-        self._recent[file] = self._now()
-
     def _leave(self, file: KVFile) -> None:
         """Remove a file without frames, or only with frames that others need.
 
@@ -260,9 +252,11 @@ class EvictionOrder:
         self._taken[taken] = True
         return taken, len(pages) - len(taken)
 
-    def _unmark(self, found: list[Int32]) -> None:
+    def _joined(self, found: list[Int32]) -> Int32:
+        """Return all pages found, which are no longer marked."""
         for pages in found:
             self._taken[pages] = False
+        return np.concatenate([NO_PAGES, *found])
 
     def _compact(self) -> None:
         if len(self._idle) > 2 * len(self._idle_files) + _STALE_MAX:

@@ -28,16 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Batch, Int32
-from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, NOWHERE, Bool, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Quotas, TenantUsage, TierCounts
 from symphony_kernel.kvfs.tiers.base import SpillTier
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers, TransferNote
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-Bool = npt.NDArray[np.bool_]
-
-_NO_PAGES: Int32 = np.empty(0, np.int32)
 _COPY_SERVICE = 1 / 1_000  # of computing an entry, until it has been measured
 _QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is compacted
 _COST_GAIN: Final = 1 / 4  # weight of a new measurement
@@ -120,7 +117,7 @@ class Tiers:
         self.token_seconds: Callable[[], float] = lambda: 0.0
         self.cost = TransferCost()
         self._saved = self._loaded = self._dropped = 0
-        self._given: deque[Batch] = deque()  # batches that have not ended, in order
+        self._given: list[Batch] = []  # batches that have not ended, in order
         quotas.count_tiers = self._counts
         pool.on_freeing = self._drop_freed
 
@@ -295,7 +292,7 @@ class Tiers:
         """
         note: TransferNote | None = batch.note
         if note is None:
-            return _NO_PAGES
+            return NO_PAGES
         self._end_batch(batch)
         bad = np.concatenate(
             (note.targets, note.loaded, self._drop_failed_saves(note, batch.saves))
@@ -312,7 +309,7 @@ class Tiers:
     def _drop_failed_saves(self, note: TransferNote, saves: Int32 | None) -> Int32:
         """Drop copies that failed; return the pages that have been fetched from them."""
         if saves is None:
-            return _NO_PAGES
+            return NO_PAGES
         pages = note.saved
         here = (self.host[pages] == saves[1]) & (self._pool.references[pages] > 0)
         self.drop_host(pages[here])
@@ -322,8 +319,7 @@ class Tiers:
         return used
 
     def _end_batch(self, batch: Batch) -> None:
-        given = [each for each in self._given if each.note is not batch.note]
-        self._given = deque(given)
+        self._given = [each for each in self._given if each.note is not batch.note]
         if batch.saves is not None:
             np.subtract.at(self.outstanding, batch.saves[1], np.int32(1))
         if batch.loads is not None:
@@ -391,7 +387,7 @@ class Tiers:
     def _take_slots(self, n: int) -> Int32:
         """Take up to n free slots for pages that leave the device."""
         if not n:
-            return _NO_PAGES
+            return NO_PAGES
         free = self._free.count - self.spill_tier.spare
         if free < n:
             self.drop_duplicates(n - max(free, 0))
@@ -427,7 +423,7 @@ class Tiers:
                 used = self.page_in[self.page_in >= 0]
                 used = used[self._droppable()]
                 theirs = [each for root, each in self._quotas.by_tenant(used) if root is tenant]
-                self._drop_hosts(np.concatenate([_NO_PAGES, *theirs])[:over])
+                self._drop_hosts(np.concatenate([NO_PAGES, *theirs])[:over])
         self.free_up_slots(len(pages))
 
     def _droppable(self) -> Bool:
