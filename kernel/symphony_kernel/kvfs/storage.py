@@ -135,7 +135,7 @@ class Storage:
         pages = self.pool.allocate(n, frames=frames)
         self.quotas.charge(account, pages)
         if not frames:
-            self.tiers.count_absent(pages)
+            self.tiers.count(pages, absent=1)
         return pages
 
     def decide(self, check: Callable[[], None]) -> None:

@@ -111,7 +111,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
         self._closing = False  # `close` or `abort` was called: no frames are sent or received
-        self._closed = False
+        self.closed = False
         self.error: LinkError | None = None
 
     # -- Link ----------------------------------------------------------------------------------
@@ -119,10 +119,6 @@ class SocketLink(asyncio.BufferedProtocol):
     def backlog(self) -> int:
         buffered = self._transport.get_write_buffer_size() if self._transport else 0
         return self._outbound_bytes + buffered
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def peer_pid(self) -> int:
@@ -147,7 +143,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self.send_encoded(_pack(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        if self._closed or self._closing:
+        if self.closed or self._closing:
             return
         self._outbound.append(_LENGTH.pack(len(body)) + body)
         self._outbound_bytes += len(body) + _LENGTH.size
@@ -205,9 +201,9 @@ class SocketLink(asyncio.BufferedProtocol):
             self._move_rest(0, 2 * self._filled)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         if self._on_closed is not None:
             self._on_closed()
 

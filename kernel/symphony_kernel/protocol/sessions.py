@@ -73,7 +73,7 @@ class SessionLink:
         self._link: Link | None = None
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
-        self._closed = False
+        self.closed = False
 
     def state(self) -> SessionState:
         """Return the state, from which another process can resume."""
@@ -86,7 +86,7 @@ class SessionLink:
 
     def can_resume(self, received: int) -> bool:
         """Return whether it still has all frames after the first `received`."""
-        return not self._closed and self.sent - len(self._kept) <= received <= self.sent
+        return not self.closed and self.sent - len(self._kept) <= received <= self.sent
 
     def connect(self, link: Link, received: int) -> None:
         """Use a new connection, and send the frames after the first `received`.
@@ -115,7 +115,7 @@ class SessionLink:
         kind = frame[0]
         if kind != _RECEIPT and kind != _WANTED:
             self.received += 1
-            if self._on_frame is not None and not self._closed:
+            if self._on_frame is not None and not self.closed:
                 self._on_frame(frame)
         elif kind == _WANTED:
             # A peer that asks but does not read must not fill our memory with receipts.
@@ -137,15 +137,11 @@ class SessionLink:
         """Bytes that the peer has not acknowledged."""
         return self._kept_bytes
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def send(self, frame: Frame, now: bool = False) -> None:
         self.send_encoded(encode(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        if self._closed:
+        if self.closed:
             return
         self.sent += 1
         self._kept.append(body)
@@ -173,9 +169,9 @@ class SessionLink:
         self._end(abort=True)
 
     def _end(self, *, abort: bool) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         link, self._link = self._link, None
         if self._timer is not None:
             self._timer.cancel()

@@ -221,11 +221,11 @@ class Tiers:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} pages are absent, {free} frames free")
         if len(loaded):
             self._pool.attach_frames(loaded, unfilled=False)
-            self._count(loaded, absent=-1)
+            self.count(loaded, absent=-1)
             self._load(loaded)
         if len(reading):
             self._pool.attach_frames(reading, unfilled=True)
-            self._count(reading, absent=-1)
+            self.count(reading, absent=-1)
             self._arriving[reading] = True
             self.spill_tier.read(reading)
         return Fetched(loaded, reading, pages[~here & ~on_disk])
@@ -257,11 +257,7 @@ class Tiers:
         returns their frames. `evict` takes the frames back.
         """
         self._pool.attach_frames(pages, unfilled=True)
-        self._count(pages, absent=-1)
-
-    def count_absent(self, pages: Int32) -> None:
-        """Count pages ([n], distinct) that were allocated without frames."""
-        self._count(pages, absent=1)
+        self.count(pages, absent=-1)
 
     def mark_filled(self, pages: Int32) -> None:
         """Mark unfilled pages ([n], distinct) whose step the executor has been given.
@@ -329,7 +325,7 @@ class Tiers:
     def _free_frames(self, pages: Int32) -> None:
         if len(pages):
             self._pool.detach_frames(pages)
-            self._count(pages, absent=1)
+            self.count(pages, absent=1)
             self.spill_tier.saved(pages[self.host[pages] >= 0])
 
     def _save(self, pages: Int32, slots: Int32) -> None:
@@ -358,7 +354,7 @@ class Tiers:
         self.host[pages] = slots
         self.page_in[slots] = pages
         self._pool.copies += len(pages)
-        self._count(pages, host=1)
+        self.count(pages, host=1)
 
     def take_quiet_slots(self, n: int) -> Int32:
         """Take up to n free slots that no unfinished step uses."""
@@ -454,7 +450,7 @@ class Tiers:
         if not len(pages):
             return
         slots = self.host[pages]
-        self._count(pages, host=-1)
+        self.count(pages, host=-1)
         self.host[pages] = NOWHERE
         self.page_in[slots] = NOWHERE
         self._pool.copies -= len(pages)
@@ -472,13 +468,13 @@ class Tiers:
         """Note that a page has been written to a disk slot."""
         self.disk[page] = slot
         self._pool.copies += 1
-        self._count(np.array([page], np.int32), disk=1)
+        self.count(np.array([page], np.int32), disk=1)
 
     def take_disk(self, pages: Int32) -> None:
         """Note that pages ([n], distinct) are no longer on disk."""
         self.disk[pages] = NOWHERE
         self._pool.copies -= len(pages)
-        self._count(pages, disk=-1)
+        self.count(pages, disk=-1)
 
     def disk_pages(self, page: int, coming: list[int]) -> int | None:
         """Return how many pages its tenant has on disk, including those of `coming`.
@@ -498,7 +494,7 @@ class Tiers:
             self.spill_tier.drop(pages)
 
     # -- Counting -------------------------------------------------------------------------------
-    def _count(self, pages: Int32, absent: int = 0, host: int = 0, disk: int = 0) -> None:
+    def count(self, pages: Int32, absent: int = 0, host: int = 0, disk: int = 0) -> None:
         """Charge a change of pages' places to their tenants: +1 or -1 for each page."""
         for tenant, mine in self._quotas.by_tenant(pages):
             tenant.absent += absent * len(mine)
@@ -522,7 +518,7 @@ class Tiers:
         self._drop_disk(pages[self.disk[pages] >= 0])
         away = pages[self._pool.frame[pages] < 0]
         if len(away):
-            self._count(away, absent=-1)
+            self.count(away, absent=-1)
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
