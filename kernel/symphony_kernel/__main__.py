@@ -184,7 +184,7 @@ def revive(
 
 def _open_names(kernel: Kernel, *, known: bool) -> None:
     try:
-        kernel.open_durable_names(known=known)
+        kernel.durable_names.open(known=known)
     except OSError as error:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 

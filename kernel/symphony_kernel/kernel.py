@@ -97,7 +97,7 @@ class Kernel:
         )
         self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
         self._cpu_reports = CpuReports(self._processes, self._scheduler.cpu_accounts, self._clock)
-        self._durable_names = DurableNameService(
+        self.durable_names = DurableNameService(
             self._kvfs,
             executor,
             options.durable,
@@ -142,7 +142,7 @@ class Kernel:
             self._executor.model,
             self._reply,
             self._seeds.draw,
-            self._durable_names.durable_names,
+            self.durable_names.durable_names,
             GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
             self._handle_outside_frames,
             self._scheduler.cpu_accounts,
@@ -151,7 +151,7 @@ class Kernel:
         self.constraints = syscalls.constraints
         self.internal_events["compiled"] = self.constraints.compiled
         self.internal_events["released"] = syscalls.release
-        self.internal_events |= self._durable_names.serve(
+        self.internal_events |= self.durable_names.serve(
             syscalls.named, self._send_gateway, self._finish_turn
         )
         return syscalls
@@ -237,7 +237,7 @@ class Kernel:
         else:
             gone = self._processes.end_worker()
             self._gateway = None
-            self._durable_names.requests.detached()
+            self.durable_names.requests.detached()
         _log.info("%s has disconnected; %d instances ended with it", port.name, len(gone))
         self._finish_turn()
 
@@ -288,7 +288,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._step_loop.when_idle(self._run_checks)
-        elif not self._durable_names.requests.handle(message):
+        elif not self.durable_names.requests.handle(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -373,7 +373,7 @@ class Kernel:
             "lips_waiting": steps.queue.lips,
             "lips_running": scheduler.runs_computing(),
             **self._kvfs.statistics(),
-            **self._durable_names.durable_names.statistics(),
+            **self.durable_names.durable_names.statistics(),
             **asdict(self._maintenance.statistics),
             "stalls": self._maintenance.stalls_found,
         }
@@ -430,7 +430,7 @@ class Kernel:
         """
         recovery = self.make_recovery(store, log_bytes, threads)
         if found is not None:
-            self._durable_names.pause()
+            self.durable_names.pause()
         recovery.start(found)
         self._recovery = recovery
 
@@ -445,8 +445,8 @@ class Kernel:
             self._clock.now,
             others={
                 "seeds": self._seeds,
-                "saving": self._durable_names.durable_names,
-                "requests": self._durable_names.requests,
+                "saving": self.durable_names.durable_names,
+                "requests": self.durable_names.requests,
                 "constraints": self.constraints,
                 "held": self._syscalls.call_queue,
             },
@@ -503,12 +503,8 @@ class Kernel:
             self._step_loop.when_idle(self._run_checks)
         for tenant in self._kvfs.tenants.values():
             self._rate_limiter.set_rate(tenant.name, tenant.limits.tokens_per_minute)
-        self._durable_names.resume()
+        self.durable_names.resume()
         self._syscalls.resume()
-
-    def open_durable_names(self, *, known: bool) -> None:
-        """Clean the directory of durable files; read names unless `known`. Blocks; OSError."""
-        self._durable_names.open(known=known)
 
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, caller: Instance, seq: int, result: Result) -> None:
@@ -568,7 +564,7 @@ class Kernel:
             port.on_closed()
         self._syscalls.end()
         self._rate_limiter.close()
-        await self._durable_names.close(wait=self._step_loop.running)
+        await self.durable_names.close(wait=self._step_loop.running)
         await self._step_loop.stop()
         self._maintenance.close()
         await self._executor.close()

@@ -99,8 +99,7 @@ class Eviction:
             file.advice = NO_ADVICE
         elif hint is Hint.KEEP:
             until = self._now() + argument / 1000
-            pages = len(file.pages)
-            kept = self.eviction_order.advice_budget.grant(file, file.tenant, pages, until)
+            kept = self.eviction_order.advice_budget.grant(file, until)
             file.advice = replace(before, unwanted=False, until=until if kept else 0.0)
         elif hint is Hint.PRIORITY:
             file.advice = replace(before, priority=argument)

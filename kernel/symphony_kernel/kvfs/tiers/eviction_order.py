@@ -18,7 +18,7 @@ carries the era in which a file that holds it was last used; an era is a count o
 frames were needed. Evicting a file takes only the pages that no other file has used since.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.pages.pool import NO_PAGES, Bool, PagePool
-from symphony_kernel.kvfs.tiers.advice import AdviceBudget
 from symphony_kernel.protocol.limits import (
     KV_IDLE_MS,
     KV_STUCK_MS,
@@ -64,6 +64,36 @@ class _Entry(NamedTuple):
         return self[:4] < other[:4]
 
 
+class AdviceBudget:
+    """The files that programs asked to keep, until when, and each tenant's pages.
+
+    A request past `pages_max` pages of a tenant is not granted.
+    """
+
+    def __init__(self, pages_max: int) -> None:
+        self._pages_max = pages_max
+        self._kept: dict[KVFile, int] = {}  # pages of each
+        self._pages: Counter[str] = Counter()  # by tenant
+        self.ends: ExpiryQueue[KVFile] = ExpiryQueue()
+
+    def grant(self, file: KVFile, until: float) -> bool:
+        """Keep a file until `until`; return whether its tenant may."""
+        self.withdraw(file)
+        pages = len(file.pages)
+        if self._pages[file.tenant] + pages > self._pages_max:
+            return False
+        self._kept[file] = pages
+        self._pages[file.tenant] += pages
+        self.ends.set(file, until)
+        return True
+
+    def withdraw(self, file: KVFile) -> None:
+        """Stop keeping a file, if it is kept."""
+        if file in self._kept:
+            self._pages[file.tenant] -= self._kept.pop(file)
+            self.ends.set(file, 0.0)
+
+
 class EvictionOrder:
     """All files with pages on the device.
 
@@ -94,7 +124,7 @@ class EvictionOrder:
         self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the era of their last use
         self._taken: Bool = np.zeros(pool.pages, np.bool_)  # scratch
         self.era = 1
-        self.advice_budget: AdviceBudget[KVFile] = AdviceBudget(kept_pages_max)
+        self.advice_budget = AdviceBudget(kept_pages_max)
 
     # -- Files ---------------------------------------------------------------------------------
     def add(self, file: KVFile) -> None:
