@@ -7,6 +7,7 @@ Docstrings name a SyscallError by its errno.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -496,7 +497,7 @@ class KVFS:
                     f"{tenant.name} is charged {tenant.files} files and has {counted[tenant.name]}"
                 )
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, Any]:
         """Return the counters of files, names and pages, by the names that they have as metrics."""
         pool, cache, tiers = self.pool, self.prefix_cache.statistics(), self.tiers.statistics()
         return {

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -545,7 +545,7 @@ class Tiers:
             raise KernelBug("a page is read from disk that is not on disk, or is filled")
         self.spill_tier.check_integrity()
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, Any]:
         """Return pages by tier, and transfers in pages since the start, times in milliseconds.
 
         A page counts in its fastest tier only; `host_slots_used` counts copies, too. Looks at every
