@@ -42,10 +42,11 @@ from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, describe
 from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.links import Link, memory_pair
+from symphony_kernel.protocol.links import Link
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.kernel_client import KernelClient
+from tests.support.memory_links import attach_peer, memory_pair
 
 WORKER = "w"
 KINDS = ("schema", "regex")
@@ -125,10 +126,10 @@ async def served(model: Path, threads: int) -> AsyncIterator[Worker]:
     kernel.constraints.grammars.prepare()
     running = asyncio.create_task(kernel.run())
     ours, theirs = memory_pair()
-    kernel.attach_gateway(ours)
+    attach_peer(kernel, "gateway", ours)
     gateway = KernelClient(theirs)
     ours, theirs = memory_pair()
-    kernel.attach_worker(WORKER, ours)
+    attach_peer(kernel, WORKER, ours)
     worker = Worker(theirs)
     await gateway.register([INSTANCE], WORKER)
     try:

@@ -65,7 +65,7 @@ class Bench:
 
     def fill(self) -> None:
         """Leave free pages only in the cache."""
-        while self.kvfs.prefix_cache.statistics().pages < self.kvfs.prefix_cache.pages_max:
+        while self.kvfs.prefix_cache.statistics()["pages"] < self.kvfs.prefix_cache.pages_max:
             file = self.file(2_048)
             self.kvfs.offer(file)
             self.kvfs.release(file)

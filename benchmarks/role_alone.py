@@ -58,6 +58,7 @@ class Peer:
 
     backlog = 0
     closed = False
+    body = b""
 
     def __init__(self, cold: Cold | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.links import MemoryLink, connect_unix, memory_pair, serve_unix
+from symphony_kernel.protocol.links import connect_unix, serve_unix
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.anticipation import Anticipation
 from symphony_runtime.compiler.compiler import compile_program
@@ -52,6 +52,7 @@ from benchmarks.host_overhead import (
     start_role,
     wait_ready,
 )
+from tests.support.memory_links import MemoryLink, attach_peer, memory_pair
 
 STEPS = 400  # of 16 rows: how long a simulated load goes on
 REAL_ROUNDS = 5
@@ -206,10 +207,10 @@ def simulate(costs: CostModel, lips: list[Lip], rule: type[Anticipation]) -> dic
         kernel = Kernel(executor, {}, clock, KernelOptions(anticipation=rule))
         running = asyncio.create_task(kernel.run())
         ours, gateway = memory_pair()
-        kernel.attach_gateway(ours)
+        attach_peer(kernel, "gateway", ours)
         gateway.receive(lambda _: None, lambda: None)
         theirs, worker = memory_pair()
-        kernel.attach_worker(WORKER, theirs)
+        attach_peer(kernel, WORKER, theirs)
         programs = Programs(worker, lips, seed=1)
         for instance in range(1, len(lips) + 1):
             gateway.send(m.encode(m.Register(instance, instance, "t", WORKER, 0, 0, {})))

@@ -42,6 +42,7 @@ from symphony_kernel.ipc.server import Server
 from symphony_kernel.journal.recovery import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import pages_of, places_for
 from symphony_kernel.maintenance.upkeep import AuditOptions
 from symphony_kernel.platform.clock import RealClock
@@ -51,7 +52,12 @@ from symphony_kernel.platform.event_loop import PreciseTimerLoop
 from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import beat
-from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, DELIVERY_BATCH_MS_MAX, STALL_SECONDS
+from symphony_kernel.protocol.limits import (
+    BESIDE_STEPS_SHARE,
+    DELIVERY_BATCH_MS_MAX,
+    STALL_SECONDS,
+    TENANT_PAGES_SHARE_MAX,
+)
 from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.prediction import PredictionOptions
@@ -124,13 +130,16 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
             reserve_bytes=configuration.disk_reserve_bytes,
             disk_bytes_max=configuration.disk_bytes_max,
         ),
-        host_pages_max=pages_of(configuration.tenant_host_tokens_max),
-        disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
+        tenants=TenantLimits(
+            int(executor.frame_count * TENANT_PAGES_SHARE_MAX),
+            host_pages=pages_of(configuration.tenant_host_tokens_max),
+            disk_pages=pages_of(configuration.tenant_disk_tokens_max),
+            durable_bytes=configuration.tenant_durable_bytes_max,
+        ),
         audit=AuditOptions(configuration.audit_seconds),
         stall_seconds=STALL_SECONDS,
         predictions=PredictionOptions() if configuration.predictions else None,
         tenant_weights=configuration.tenant_weights,
-        durable_bytes_max=configuration.tenant_durable_bytes_max,
         durable=DurableOptions(
             configuration.kv,
             configuration.publish,
@@ -175,7 +184,7 @@ def revive(
 
 def _open_names(kernel: Kernel, *, known: bool) -> None:
     try:
-        kernel.open_durable_names(known=known)
+        kernel.durable_names.open(known=known)
     except OSError as error:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 

@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from hashlib import file_digest, sha256
+from math import inf
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
@@ -38,6 +40,19 @@ from symphony_kernel.protocol.limits import (
 _log = logging.getLogger(__name__)
 
 TINY = "tiny"
+_COUNT, _OPTIONAL, _NUMBER = (int,), (int, NoneType), (int, float)
+# The types of each number, the least and the most that is allowed.
+_NUMBERS: Final[dict[str, tuple[tuple[type, ...], float, float]]] = {
+    "prefix_cache_share": (_NUMBER, 0, 1),
+    "max_decode_gap_ms": (_NUMBER, 0, inf),
+    "delivery_ms": (_NUMBER, 0, DELIVERY_MS_MAX),
+    "audit_seconds": (_NUMBER, 0, inf),
+    "host_pool_tokens": (_OPTIONAL, 0, inf),
+    "disk_pool_tokens": (_COUNT, 0, inf),
+    "tenant_host_tokens_max": (_OPTIONAL, 0, inf),
+    "tenant_disk_tokens_max": (_OPTIONAL, 0, inf),
+    "tensor_parallel": (_COUNT, 1, inf),
+}
 
 
 class ConfigurationError(Exception):
@@ -66,9 +81,7 @@ class Configuration:
     tenant_disk_tokens_max: int | None = None  # likewise
     audit_seconds: float = AUDIT_SECONDS  # between audits of an idle kernel; 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
-    delivery_ms: float = (
-        DELIVERY_MS_DEFAULT  # tokens of a generation are delivered together, at most so late
-    )
+    delivery_ms: float = DELIVERY_MS_DEFAULT  # the latest that a generation's tokens are delivered
     predictions: bool = True  # compute predictable preds before programs ask
     tenant_weights: dict[str, float] = field(default_factory=dict)  # default 1.0
     kv: Path | None = None  # the directory of durable KV files; None: no file is durable
@@ -85,18 +98,11 @@ class Configuration:
 
     def identity(self, about: dict[str, Any], frames: int, pages: int) -> bytes:
         """Return the digest ([32]) of model and settings that a journal depends on."""
-        settings = {
-            name: str(getattr(self, name))
-            for name in (
-                "executor",
-                "model",
-                "device",
-                "dtype",
-                "quantize",
-                "prefix_cache_share",
-                "tensor_parallel",
-            )
-        }
+        names = (
+            "executor", "model", "device", "dtype", "quantize", "prefix_cache_share",
+            "tensor_parallel",
+        )  # fmt: skip
+        settings = {name: str(getattr(self, name)) for name in names}
         parts = [settings, about["model"], frames, pages, sha256(about["tokenizer"]).hexdigest()]
         return sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
@@ -126,26 +132,30 @@ def parse_configuration(line: str) -> Configuration:
         )
     if "" in configuration.secrets or not all(configuration.secrets.values()):
         raise ConfigurationError("secrets must not have an empty name or secret")
-    share = configuration.prefix_cache_share
-    if type(share) not in (int, float) or not 0 <= share <= 1:
-        raise ConfigurationError(f"prefix_cache_share must be a number from 0 to 1, not {share!r}")
-    _check_shares(configuration)
-    _check_places(configuration)
-    _check_ranks(configuration)
+    _check_numbers(configuration)
+    _check_weights(configuration.tenant_weights)
+    if configuration.tensor_parallel > 1 and configuration.executor == "simulated":
+        raise ConfigurationError("tensor_parallel must be 1 with a simulated executor")
+    if configuration.tensor_parallel > 1 and configuration.disk_pool_tokens:
+        raise ConfigurationError("disk_pool_tokens: no disk tier with tensor_parallel above 1")
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
         raise ConfigurationError(f"simulated has unknown settings {sorted(unknown)}")
     return configuration
 
 
-def _check_shares(configuration: Configuration) -> None:
-    gap = configuration.max_decode_gap_ms
-    if type(gap) not in (int, float) or not gap >= 0:  # also for NaN
-        raise ConfigurationError(f"max_decode_gap_ms must be a number, at least 0, not {gap!r}")
-    late = configuration.delivery_ms
-    if type(late) not in (int, float) or not 0 <= late <= DELIVERY_MS_MAX:
-        raise ConfigurationError(f"delivery_ms must be a number from 0 to {DELIVERY_MS_MAX:.0f}")
-    weights = configuration.tenant_weights
+def _check_numbers(configuration: Configuration) -> None:
+    for name, (types, least, most) in _NUMBERS.items():
+        value = getattr(configuration, name)
+        there = value is not None
+        if type(value) not in types or (there and not least <= value <= most):  # also for NaN
+            words = "a number" if float in types else "an integer"
+            raise ConfigurationError(
+                f"{name} must be {words}, at least {least} and at most {most}, not {value!r}"
+            )
+
+
+def _check_weights(weights: object) -> None:
     if type(weights) is not dict or not all(
         type(weight) in (int, float) and TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
         for weight in weights.values()
@@ -153,29 +163,6 @@ def _check_shares(configuration: Configuration) -> None:
         raise ConfigurationError(
             f"tenant_weights must be numbers from {TENANT_WEIGHT_MIN} to {TENANT_WEIGHT_MAX}"
         )
-
-
-def _check_places(configuration: Configuration) -> None:
-    names = "host_pool_tokens", "disk_pool_tokens", "tenant_host_tokens_max"
-    for name in (*names, "tenant_disk_tokens_max"):
-        value = getattr(configuration, name)
-        if value is not None and (type(value) is not int or value < 0):
-            raise ConfigurationError(f"{name} must be a number of tokens, at least 0")
-    seconds = configuration.audit_seconds
-    if type(seconds) not in (int, float) or not seconds >= 0:  # also for NaN
-        raise ConfigurationError(f"audit_seconds must be a number, at least 0, not {seconds!r}")
-
-
-def _check_ranks(configuration: Configuration) -> None:
-    ranks = configuration.tensor_parallel
-    if type(ranks) is not int or ranks < 1:
-        raise ConfigurationError(
-            f"tensor_parallel must be a number of devices, at least 1, not {ranks!r}"
-        )
-    if ranks > 1 and configuration.executor == "simulated":
-        raise ConfigurationError("tensor_parallel must be 1 with a simulated executor")
-    if ranks > 1 and configuration.disk_pool_tokens:
-        raise ConfigurationError("disk_pool_tokens: no disk tier with tensor_parallel above 1")
 
 
 def _lose_device(words: str) -> None:
@@ -202,11 +189,7 @@ def digest_weights(configuration: Configuration) -> str:
 def make_executor(
     configuration: Configuration, clock: Clock, progress: Callable[[float], None]
 ) -> tuple[Executor, ModelAssets]:
-    """Load the model. Blocks, and calls `progress` with the share that is loaded.
-
-    Raises:
-        CheckpointError: the model cannot be used.
-    """
+    """Load the model, reporting the loaded share to `progress`. Blocks; CheckpointError."""
     if configuration.executor == "simulated":
         return _simulated(configuration, clock)
     progress(0.0)  # the part before the first weight takes seconds, too
@@ -252,10 +235,9 @@ def _no_gpu() -> bool:
 
 
 def _check_fits(configuration: Configuration, dtype: str, device_free: int | None) -> None:
-    """Check that a model fits into the device's free bytes (None: this machine's memory).
+    """Check that a model fits into the device's free bytes (None: into this machine's memory).
 
-    Raises:
-        CheckpointError: it does not.
+    CheckpointError: it does not.
     """
     if configuration.ended is not None:
         return  # it did fit, and the memory of the kernel that died may not be free yet

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -22,7 +23,7 @@ from symphony_kernel.fairness.cpu_reports import charge_report
 from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
-from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
+from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, describe
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
 from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, KernelState
 from symphony_kernel.journal.seeds import Seeds
@@ -83,7 +84,7 @@ class Kernel:
         self._kvfs = KVFS(
             executor.frame_count,
             self._now,
-            options.limits(executor.frame_count),
+            options.tenants,
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
@@ -96,7 +97,7 @@ class Kernel:
             lambda: self._step_loop.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._send_exceeded)
-        self._durable_names = DurableNameService(
+        self.durable_names = DurableNameService(
             self._kvfs,
             executor,
             options.durable,
@@ -147,7 +148,7 @@ class Kernel:
             model,
             self._reply,
             self._seeds.draw,
-            self._durable_names.durable_names,
+            self.durable_names.durable_names,
             GrammarCompiler(
                 self._about.get("tokenizer") or b"",
                 model.vocab_size,
@@ -161,8 +162,8 @@ class Kernel:
         self.constraints = syscalls.constraints
         self.internal_events["compiled"] = self.constraints.compiled
         self.internal_events["released"] = syscalls.release
-        self.internal_events |= self._durable_names.serve(
-            syscalls.named, self._answer_gateway, self._finish_turn
+        self.internal_events |= self.durable_names.serve(
+            syscalls.named, self._send_gateway, self._finish_turn
         )
         return syscalls
 
@@ -179,51 +180,29 @@ class Kernel:
         )
 
     # -- Peers ---------------------------------------------------------------------------------
-    def attach_worker(self, name: str, link: Link) -> None:
-        """Serve a worker over a link that has no receiver yet, for example a memory link.
+    def welcome_peer(self, name: str, link: Link) -> Port:
+        """Make the port of "gateway" or of a worker, and send `Welcome`.
 
-        The worker is not authenticated. A `Hello` as its first frame is ignored.
+        A connected peer of that name is cut off; with a gateway all instances end.
         """
-        port = self.welcome_worker(name, link)
-        link.receive(after_hello(port), port.on_closed)
-
-    def attach_gateway(self, link: Link) -> None:
-        """Serve the gateway over a link that has no receiver yet, as `attach_worker`."""
-        port = self.welcome_gateway(link)
-        link.receive(after_hello(port), port.on_closed)
-
-    def welcome_worker(self, name: str, link: Link) -> WorkerPort:
-        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
-        port = self._make_worker_port(name, link)
-        port.send(self.welcome())
-        return port
-
-    def welcome_gateway(self, link: Link) -> GatewayPort:
-        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
-        port = self._make_gateway_port(link)
+        port = self._make_port(name, link)
         port.send(self.welcome())
         return port
 
     def welcome(self) -> m.Welcome:
         return m.Welcome(os.getpid(), self._about)
 
-    def _make_worker_port(self, name: str, link: Link) -> WorkerPort:
+    def _make_port(self, name: str, link: Link) -> Port:
         self._replace_peer(name, link)
+        if name == "gateway":
+            self._gateway = GatewayPort(self, name, link)
+            return self._gateway
         port = self._workers[name] = WorkerPort(self, name, link)
-        return port
-
-    def _make_gateway_port(self, link: Link) -> GatewayPort:
-        self._replace_peer("gateway", link)
-        port = self._gateway = GatewayPort(self, "gateway", link)
         return port
 
     def attach_session(self, session: SessionLink, name: str) -> Port:
         """Make the port of a session, a new one or one from the journal. Sends no `Welcome`."""
-        port: Port
-        if name == "gateway":
-            port = self._make_gateway_port(session)
-        else:
-            port = self._make_worker_port(name, session)
+        port = self._make_port(name, session)
         session.receive(port.on_frame, port.on_closed)
         return port
 
@@ -233,17 +212,11 @@ class Kernel:
 
     def _replace_peer(self, name: str, link: Link) -> None:
         """Record that a peer attaches, and cut off the peer that has its name."""
-        hooks = self.hooks
-        if hooks is None or hooks.depth:
-            self._cut_off(name)
-            return
         session = link.id if isinstance(link, SessionLink) else b""
-        hooks.record_event(b"entered", msgpack.packb([name, session]))
-        hooks.depth += 1
-        self._cut_off(name)
-        hooks.depth -= 1
-        # What this turn has for other peers must leave before the new peer gets its `Welcome`.
-        self.flush()
+        self._record("entered", [name, session], lambda: self._cut_off(name))
+        if self.hooks is not None and not self.hooks.depth:
+            # What this turn has for other peers must leave before the new peer gets its `Welcome`.
+            self.flush()
 
     def _cut_off(self, name: str) -> None:
         if (old := self.port(name)) is not None:
@@ -265,14 +238,7 @@ class Kernel:
 
     def detach(self, port: Port) -> None:
         """Forget a peer that is gone. A worker's instances end; without a gateway all end."""
-        hooks = self.hooks
-        if hooks is None or hooks.depth:
-            self._detach(port)
-            return
-        hooks.record_event(b"left", msgpack.packb([port.name]))
-        hooks.depth += 1
-        self._detach(port)
-        hooks.depth -= 1
+        self._record("left", [port.name], lambda: self._detach(port))
 
     def _detach(self, port: Port) -> None:
         if isinstance(port, WorkerPort):
@@ -282,16 +248,12 @@ class Kernel:
         else:
             gone = self._processes.end_worker()
             self._gateway = None
-            self._durable_names.requests.detached()
+            self.durable_names.requests.detached()
         _log.info("%s has disconnected; %d instances ended with it", port.name, len(gone))
         self._finish_turn()
 
     def handle_message(self, port: Port, message: m.Message) -> None:
-        """Handle any message but `Calls`.
-
-        Raises:
-            MessageError: this peer may not send it.
-        """
+        """Handle any message but `Calls`; MessageError if this peer may not send it."""
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
             paces = charge_report(
@@ -347,7 +309,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._step_loop.when_idle(self._run_checks)
-        elif not self._durable_names.requests.handle(message):
+        elif not self.durable_names.requests.handle(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -386,11 +348,11 @@ class Kernel:
             answer = m.Answer(seq, 0, handle())
         except SyscallError as error:
             answer = m.Answer(seq, -error.errno, error.detail)
-        self._answer_gateway(answer)
+        self._send_gateway(answer)
 
-    def _answer_gateway(self, answer: m.Answer) -> None:
+    def _send_gateway(self, message: m.Message) -> None:
         if self._gateway is not None:
-            self._gateway.send(answer)
+            self._gateway.send(message)
 
     def _run_checks(self) -> None:
         """Run all checks that the gateway has asked for. No step computes now."""
@@ -407,16 +369,14 @@ class Kernel:
         return 0
 
     def _send_exceeded(self, instance: int, reason: str) -> None:
-        if self._gateway is not None:
-            self._gateway.send(m.Exceeded(instance, reason))
+        self._send_gateway(m.Exceeded(instance, reason))
 
     def _send_traced(self, root: int, events: list[Any]) -> None:
-        if self._gateway is not None:
-            self._gateway.send(m.Traced(root, events))
+        self._send_gateway(m.Traced(root, events))
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
-        recovery, files = self._recovery, self._kvfs.statistics()
+        recovery = self._recovery
         return {
             **self._processes.statistics(),
             **self._syscalls.statistics(),
@@ -426,15 +386,8 @@ class Kernel:
             "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
             **(recovery.statistics() if recovery else {"journal": False}),
             "workers": sorted(self._workers),
-            "pages": files.pool.pages,
-            "pages_free": files.pool.free,
-            "pages_shared": files.pool.shared,
-            "files": files.files,
-            "names": files.names,
-            "copies": files.copied_slots,
-            **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
-            **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
-            **self._durable_names.durable_names.statistics(),
+            **self._kvfs.statistics(),
+            **self.durable_names.durable_names.statistics(),
             **asdict(self._maintenance.statistics),
             "stalls": self._maintenance.watchdog.found,
         }
@@ -450,14 +403,18 @@ class Kernel:
     # -- Internal events: what no frame causes ---------------------------------------------------
     def handle_event(self, what: str, arguments: list[Any]) -> None:
         """Record and handle one of `internal_events`. Arguments must be msgpack-able."""
+        self._record(what, arguments, partial(self.internal_events[what], *arguments))
+
+    def _record(self, what: str, arguments: list[Any], handle: Callable[[], None]) -> None:
+        """Record an event, unless it follows from a recorded one, and handle it."""
         hooks = self.hooks
         if hooks is None:
-            self.internal_events[what](*arguments)
+            handle()
             return
         if not hooks.depth:
             hooks.record_event(what.encode(), msgpack.packb(arguments))
         hooks.depth += 1
-        self.internal_events[what](*arguments)
+        handle()
         hooks.depth -= 1
 
     def _handle_outside_frames(self, what: str, arguments: list[Any]) -> None:
@@ -482,15 +439,12 @@ class Kernel:
     ) -> None:
         """Recover from a dead kernel's journal, if `found`, and write one from now on.
 
-        Call it before peers attach. With `threads`, threads write the snapshots.
-
-        Raises:
-            NoRoomError: this kernel can be used, without a journal.
-            Exception: the journal is bad in any way; this kernel cannot be used.
+        Call it before peers attach. With `threads`, threads write the snapshots. Raises as
+        `JournalRecovery.start`.
         """
         recovery = self.make_recovery(store, log_bytes, threads)
         if found is not None:
-            self._durable_names.pause()
+            self.durable_names.pause()
         recovery.start(found)
         self._recovery = recovery
 
@@ -505,8 +459,8 @@ class Kernel:
             self._clock.now,
             others={
                 "seeds": self._seeds,
-                "saving": self._durable_names.durable_names,
-                "requests": self._durable_names.requests,
+                "saving": self.durable_names.durable_names,
+                "requests": self.durable_names.requests,
                 "constraints": self.constraints,
                 "held": self._syscalls.call_queue,
             },
@@ -563,16 +517,8 @@ class Kernel:
             self._step_loop.when_idle(self._run_checks)
         for tenant in self._kvfs.tenants.values():
             self._rate_limiter.set_rate(tenant.name, tenant.limits.tokens_per_minute)
-        self._durable_names.resume()
+        self.durable_names.resume()
         self._syscalls.resume()
-
-    def open_durable_names(self, *, known: bool) -> None:
-        """Clean the directory of durable files, and read names unless they are known. Blocks.
-
-        Raises:
-            OSError: the directory cannot be used.
-        """
-        self._durable_names.open(known=known)
 
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, caller: Instance, seq: int, result: Result) -> None:
@@ -602,11 +548,7 @@ class Kernel:
         self._step_loop.plan()
 
     async def run(self) -> None:
-        """Launch steps until `close`.
-
-        Raises:
-            KernelBug: (or any other exception) the kernel itself failed and is stopped.
-        """
+        """Launch steps until `close`. Any exception: the kernel itself failed and is stopped."""
         if self._failure is None:
             await self._maintenance.open()
             if not self._stopped.is_set():
@@ -636,7 +578,7 @@ class Kernel:
             port.on_closed()
         self._syscalls.end()
         self._rate_limiter.close()
-        await self._durable_names.close(wait=self._step_loop.running)
+        await self.durable_names.close(wait=self._step_loop.running)
         await self._step_loop.stop()
         self._maintenance.close()
         await self._executor.close()

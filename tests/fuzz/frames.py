@@ -15,12 +15,12 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.links import MemoryLink, memory_pair
 from symphony_kernel.protocol.messages import Op
 
 from tests.fuzz.rig import FuzzRig, Seen, Setting, played
 from tests.fuzz.values import EDGES, GRANTS, PATHS, VOCAB, piece
 from tests.fuzz.victim import expected_of_victim, victim_beside
+from tests.support.memory_links import MemoryLink, memory_pair
 
 EVIL = "evil"
 _INSTANCES = range(10_001, 10_005)

@@ -30,7 +30,7 @@ from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PAGES_TIMES_UNUSED
-from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
+from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime.abi import LIP, table
@@ -47,6 +47,7 @@ from tests.fuzz.values import CONTEXT
 from tests.support.executor.byte_model import byte_assets
 from tests.support.kernel.crashes import close_or_abort, doom, kill
 from tests.support.kernel.rig import poisoned
+from tests.support.memory_links import MemoryLink, attach_peer, memory_pair
 
 WORKERS = ("worker-0", "worker-1")
 TENANTS = ("t0", "t1")  # of the hostile guests; the victim has its own
@@ -217,7 +218,7 @@ class FuzzRig:
         self.server = Server(self.kernel, dict.fromkeys((*WORKERS, "evil", "gateway"), SECRET))
         if journal is None:
             ours, theirs = memory_pair()
-            self.kernel.attach_gateway(theirs)
+            attach_peer(self.kernel, "gateway", theirs)
             ours.receive(self.gateway.on_kernel, lambda: None)
             self.gateway.use(ours)
         else:

@@ -7,7 +7,7 @@ from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PAGE_TOKENS, REPLIES_BYTES_MAX, WORKER_BACKLOG_BYTES_MAX
-from symphony_kernel.protocol.links import Link, OnFrame, encode
+from symphony_kernel.protocol.links import Link, encode
 from symphony_kernel.syscalls.pending import Result
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Port:
             self._handle(frame)
             return
         link = self.link
-        received = link.frame if isinstance(link, HeldSession) else b""
+        received = link.body if isinstance(link, HeldSession) else b""
         hooks.record_frame(self._name, received or encode(frame))
         hooks.depth += 1
         self._handle(frame)
@@ -123,19 +123,6 @@ class WorkerPort(Port):
 
 class GatewayPort(Port):
     """The gateway's link. The kernel trusts the gateway."""
-
-
-def after_hello(port: Port) -> OnFrame:
-    """Return a receiver that ignores a first `Hello`, which proves nothing in one process."""
-    first = True
-
-    def on_frame(frame: list[Any]) -> None:
-        nonlocal first
-        if not (first and frame[0] == m.Hello.KIND):
-            port.on_frame(frame)
-        first = False
-
-    return on_frame
 
 
 def describe(assets: ModelAssets) -> dict[str, Any]:

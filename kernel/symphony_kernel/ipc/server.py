@@ -35,11 +35,11 @@ class ServedKernel(Protocol):
     def welcome(self) -> m.Welcome:
         """Return the first message for a new peer."""
 
-    def welcome_gateway(self, link: Link) -> Port:
-        """Make the gateway's port and send `Welcome`. An older gateway and all instances end."""
+    def welcome_peer(self, name: str, link: Link) -> Port:
+        """Make the port of "gateway" or of a worker, and send `Welcome`.
 
-    def welcome_worker(self, name: str, link: Link) -> Port:
-        """Make a worker's port and send `Welcome`. A connected worker of that name is cut off."""
+        A connected peer of that name is cut off; with a gateway all instances end.
+        """
 
     def make_session(self, state: SessionState, name: str) -> SessionLink:
         """Return the kernel's end of a peer's session."""
@@ -106,7 +106,7 @@ class Server:
         self.forget_connection(connection)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
         if not hello.session:
-            connection.port = self._welcome(hello, connection.link)
+            connection.port = self._kernel.welcome_peer(hello.name, connection.link)
         elif hello.received == BEGIN:
             self._begin(connection, hello)
         else:
@@ -115,11 +115,6 @@ class Server:
     def forget_connection(self, connection: "_Connection") -> None:
         """Forget a connection that is authenticated or closed."""
         self._unauthenticated.discard(connection)
-
-    def _welcome(self, hello: m.Hello, link: Link) -> Port:
-        if hello.role == "gateway":
-            return self._kernel.welcome_gateway(link)
-        return self._kernel.welcome_worker(hello.name, link)
 
     def _begin(self, connection: "_Connection", hello: m.Hello) -> None:
         connection.link.send(m.encode(self._kernel.welcome()))

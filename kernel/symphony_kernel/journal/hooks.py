@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from symphony_kernel.kvfs.observer import PageObserver
-from symphony_kernel.protocol.links import MemoryLink, SocketLink
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 
 
@@ -55,12 +54,6 @@ class HeldSession(SessionLink):
         super().__init__(state)
         self.peer = name.encode()
         self._hooks = hooks
-
-    @property
-    def frame(self) -> bytes | memoryview:
-        """The bytes of the frame that is being handled; empty without a connection."""
-        link = self._link
-        return link.body if isinstance(link, SocketLink | MemoryLink) else b""
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
         hooks = self._hooks()

@@ -29,27 +29,18 @@ _SUFFIX: Final = ".log"
 
 
 class Log:
-    """Appends records to segments in `folder`, numbered from `sequence` on.
-
-    Raises:
-        OSError: the disk has no space for the first segment.
-    """
+    """Appends records to segments in `folder`, numbered from `sequence` on; OSError."""
 
     def __init__(self, folder: Path, sequence: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         assert sequence > 0, "an empty segment reads as the number 0"
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._sequence = sequence  # of the next record
+        self.sequence = sequence  # of the next record
         self._segments: list[_Segment] = []  # in order; the last one is written to
         self._spares: list[_Segment] = []
         self._at = 0  # in the last segment
         self._bytes = 0  # used, of all others
         self._start_segment(0)
-
-    @property
-    def sequence(self) -> int:
-        """The number of the next record."""
-        return self._sequence
 
     @property
     def size(self) -> int:
@@ -64,18 +55,18 @@ class Log:
         if end > segment.size:
             self._start_segment(_HEADER.size + length)
             segment, end = self._segments[-1], _HEADER.size + length
-        sequence = self._sequence
+        sequence = self.sequence
         memory = segment.memory
         memory[end - length : end] = payload
         check = crc32(payload, sequence & 0xFFFFFFFF ^ length)
         _HEADER.pack_into(memory, self._at, sequence, length, check)
         self._at = end
-        self._sequence = sequence + 1
+        self.sequence = sequence + 1
 
     def rotate(self) -> int:
         """Start a new segment, and return the number of its first record."""
         self._start_segment(0)
-        return self._sequence
+        return self.sequence
 
     def drop_before(self, sequence: int) -> None:
         """Drop the segments that have only records before number `sequence`."""
@@ -95,17 +86,17 @@ class Log:
         self._spares.clear()
 
     def _start_segment(self, room: int) -> None:
-        path = self._folder / f"{self._sequence:016x}{_SUFFIX}"
+        path = self._folder / f"{self.sequence:016x}{_SUFFIX}"
         last = self._segments[-1] if self._segments else None
-        if last is not None and last.first == self._sequence:  # it is empty
+        if last is not None and last.first == self.sequence:  # it is empty
             if last.size >= room:
                 return
             self._segments.pop().remove()
         if self._spares and room <= self._segment_bytes:
             segment = self._spares.pop()
-            segment.reuse(path, self._sequence)
+            segment.reuse(path, self.sequence)
         else:
-            segment = _Segment(path, self._sequence, max(room, self._segment_bytes))
+            segment = _Segment(path, self.sequence, max(room, self._segment_bytes))
         if self._segments:
             self._segments[-1].used += self._at
         self._bytes += self._at

@@ -59,22 +59,13 @@ class JournalStatistics:
 
 
 class JournaledKernel(ReplayedKernel, Protocol):
-    """The part of the kernel that recovery needs."""
+    """The part of `kernel.Kernel` that recovery needs."""
 
-    def set_hooks(self, hooks: JournalHooks | None) -> None:
-        """Let recorder or replay observe the kernel; None: neither."""
-
-    def capture_state(self) -> KernelState:
-        """Return the kernel's own part of a snapshot."""
-
-    def restore_state(self, state: KernelState) -> None:
-        """Restore what `capture_state` returned."""
-
-    def resume(self) -> None:
-        """Resume after a replay."""
-
-    def flush(self) -> None:
-        """Commit the turn."""
+    def set_hooks(self, hooks: JournalHooks | None) -> None: ...
+    def capture_state(self) -> KernelState: ...
+    def restore_state(self, state: KernelState) -> None: ...
+    def resume(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

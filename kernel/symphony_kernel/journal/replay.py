@@ -13,9 +13,7 @@ from typing import NamedTuple, Protocol
 import msgpack
 import numpy as np
 
-from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal import recorder as r
-from symphony_kernel.journal.hooks import HeldSession
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
@@ -23,16 +21,11 @@ from symphony_kernel.request import Request
 
 
 class ReplayedKernel(Protocol):
-    """The part of the kernel that a replay drives."""
+    """The part of `kernel.Kernel` that a replay drives."""
 
-    def replay_frame(self, peer: str, body: bytes) -> None:
-        """Handle a peer's frame."""
-
-    def replay_sent(self, peer: str, body: bytes) -> None:
-        """Keep a frame that was sent, for a peer that has not acknowledged it."""
-
-    def handle_event(self, what: str, arguments: list[object]) -> None:
-        """Handle an internal event."""
+    def replay_frame(self, peer: str, body: bytes) -> None: ...
+    def replay_sent(self, peer: str, body: bytes) -> None: ...
+    def handle_event(self, what: str, arguments: list[object]) -> None: ...
 
 
 class _Event(NamedTuple):
@@ -71,11 +64,7 @@ class Replay:
             self.submit(request)
 
     def apply(self, record: bytes) -> None:
-        """Execute one record.
-
-        Raises:
-            ReplayError: the record does not fit the state.
-        """
+        """Execute one record; ReplayError if it does not fit the state."""
         (self._time,) = r.TIME.unpack_from(record)
         self._allocations = 0
         entries = list(_entries(record))
@@ -242,36 +231,11 @@ class Replay:
     def unreserved(self, file: int) -> None:
         self._skip_event(r.UNRESERVED, file)
 
-    # The records have all that these would record.
-    def commit(self) -> None:
-        pass
+    def _ignore(self, *_: object, **__: object) -> None:
+        """Record nothing: the records have it."""
 
-    def abandon(self) -> None:
-        pass
-
-    def record_frame(self, peer: bytes, body: bytes | memoryview) -> None:
-        pass
-
-    def record_event(self, what: bytes, arguments: bytes) -> None:
-        pass
-
-    def record_sent(self, session: HeldSession, body: bytes, now: bool) -> None:
-        pass
-
-    def done(self, request: int, value: int) -> None:
-        pass
-
-    def held(self, position: int, instance: int) -> None:
-        pass
-
-    def refused(self, errno: Errno) -> None:
-        pass
-
-    def evicted(self, pages: Int32) -> None:
-        pass
-
-    def lost(self, pages: Int32) -> None:
-        pass
+    commit = abandon = record_frame = record_event = record_sent = _ignore
+    done = held = refused = evicted = lost = _ignore
 
 
 def _parse(numbers: list[int]) -> Iterator[_Event]:

@@ -31,6 +31,7 @@ from symphony_kernel.protocol.errno import KernelBug
 VERSION: Final = 3
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
 _TRIM_MIN: Final = 4096  # elements; a larger array is written without its constant end
+_MISSING: Final = object()  # the value of a field that is not set
 
 (_OBJECT, _ROOT, _EXTERNAL, _LIST, _TUPLE, _DICT, _SET, _ARRAY, _ENUM, _NAMED, _METHOD, _PARTIAL,
  _UNSET, _OTHER) = range(14)  # fmt: skip
@@ -57,33 +58,24 @@ class Snapshotter:
         roots: Mapping[str, object],
         externals: Mapping[str, object],
     ) -> None:
-        self._kept = {kept.cls: kept for kept in classes}
-        self._names = {_name(kept.cls): kept for kept in classes}
-        self._roots = dict(roots)
-        self._externals = dict(externals)
+        self.classes = {kept.cls: kept for kept in classes}
+        self.names = {_name(kept.cls): kept for kept in classes}
+        self.roots, self.externals = dict(roots), dict(externals)
 
     def write(self) -> bytes:
-        """Return a snapshot of the roots.
-
-        Raises:
-            KernelBug: an object's class is not declared.
-        """
+        """Return a snapshot of the roots; KernelBug if an object's class is not declared."""
         collecting = gc.isenabled()
         gc.disable()  # it would scan everything that is made here, and find nothing
         try:
-            return _Writer(self._kept, self._roots, self._externals).write()
+            return _Writer(self).write()
         finally:
             if collecting:
                 gc.enable()
 
     def read(self, data: bytes) -> None:
-        """Fill in the roots.
-
-        Raises:
-            SnapshotError: it cannot be read; the roots must not be used.
-        """
+        """Fill in the roots; on a SnapshotError they must not be used."""
         try:
-            _Reader(self._names, self._roots, self._externals).read(data)
+            _Reader(self).read(data)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:
             raise SnapshotError(f"the snapshot cannot be read: {type(e).__name__}: {e}") from e
 
@@ -107,7 +99,6 @@ class _Shape:
         self.number = number
         names = _slots(kept.cls) or sorted(vars(example))
         self.fields = [name for name in names if name not in kept.made]
-        self._in_slots = not hasattr(example, "__dict__")
         # With several names it returns a tuple, with one name the bare value.
         self._get: Callable[[object], Any] | None = (
             attrgetter(*self.fields) if self.fields else None
@@ -123,26 +114,15 @@ class _Shape:
             return [getattr(thing, name, _MISSING) for name in self.fields]
 
 
-class _Missing:
-    """The type of the marker for a field that is not set."""
-
-
-_MISSING: Final = _Missing()
-
-
 class _Writer:
-    def __init__(
-        self,
-        kept: Mapping[type, SnapshotClass],
-        roots: Mapping[str, object],
-        externals: Mapping[str, object],
-    ) -> None:
-        self._kept = kept
-        self._roots = roots
-        self._names = {id(thing): (_ROOT, name) for name, thing in roots.items()}
-        self._names |= {id(thing): (_EXTERNAL, name) for name, thing in externals.items()}
-        self._named = {type(thing) for thing in (*roots.values(), *externals.values())}
-        self._objects = {cls for cls in kept if not issubclass(cls, tuple | Enum)} - self._named
+    def __init__(self, of: Snapshotter) -> None:
+        self._kept, self._roots = of.classes, of.roots
+        self._names = {id(thing): (_ROOT, name) for name, thing in of.roots.items()}
+        self._names |= {id(thing): (_EXTERNAL, name) for name, thing in of.externals.items()}
+        self._named = {type(thing) for thing in (*of.roots.values(), *of.externals.values())}
+        self._objects = {
+            cls for cls in of.classes if not issubclass(cls, tuple | Enum)
+        } - self._named
         self._shapes: dict[type, _Shape] = {}
         self._numbers: dict[int, int] = {}  # id -> number
         self._found: list[object] = []  # by number; references, so that no id is reused
@@ -260,14 +240,8 @@ def _write_over(there: Any, given: Any, name: str) -> None:
 
 
 class _Reader:
-    def __init__(
-        self,
-        names: Mapping[str, SnapshotClass],
-        roots: Mapping[str, object],
-        externals: Mapping[str, object],
-    ) -> None:
-        self._names = names
-        self._roots, self._externals = roots, externals
+    def __init__(self, of: Snapshotter) -> None:
+        self._names, self._roots, self._externals = of.names, of.roots, of.externals
         self._objects: list[Any] = []
         self._classes: list[tuple[SnapshotClass, list[str]]] = []
 

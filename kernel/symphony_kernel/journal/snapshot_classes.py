@@ -14,8 +14,8 @@ from symphony_kernel.grammar.matcher import Constraint, GrammarMatcher
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.snapshot import SnapshotClass
 from symphony_kernel.kvfs import file, filesystem, quotas, storage, tenants
-from symphony_kernel.kvfs import names as naming
 from symphony_kernel.kvfs.durable.names import Change, DurableNames, Load
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.lineage import book, origins, spans
 from symphony_kernel.kvfs.name_tree import Name, NameTree
 from symphony_kernel.kvfs.pages import pool, prefix_cache
@@ -29,14 +29,7 @@ from symphony_kernel.request import Request
 from symphony_kernel.syscalls.dispatch import CallQueue
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.grammar import ConstraintCalls, WaitingCall
-from symphony_kernel.syscalls.pending import (
-    Call,
-    CallContext,
-    FileCall,
-    Generation,
-    Pred,
-    RunAhead,
-)
+from symphony_kernel.syscalls.pending import Call, CallContext, FileCall, Generation, Pred, RunAhead
 from symphony_kernel.syscalls.validation import Ranges
 
 Make = Callable[[], Any]
@@ -104,14 +97,16 @@ SINGLE: Final = (
     SnapshotClass(FileRequests, _as(None, *FileRequests.OWN)),
 )  # fmt: skip
 
+# Classes of objects that are written with all their fields.
+_WHOLE: Final = (
+    tenants.Tenant, tenants.TenantLimits, NameTree, Name, ExpiryQueue, pool.NumberStack,
+    advice.Advice, book.Lineage, book.KeptTrail, origins.Origins, spans.Trail, HandleTable, Handle,
+    Grant, Run, Instance, Usage, Call, FileCall, Pred, WaitingCall, Change, Load, RunAhead, Ranges,
+    PredOptions, GenerateOptions, Sampling, Get, Errno,
+)  # fmt: skip
 MANY: Final = (
-    SnapshotClass(tenants.Tenant),
-    SnapshotClass(tenants.TenantLimits),
-    SnapshotClass(NameTree),
-    SnapshotClass(Name),
-    SnapshotClass(naming.NameExpiries),
+    *map(SnapshotClass, _WHOLE),
     SnapshotClass(quotas.TenantUsage, {**_as(0, "absent", "host", "disk"), "hits": dict}),
-    SnapshotClass(pool.NumberStack),
     SnapshotClass(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001
     SnapshotClass(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
     SnapshotClass(
@@ -124,25 +119,8 @@ MANY: Final = (
             **_as(False, "ranked"),
         },
     ),
-    SnapshotClass(advice.Advice),
-    SnapshotClass(book.Lineage),
-    SnapshotClass(book.KeptTrail),
-    SnapshotClass(origins.Origins),
     SnapshotClass(spans.Span, _as(None, "_reads")),
-    SnapshotClass(spans.Trail),
-    SnapshotClass(HandleTable),
-    SnapshotClass(Handle),
-    SnapshotClass(Grant),
-    SnapshotClass(Run),
-    SnapshotClass(Instance),
-    SnapshotClass(Usage),
-    SnapshotClass(Call),
-    SnapshotClass(FileCall),
-    SnapshotClass(Pred),
     SnapshotClass(Generation, _as(b"", "unsent")),
-    SnapshotClass(WaitingCall),
-    SnapshotClass(Change),
-    SnapshotClass(Load),
     SnapshotClass(Constraint, _as(None, "grammar")),
     SnapshotClass(
         GrammarMatcher,
@@ -155,13 +133,6 @@ MANY: Final = (
             "_text": list,
         },
     ),
-    SnapshotClass(RunAhead),
-    SnapshotClass(Ranges),
-    SnapshotClass(PredOptions),
-    SnapshotClass(GenerateOptions),
-    SnapshotClass(Sampling),
-    SnapshotClass(Get),
-    SnapshotClass(Errno),
     SnapshotClass(
         Request,
         {

@@ -71,13 +71,9 @@ class Store:
 
     # -- Before the kernel runs ------------------------------------------------------------------
     def find(self, now: float, ended: int | None) -> Found | None:
-        """Return the previous kernel's journal; None: there is none that may be used.
+        """Return the previous kernel's journal; None: there is none that may be used; OSError.
 
-        `now` is in seconds of a clock that all kernels share. `ended` is the previous kernel's exit
-        code.
-
-        Raises:
-            OSError: the directory cannot be used.
+        `now`: seconds of a clock that all kernels share. `ended`: the previous kernel's exit code.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self._newest()

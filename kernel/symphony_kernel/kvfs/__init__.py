@@ -3,6 +3,7 @@
     filesystem   a tenant's files and names over the one pool of pages
     file         ordered entries in shared pages, copied on write; file_queue: operations in order
     names, name_tree, tenants, quotas   names, their tenants, and which account pays
+    expiry_queue when names and kept files end
     storage      what all files share; observer: events that no call determines
     pages/ tiers/ durable/ lineage/
 

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
@@ -29,7 +28,7 @@ from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.planning import Step, plan
 from symphony_kernel.kvfs.lineage.spans import Trail, is_branch, is_run, planted_trail
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.pages.pool import NOWHERE, page_count
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, NOWHERE, Bool, page_count
 from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tiers.advice import NO_ADVICE
@@ -38,11 +37,9 @@ from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _STALE: Final = -1  # of `_frame_version`: the frames must be looked up again
-_NO_PAGES: Int32 = np.empty(0, np.int32)
 _NO_SLOTS: Int64 = np.empty(0, np.int64)
 _TABLE_PAGES_MIN: Final = 4
 _OFFSETS: Final[Int64] = np.arange(PAGE_TOKENS, dtype=np.int64)
-Bool = npt.NDArray[np.bool_]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,43 +47,20 @@ class KVFile:
     """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent",
-        "_count",
-        "_frame_version",
-        "_frames",
-        "_storage",
-        "_table",
-        "advice",
-        "computed_at",
-        "counted",
-        "era",
-        "error",
-        "expires_ms",
-        "generating",
-        "length",
-        "name",
-        "number",
-        "origins",
-        "owner",
-        "path",
-        "plain",
-        "queue",
-        "ranked",
-        "references",
-        "root",
-        "tenant",
-        "texts",
-        "unrecomputable",
+        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice",
+        "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
+        "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
+        "tenant", "texts", "unrecomputable",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: TenantUsage) -> None:
         self._storage = storage
         storage.made += 1
         self.number = storage.made  # never used again
-        self._table: Int32 = _NO_PAGES
+        self._table: Int32 = NO_PAGES
         self._count = 0  # pages in use of the table, reserved ones included
         # The frames of the table's pages as of `_frame_version`, and how many pages are absent.
-        self._frames: Int32 = _NO_PAGES
+        self._frames: Int32 = NO_PAGES
         self._frame_version = storage.pool.frame_version
         self._absent = 0
         self.tenant = tenant
@@ -121,11 +95,7 @@ class KVFile:
         return (missing if missing > 0 else 0) + (1 if shared else 0)
 
     def reserve(self, n: int) -> None:
-        """Take pages for n entries after the present ones, which only this file holds.
-
-        Raises:
-            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
-        """
+        """Take pages for n entries after the present ones, for this file alone; ENOMEM, EDQUOT."""
         owner, length, pool = self.owner, self.length, self._storage.pool
         if owner.closed or length + n > owner.entries_allowed:
             self._allow_entries(n)
@@ -190,7 +160,7 @@ class KVFile:
         pool = self._storage.pool
         if self._frame_version != pool.frame_version:
             self._look_up()
-        return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
+        return self.pages[pool.is_absent(self.pages)] if self._absent else NO_PAGES
 
     def unfilled_table(self, entries: int) -> Int32:
         """Return the frames of the first `entries` entries, also unfilled ones (a copy)."""
@@ -312,12 +282,9 @@ class KVFile:
         return self._known().history(self.length, self._read)
 
     def plan(self, absent: Int64) -> list[Step]:
-        """Return steps that recompute absent entries ([c] indices): `lineage.planning`.
+        """Return steps that recompute absent entries ([c] indices); see `lineage.planning`.
 
         For a file without lineage each step is in place: one for each run of absent entries.
-
-        Raises:
-            NotRecomputableError: some of them depend on a lost span.
         """
         return plan(self.history(), absent)
 
@@ -332,7 +299,7 @@ class KVFile:
         """Make the file unrecomputable if this tree ([n]) will make it so; EDQUOT."""
         pages, storage = page_count(self.length + len(tokens)), self._storage
         becomes = not self.unrecomputable and self._would_outgrow(tokens, parents, pages)
-        allowed = partial(self._allow_unrecomputable, _NO_PAGES, max(pages - self._count, 0))
+        allowed = partial(self._allow_unrecomputable, NO_PAGES, max(pages - self._count, 0))
         storage.decide(allowed if becomes else _allow_all)
         if becomes:
             self._make_unrecomputable()
@@ -361,8 +328,7 @@ class KVFile:
     def _allow_unrecomputable(self, more: Int32, new: int) -> None:
         """Check that it may be unrecomputable with pages `more` ([n]) and `new` others.
 
-        Raises:
-            SyscallError: EDQUOT; also if one of its pages is in no tier, and cannot be kept.
+        EDQUOT, also if one of its pages is in no tier, and cannot be kept.
         """
         pages, quotas = np.concatenate((self.pages, more)), self._storage.quotas
         if self._storage.tiers.worst_of(pages) is Tier.TOKENS:
@@ -434,14 +400,11 @@ class KVFile:
         self.length = self.plain = entries
 
     def append(self, source: "KVFile", entries: Int64) -> int:
-        """Append entries of `source` ([c] indices); return how many were copied.
+        """Append entries of `source` ([c] indices); return how many were copied; ENOMEM, EDQUOT.
 
         `source` may be this file. Whole pages are shared where they line up: where a page of this
         file would begin with the first entry of a source page and continue with those behind it.
         All other entries are copied.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         self._allow_entries(len(entries))
         self._storage.on_edited(self)
@@ -517,13 +480,10 @@ class KVFile:
         *,
         frames: bool = False,
     ) -> None:
-        """Give this empty file its entries ([n] each), as read from disk.
+        """Give this empty file its entries ([n] each), as read from disk; ENOMEM, EDQUOT.
 
         Without `frames` the pages are in no tier afterwards: nothing is evicted for them, and the
         file may be larger than the device.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         assert self.length == 0
         self._allow_entries(len(tokens))
@@ -546,7 +506,7 @@ class KVFile:
         self._make_recomputable()
         self._storage.on_edited(self)
         pages = self._table[: self._count]
-        self._table = self._frames = _NO_PAGES
+        self._table = self._frames = NO_PAGES
         self._absent = 0
         self._count = self.length = self.plain = 0
         if self.origins is not None:

@@ -7,18 +7,19 @@ Docstrings name a SyscallError by its errno.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
+from symphony_kernel.kvfs.lineage.book import LineageBook
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
-from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
+from symphony_kernel.kvfs.names import NamedFile, describe, split_public
 from symphony_kernel.kvfs.observer import PageObserver
-from symphony_kernel.kvfs.pages.pool import PagePool, PoolStatistics
-from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStatistics
+from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import UNLIMITED, Quotas, TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
@@ -26,7 +27,7 @@ from symphony_kernel.kvfs.tiers.base import spare_slots
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
-from symphony_kernel.kvfs.tiers.tiers import Tiers, TierStatistics
+from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -39,20 +40,6 @@ from symphony_kernel.protocol.limits import (
     TENANT_PAGES_SHARE_MAX,
     UNRECOMPUTABLE_DEVICE_SHARE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KVFSStatistics:
-    """Counts of files and names, and the statistics of what they share."""
-
-    files: int
-    names: int
-    tenants: int
-    copied_slots: int
-    pool: PoolStatistics
-    prefix_cache: PrefixCacheStatistics
-    tiers: TierStatistics
-    lineage: LineageStatistics
 
 
 class KVFS:
@@ -83,7 +70,7 @@ class KVFS:
         )
         self.tenants: dict[str, Tenant] = {}
         self._page_bytes = max(places.page_bytes, 1)
-        self.expiries = NameExpiries()
+        self.expiries: ExpiryQueue[tuple[str, str]] = ExpiryQueue()  # of (tenant, path), in Unix ms
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         # A tenant that may fill the whole pool waits for pages, instead of EDQUOT.
         self._pages_max = UNLIMITED if self.limits.pages >= pages else self.limits.pages
@@ -135,12 +122,9 @@ class KVFS:
         return tenant
 
     def limit(self, name: str, values: Mapping[str, int | None]) -> Tenant:
-        """Set a tenant's own limits, by their names in `limit_table`; None: the default.
+        """Set a tenant's own limits, by their names in `limit_table`; None: the default; KeyError.
 
         It keeps what exceeds them, and gets no more.
-
-        Raises:
-            KeyError: there is no such limit.
         """
         limits = self.limits.changed(values)
         tenant = self.tenant(name)
@@ -244,11 +228,7 @@ class KVFS:
         return file
 
     def save(self, file: KVFile, path: str, replace: bool, public: bool = False) -> None:
-        """Name the present content of `file`: the name does not see later writes to it.
-
-        Raises:
-            SyscallError: EEXIST without `replace`, EDQUOT, EACCES for a path under `public/`.
-        """
+        """Name the present content of `file`, not later writes to it; EEXIST, EDQUOT, EACCES."""
         self.check_name(file.tenant, path, replace)
         self.put_name(path, self.snapshot(file, path), Name(public=public))
 
@@ -278,7 +258,7 @@ class KVFS:
         file.name = name
         tenant = self.tenant(file.tenant)
         tenant.durable_bytes += name.size
-        self.expiries.set(file.expires_ms, file.tenant, path)
+        self.expiries.set((file.tenant, path), file.expires_ms)
         old = tenant.names.put(path, file)
         if old is not None:
             self._drop_name(tenant, old)
@@ -291,7 +271,7 @@ class KVFS:
         file = owner.names.remove(path)
         if file is None:
             raise SyscallError(Errno.ENOENT, path)
-        self.expiries.set(0, tenant, path)
+        self.expiries.set((tenant, path), 0)
         self._drop_name(owner, file)
 
     def _drop_name(self, tenant: Tenant, file: KVFile) -> None:
@@ -348,8 +328,7 @@ class KVFS:
     def offer(self, file: KVFile) -> int:
         """Offer the whole pages of `file` to its tenant's runs; return entries cached.
 
-        Raises:
-            SyscallError: EINVAL if an entry depends on more than the tokens before it.
+        EINVAL if an entry depends on more than the tokens before it.
         """
         if file.plain < file.length:
             raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
@@ -360,10 +339,7 @@ class KVFS:
     def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
         """Return a file with the longest prefix of `tokens` that the tenant has offered.
 
-        It has whole pages, and leaves at least one token.
-
-        Raises:
-            SyscallError: ENOENT, ENOMEM, EDQUOT.
+        It has whole pages, and leaves at least one token. ENOENT, ENOMEM, EDQUOT.
         """
         pages = self.prefix_cache.find(tenant, tokens.tobytes())
         if not len(pages):
@@ -478,9 +454,8 @@ class KVFS:
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:
         """Compare counts with page tables; `held` has all references but those of names.
 
-        Raises:
-            KernelBug: references differ from the page tables, free pages are in use, a quota
-                differs from what is held, or a reference points at a file that is gone.
+        KernelBug: references differ from the page tables, free pages are in use, a quota differs
+        from what is held, or a reference points at a file that is gone.
         """
         expected = Counter(held) + Counter(self.durable_references())
         for tenant in self.tenants.values():
@@ -522,14 +497,16 @@ class KVFS:
                     f"{tenant.name} is charged {tenant.files} files and has {counted[tenant.name]}"
                 )
 
-    def statistics(self) -> KVFSStatistics:
-        return KVFSStatistics(
-            files=len(self._files),
-            names=sum(len(tenant.names) for tenant in self.tenants.values()),
-            tenants=len(self.tenants),
-            copied_slots=self._copied_slots,
-            pool=self.pool.statistics(),
-            prefix_cache=self.prefix_cache.statistics(),
-            tiers=self.tiers.statistics(),
-            lineage=self.lineages.statistics(),
-        )
+    def statistics(self) -> dict[str, Any]:
+        """Return the counters of files, names and pages, by the names that they have as metrics."""
+        pool, cache, tiers = self.pool, self.prefix_cache.statistics(), self.tiers.statistics()
+        return {
+            "files": len(self._files),
+            "names": sum(len(tenant.names) for tenant in self.tenants.values()),
+            "copies": self._copied_slots,
+            "pages": pool.frames,
+            "pages_free": pool.free_frames,
+            "pages_shared": int((pool.references > 1).sum()),
+            **{f"prefix_cache_{key}": value for key, value in cache.items()},
+            **{f"tiers_{key}": value for key, value in tiers.items()},
+        }

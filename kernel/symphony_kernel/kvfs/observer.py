@@ -17,8 +17,7 @@ class PageObserver(Protocol):
     def allocating(self, step: bool) -> bool:
         """Note the start of an allocation; return whether it is known to succeed.
 
-        Raises:
-            SyscallError: it is known to fail.
+        SyscallError: it is known to fail.
         """
 
     def refused(self, errno: Errno) -> None:

@@ -221,9 +221,7 @@ class Quotas:
         if len(pages) == 1:
             self._refund(int(self._payer[pages[0]]), 1)
         elif len(pages):
-            payers, counts = np.unique(self._payer[pages], return_counts=True)
-            for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
-                self._refund(index, count)
+            self._refund_all(pages)
         self._payer[pages] = _NO_ACCOUNT
 
     def move(self, pages: Int32, account: TenantUsage) -> None:
@@ -231,9 +229,7 @@ class Quotas:
         self._move_tiers(pages, account)
         if self.unrecomputable_pages:
             self._charge_unrecomputable(pages[self.unrecomputable[pages] > 0], account.root)
-        payers, counts = np.unique(self._payer[pages], return_counts=True)
-        for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
-            self._refund(index, count)
+        self._refund_all(pages)
         self._payer[pages] = account.index
         self._add(account, len(pages))
 
@@ -252,6 +248,11 @@ class Quotas:
         charged: Int32 = pages[self._payer[pages] == account.index]
         return charged
 
+    def _refund_all(self, pages: Int32) -> None:
+        payers, counts = np.unique(self._payer[pages], return_counts=True)
+        for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
+            self._refund(index, count)
+
     def _refund(self, index: int, count: int) -> None:
         account = self._accounts[index]
         assert account is not None, "a page is charged to a closed account"
@@ -269,11 +270,7 @@ class Quotas:
         account.changed_s = now
 
     def check_integrity(self, references: Int32) -> None:
-        """Compare accounts with their pages; `references` are the pool's ([pages]).
-
-        Raises:
-            KernelBug: a held page without a payer, a free one with one, or a wrong sum.
-        """
+        """Compare accounts with their pages; `references` are the pool's ([pages]); KernelBug."""
         if not np.array_equal(self._payer == _NO_ACCOUNT, references == 0):
             raise KernelBug("held pages and charged pages are not the same pages")
         paid: Int64 = np.bincount(

@@ -31,7 +31,6 @@ class FileOrder(Protocol):
     """The part of `EvictionOrder` that files use."""
 
     def add(self, file: Any) -> None: ...
-
     def discard(self, file: Any) -> None: ...
 
 
@@ -136,7 +135,7 @@ class Storage:
         pages = self.pool.allocate(n, frames=frames)
         self.quotas.charge(account, pages)
         if not frames:
-            self.tiers.count_absent(pages)
+            self.tiers.count(pages, absent=1)
         return pages
 
     def decide(self, check: Callable[[], None]) -> None:
@@ -231,7 +230,8 @@ class Storage:
         when it is needed.
         """
         pool = self.pool
-        pool.copy_entries(sources, destinations)
+        pool.tokens[destinations] = pool.tokens[sources]
+        pool.positions[destinations] = pool.positions[sources]
         while pool.absent:
             into = (destinations // PAGE_TOKENS).astype(np.int32)
             lacks = pool.is_absent((sources // PAGE_TOKENS).astype(np.int32)) | pool.is_absent(into)

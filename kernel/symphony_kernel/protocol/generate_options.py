@@ -4,8 +4,9 @@ A generation gives one record a step. So options of `pred` for several tokens, o
 other than a token, are refused.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -21,6 +22,8 @@ from symphony_kernel.protocol.pred_options import (
     DEFAULT,
     Get,
     PredOptions,
+    check_integer,
+    invalid,
     options_of,
     unpack_options,
 )
@@ -48,12 +51,7 @@ GENERATE_DEFAULT = GenerateOptions()
 
 
 def parse_generate_options(data: bytes) -> GenerateOptions:
-    """Return the options in msgpack `data` (empty: the defaults).
-
-    Raises:
-        SyscallError: EINVAL for options that docs/abi.md does not allow, ENOSYS for ones that are
-            not implemented yet, EFBIG above the size limit.
-    """
+    """Return the options in msgpack `data`; the rest as `parse_pred_options`."""
     if not data:
         return GENERATE_DEFAULT
     if len(data) > PRED_OPTIONS_BYTES_MAX:
@@ -76,48 +74,27 @@ _parse_cached = lru_cache(maxsize=4096)(_parse)
 
 def _check(pred: PredOptions) -> None:
     if pred.get not in (Get.ARGMAX, Get.SAMPLE):
-        raise _invalid("get must be argmax or sample: a generation gives tokens")
+        raise invalid("get must be argmax or sample: a generation gives tokens")
     if pred.at != "last":
-        raise _invalid("at cannot be set: a generation gives a record for every token")
+        raise invalid("at cannot be set: a generation gives a record for every token")
     if pred.parents is not None:
-        raise _invalid("parents cannot be set: a generation continues at the file's end")
+        raise invalid("parents cannot be set: a generation continues at the file's end")
     if not pred.keep:
-        raise _invalid("keep cannot be false: a generation keeps what it appends")
-
-
-def _read_max(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _TOKEN_MAX:
-        raise _invalid(f"max must be an integer from 1 to {_TOKEN_MAX}")
-    return value
+        raise invalid("keep cannot be false: a generation keeps what it appends")
 
 
 def _read_stop(value: Any) -> frozenset[int]:
     if not isinstance(value, list) or len(value) > GENERATE_STOP_MAX:
-        raise _invalid(f"stop must be a list of at most {GENERATE_STOP_MAX} token ids")
+        raise invalid(f"stop must be a list of at most {GENERATE_STOP_MAX} token ids")
     if not all(type(token) is int and 0 <= token <= _TOKEN_MAX for token in value):
-        raise _invalid(f"a token id in stop must be from 0 to {_TOKEN_MAX}")
+        raise invalid(f"a token id in stop must be from 0 to {_TOKEN_MAX}")
     return frozenset(value)
 
 
-def _read_ahead(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= GENERATE_AHEAD_MAX:
-        raise _invalid(f"ahead must be an integer from 0 to {GENERATE_AHEAD_MAX}")
-    return value
-
-
-def _read_lot(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= GENERATE_AHEAD_MAX:
-        raise _invalid(f"lot must be an integer from 1 to {GENERATE_AHEAD_MAX}")
-    return value
-
-
-def _invalid(detail: str) -> SyscallError:
-    return SyscallError(Errno.EINVAL, detail)
-
-
-_READERS = {
-    "max": ("tokens_max", _read_max),
+# Options of its own: the field that each is for, and what checks its value.
+_READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "max": ("tokens_max", partial(check_integer, low=1, high=_TOKEN_MAX, what="max")),
     "stop": ("stop", _read_stop),
-    "ahead": ("ahead", _read_ahead),
-    "lot": ("lot", _read_lot),
+    "ahead": ("ahead", partial(check_integer, low=0, high=GENERATE_AHEAD_MAX, what="ahead")),
+    "lot": ("lot", partial(check_integer, low=1, high=GENERATE_AHEAD_MAX, what="lot")),
 }

@@ -44,10 +44,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
     def view(self) -> dict[str, Any]:
         """Return its form in a frame: bounds, counts of each bucket (not cumulative), sum."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}

@@ -40,16 +40,8 @@ class Limit:
     least: int = 1
 
     @property
-    def fixed(self) -> bool:
-        return self.ceiling is None
-
-    @property
     def by_run(self) -> bool:
-        return self.scope is Scope.RUN and not self.fixed
-
-    @property
-    def by_tenant(self) -> bool:
-        return not self.fixed
+        return self.scope is Scope.RUN and self.ceiling is not None
 
 
 HIT: Final = "hit:"  # prefix of a limit's name in the kernel's metrics of a tenant

@@ -39,6 +39,10 @@ class Link(Protocol):
     """One end of a link. Call `receive` once, before control returns to the loop."""
 
     @property
+    def body(self) -> bytes | memoryview:
+        """The bytes of the frame that is being delivered; empty without a connection."""
+
+    @property
     def backlog(self) -> int:
         """Bytes that are queued and not yet read by the peer."""
 
@@ -74,11 +78,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> list[Any]:
-    """Return the frame in `data`.
-
-    Raises:
-        LinkError: not one msgpack array.
-    """
+    """Return the frame in `data`; LinkError if it is not one msgpack array."""
     try:
         frame = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except Exception as error:
@@ -111,7 +111,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
         self._closing = False  # `close` or `abort` was called: no frames are sent or received
-        self._closed = False
+        self.closed = False
         self.error: LinkError | None = None
 
     # -- Link ----------------------------------------------------------------------------------
@@ -119,10 +119,6 @@ class SocketLink(asyncio.BufferedProtocol):
     def backlog(self) -> int:
         buffered = self._transport.get_write_buffer_size() if self._transport else 0
         return self._outbound_bytes + buffered
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def peer_pid(self) -> int:
@@ -147,7 +143,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self.send_encoded(_pack(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        if self._closed or self._closing:
+        if self.closed or self._closing:
             return
         self._outbound.append(_LENGTH.pack(len(body)) + body)
         self._outbound_bytes += len(body) + _LENGTH.size
@@ -205,9 +201,9 @@ class SocketLink(asyncio.BufferedProtocol):
             self._move_rest(0, 2 * self._filled)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         if self._on_closed is not None:
             self._on_closed()
 
@@ -248,97 +244,8 @@ class SocketLink(asyncio.BufferedProtocol):
             self._inbound[:left] = buffer[start : start + left]
 
 
-# The two ends of a memory link use each other's private attributes.
-# ruff: noqa: SLF001
-class MemoryLink:
-    """One end of an in-process link. Frames are encoded, so that tests see real ones."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._peer: MemoryLink | None = None
-        self._queue: list[bytes] = []
-        self.body: bytes | memoryview = b""  # of the frame that is being delivered
-        self._on_frame: OnFrame | None = None
-        self._on_closed: OnClosed | None = None
-        self._planned = False
-        self._closed = False
-
-    @property
-    def backlog(self) -> int:
-        return sum(map(len, self._peer._queue)) if self._peer else 0
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def send(self, frame: Frame, now: bool = False) -> None:
-        self.send_encoded(encode(frame), now)
-
-    def send_encoded(self, body: bytes, now: bool = False) -> None:  # noqa: ARG002
-        if self._closed or self._peer is None or self._peer._closed:
-            return
-        self._peer._queue.append(body)
-        self._peer._plan()
-
-    def flush(self) -> None:
-        """Do nothing: frames are in the peer's queue already."""
-
-    def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        self._on_frame, self._on_closed = on_frame, on_closed
-        self._plan()
-
-    def close(self) -> None:
-        """End both ends, the peer's after it has received all queued frames."""
-        if self._closed:
-            return
-        self._closed = True
-        peer, self._peer = self._peer, None
-        if peer is not None and not peer._closed:
-            peer._loop.call_soon(peer._end)
-        if self._on_closed is not None:
-            self._loop.call_soon(self._on_closed)
-
-    def abort(self) -> None:
-        """End both ends. Queued frames are lost."""
-        if self._peer is not None:
-            self._peer._queue.clear()
-        self.close()
-
-    def _plan(self) -> None:
-        if not self._planned and self._on_frame is not None:
-            self._planned = True
-            self._loop.call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        self._planned = False
-        frames, self._queue = self._queue, []
-        for body in frames:
-            if self._on_frame is not None and not self._closed:
-                self.body = body
-                self._on_frame(decode(body))
-
-    def _end(self) -> None:
-        if not self._closed:
-            self._deliver()
-            self._closed = True
-            self._peer = None
-            if self._on_closed is not None:
-                self._on_closed()
-
-
-def memory_pair() -> tuple[MemoryLink, MemoryLink]:
-    """Return the two ends of an in-process link."""
-    left, right = MemoryLink(), MemoryLink()
-    left._peer, right._peer = right, left
-    return left, right
-
-
 async def connect_unix(path: Path, frame_bytes_max: int = FRAME_BYTES_MAX) -> SocketLink:
-    """Connect to a role that listens at `path`.
-
-    Raises:
-        OSError: no role listens there.
-    """
+    """Connect to a role that listens at `path`; OSError."""
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(
         lambda: SocketLink(lambda _: None, frame_bytes_max), str(path)

@@ -14,10 +14,10 @@ hot ones, `Calls` and `Replies`, carry plain lists: their items are checked wher
     with the kernel, both ways: Receipt, ReceiptWanted
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, TypeVar, dataclass_transform, get_origin, get_type_hints
 
 PROTOCOL_VERSION = 2
 
@@ -71,7 +71,32 @@ class Message:
     KIND: ClassVar[int] = 0
 
 
-@dataclass(frozen=True, slots=True)
+_M = TypeVar("_M", bound=Message)
+_KINDS: dict[int, type[Message]] = {}
+_FIELDS: dict[type[Message], list[tuple[str, type]]] = {}  # names, and the types to check
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _message(kind: int) -> Callable[[type[_M]], type[_M]]:
+    """Make a class a message: a frozen dataclass whose frames begin with `kind`."""
+
+    def register(cls: type[_M]) -> type[_M]:
+        made = dataclass(frozen=True, slots=True)(cls)
+        made.KIND = kind
+        assert kind not in _KINDS, cls
+        _KINDS[kind] = made
+        hints = get_type_hints(made)
+        types = {
+            name: object if hint is Any else get_origin(hint) or hint
+            for name, hint in hints.items()
+        }
+        _FIELDS[made] = [(each.name, types[each.name]) for each in fields(made)]
+        return made
+
+    return register
+
+
+@_message(1)
 class Hello(Message):
     """The first frame on a link. `role` is "gateway" or "worker".
 
@@ -80,7 +105,6 @@ class Hello(Message):
     for a gateway: {containment: {layer: words}}.
     """
 
-    KIND: ClassVar[int] = 1
     version: int
     role: str
     name: str
@@ -91,7 +115,7 @@ class Hello(Message):
     about: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@_message(2)
 class Welcome(Message):
     """The answer to `Hello`.
 
@@ -101,14 +125,13 @@ class Welcome(Message):
     `received` of its frames have been received.
     """
 
-    KIND: ClassVar[int] = 2
     pid: int
     about: dict[str, Any]
     resumed: bool = False
     received: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@_message(3)
 class Ask(Message):
     """A request that is not on a hot path. An `Answer` with its `seq` answers it.
 
@@ -124,62 +147,54 @@ class Ask(Message):
     request}, "tools" {instance} -> bytes, as in the ABI.
     """
 
-    KIND: ClassVar[int] = 3
     seq: int
     what: str
     args: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(4)
 class Answer(Message):
     """The answer to an `Ask`, a `Register` or an `End`: a value, or a negative errno and words."""
 
-    KIND: ClassVar[int] = 4
     seq: int
     errno: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@_message(5)
 class Unask(Message):
     """Cancels an `Ask`: its sender wants no answer (a cancelled `channel_recv`)."""
 
-    KIND: ClassVar[int] = 5
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(6)
 class Receipt(Message):
     """The number of the session's frames that have been received. Not numbered itself."""
 
-    KIND: ClassVar[int] = 6
     received: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(7)
 class ReceiptWanted(Message):
     """Asks for a `Receipt`, to drop kept frames. Not numbered itself."""
 
-    KIND: ClassVar[int] = 7
 
-
-@dataclass(frozen=True, slots=True)
+@_message(10)
 class Calls(Message):
     """A worker's kernel calls of one turn: [[instance, op, seq, argument, ...], ...]."""
 
-    KIND: ClassVar[int] = 10
     calls: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(11)
 class Replies(Message):
     """One step's results for a worker: [[instance, seq, result], ...]."""
 
-    KIND: ClassVar[int] = 11
     replies: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(12)
 class Spent(Message):
     """Processor time that a worker or the gateway has spent: [[instance, microseconds], ...].
 
@@ -187,20 +202,18 @@ class Spent(Message):
     the tenant's name instead of an instance.
     """
 
-    KIND: ClassVar[int] = 12
     times: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(13)
 class Pace(Message):
     """Throttles a tenant for `ms`: its instances in a worker, its compilers at the gateway."""
 
-    KIND: ClassVar[int] = 13
     tenant: str
     ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(20)
 class Register(Message):
     """Lets an instance call the kernel over the link of `worker`, for `tenant`.
 
@@ -209,7 +222,6 @@ class Register(Message):
     Answered with 0.
     """
 
-    KIND: ClassVar[int] = 20
     seq: int
     instance: int
     tenant: str
@@ -219,37 +231,34 @@ class Register(Message):
     options: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(21)
 class End(Message):
     """Ends an instance: the kernel frees everything that it held.
 
     Answered with {prompt_tokens, cached_tokens, completion_tokens, kv_token_ms}.
     """
 
-    KIND: ClassVar[int] = 21
     seq: int
     instance: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(22)
 class Exceeded(Message):
     """An instance has exceeded a limit that the kernel counts. The gateway kills its run."""
 
-    KIND: ClassVar[int] = 22
     instance: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@_message(30)
 class Module(Message):
     """A compiled program, sent before the first `Start` (or spawn) that uses it."""
 
-    KIND: ClassVar[int] = 30
     module: str
     artefact: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@_message(31)
 class Start(Message):
     """Starts an instance. `limits` has every key of the run's limits (see `gateway/runs`).
 
@@ -257,7 +266,6 @@ class Start(Message):
     `tenant`s fairly.
     """
 
-    KIND: ClassVar[int] = 31
     instance: int
     module: str
     entry: str
@@ -267,73 +275,64 @@ class Start(Message):
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@_message(32)
 class Deliver(Message):
     """A message from the user, for `recv`."""
 
-    KIND: ClassVar[int] = 32
     instance: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@_message(33)
 class CloseInput(Message):
     """The user sends no more messages: `recv` returns EPIPE after the last one."""
 
-    KIND: ClassVar[int] = 33
     instance: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(34)
 class Kill(Message):
     """Ends an instance and its children at once."""
 
-    KIND: ClassVar[int] = 34
     instance: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@_message(35)
 class Credit(Message):
     """The gateway has accepted this many more bytes of the instance's output."""
 
-    KIND: ClassVar[int] = 35
     instance: int
     taken: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(36)
 class Unload(Message):
     """Unloads a program that no instance runs. `Module` would load it again."""
 
-    KIND: ClassVar[int] = 36
     module: str
 
 
-@dataclass(frozen=True, slots=True)
+@_message(37)
 class Retire(Message):
     """Ends a worker's process, which has no runs, so that another replaces it."""
 
-    KIND: ClassVar[int] = 37
 
-
-@dataclass(frozen=True, slots=True)
+@_message(40)
 class Output(Message):
     """A worker's sends of one turn, in order: [[instance, bytes], ...]."""
 
-    KIND: ClassVar[int] = 40
     messages: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(41)
 class Logs(Message):
     """A worker's log lines of one turn: [[instance, level, bytes], ...]."""
 
-    KIND: ClassVar[int] = 41
     lines: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@_message(42)
 class Ended(Message):
     """An instance (a run's or a child's) has ended.
 
@@ -342,7 +341,6 @@ class Ended(Message):
     run, by the limit's name (see `limit_table`).
     """
 
-    KIND: ClassVar[int] = 42
     instance: int
     status: str
     exit_code: int
@@ -351,17 +349,16 @@ class Ended(Message):
     hits: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@_message(43)
 class Received(Message):
     """The number of delivered messages that a program has received, and their bytes."""
 
-    KIND: ClassVar[int] = 43
     instance: int
     messages: int
     taken: int
 
 
-@dataclass(frozen=True, slots=True)
+@_message(44)
 class Traced(Message):
     """A batch of events of a traced run, by its root. The last one comes before its end.
 
@@ -371,64 +368,11 @@ class Traced(Message):
     [pages from the host, from disk, recomputed tokens]. Times are monotonic seconds.
     """
 
-    KIND: ClassVar[int] = 44
     instance: int
     events: list[Any]
 
 
-MESSAGES: tuple[type[Message], ...] = (
-    Hello,
-    Welcome,
-    Ask,
-    Answer,
-    Unask,
-    Receipt,
-    ReceiptWanted,
-    Calls,
-    Replies,
-    Spent,
-    Pace,
-    Register,
-    End,
-    Exceeded,
-    Module,
-    Start,
-    Deliver,
-    CloseInput,
-    Kill,
-    Credit,
-    Unload,
-    Retire,
-    Output,
-    Logs,
-    Ended,
-    Received,
-    Traced,
-)
-_CHECK = dict[type[Message], list[tuple[str, tuple[type, ...]]]]
-
-
-def _accepted(hint: Any) -> tuple[type, ...]:
-    if hint is Any:
-        return (object,)
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(t for arm in get_args(hint) for t in _accepted(arm))
-    plain = get_origin(hint) or hint
-    return (NoneType,) if plain is None else (plain,)
-
-
-def _checks() -> tuple[dict[int, type[Message]], _CHECK]:
-    kinds: dict[int, type[Message]] = {}
-    checks: _CHECK = {}
-    for message in MESSAGES:
-        assert message.KIND not in kinds, message
-        kinds[message.KIND] = message
-        hints = get_type_hints(message)
-        checks[message] = [(f.name, _accepted(hints[f.name])) for f in fields(message)]
-    return kinds, checks
-
-
-_KINDS, _FIELDS = _checks()
+MESSAGES: Final = tuple(_FIELDS)
 
 
 def encode(message: Message) -> list[Any]:
@@ -442,19 +386,15 @@ def is_output(frame: list[Any]) -> bool:
 
 
 def decode(frame: list[Any]) -> Message:
-    """Return the message of a frame.
-
-    Raises:
-        MessageError: an unknown kind, a wrong number of fields, or a field of a wrong type.
-    """
+    """Return the message of a frame; MessageError if it is none."""
     kind = _KINDS.get(frame[0]) if frame and isinstance(frame[0], int) else None
     if kind is None:
         raise MessageError(f"no message has kind {frame[:1]!r}")
     wanted = _FIELDS[kind]
     if len(frame) != len(wanted) + 1:
         raise MessageError(f"{kind.__name__} has {len(wanted)} fields, not {len(frame) - 1}")
-    for (name, types), value in zip(wanted, frame[1:], strict=True):
+    for (name, of), value in zip(wanted, frame[1:], strict=True):
         # bool is an int in Python, but true is not a valid number.
-        if not isinstance(value, types) or (isinstance(value, bool) and int in types):
+        if not isinstance(value, of) or (of is int and isinstance(value, bool)):
             raise MessageError(f"{kind.__name__}.{name} must not be a {type(value).__name__}")
     return kind(*frame[1:])

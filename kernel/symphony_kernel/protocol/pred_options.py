@@ -7,9 +7,10 @@ cached by their bytes.
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -104,7 +105,8 @@ def parse_pred_options(data: bytes) -> PredOptions:
     return _parse_cached(data) if len(data) <= CACHED_BYTES_MAX else _parse(data)
 
 
-def _invalid(detail: str) -> SyscallError:
+def invalid(detail: str) -> SyscallError:
+    """Return the error of an option that is not allowed."""
     return SyscallError(Errno.EINVAL, detail)
 
 
@@ -119,9 +121,9 @@ def unpack_options(data: bytes) -> dict[Any, Any]:
             max_map_len=PRED_BIAS_MAX,
         )
     except ValueError as error:
-        raise _invalid(f"options: {error}") from error
+        raise invalid(f"options: {error}") from error
     if not isinstance(options, dict):
-        raise _invalid("options must be a map")
+        raise invalid("options must be a map")
     return options
 
 
@@ -129,19 +131,21 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
     """Return the options in an unpacked map; EINVAL, ENOSYS."""
     parsed: dict[str, Any] = {}
     for key, value in options.items():
-        if key == "adapter":
+        if key == "get":
+            parsed |= _read_get(value)
+        elif (reader := _READERS.get(key)) is not None:
+            parsed[key] = reader(value)
+        elif key == "adapter":
             raise SyscallError(Errno.ENOSYS, f"{key} is not implemented yet")
-        reader = _READERS.get(key)
-        if reader is None:
-            raise _invalid(f"unknown option {key!r}")
-        parsed |= reader(value)
+        else:
+            raise invalid(f"unknown option {key!r}")
     found = PredOptions(**parsed)
     if found.logprobs and found.get not in (Get.ARGMAX, Get.SAMPLE):
-        raise _invalid("logprobs is allowed only with get argmax or sample")
+        raise invalid("logprobs is allowed only with get argmax or sample")
     if found.constraint and (found.at != "last" or found.parents is not None):
-        raise _invalid("a constraint is allowed only with at last and without parents")
+        raise invalid("a constraint is allowed only with at last and without parents")
     if found.since is not None and not found.constraint:
-        raise _invalid("since is allowed only with a constraint")
+        raise invalid("since is allowed only with a constraint")
     return found
 
 
@@ -152,126 +156,110 @@ def _parse(data: bytes) -> PredOptions:
 _parse_cached = lru_cache(maxsize=4096)(_parse)
 
 
-def _integer(value: Any, low: int, high: int, what: str) -> int:
+def check_integer(value: Any, low: int, high: int, what: str) -> int:
+    """Return an option's value; EINVAL."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _invalid(f"{what} must be an integer from {low} to {high}")
+        raise invalid(f"{what} must be an integer from {low} to {high}")
     return value
 
 
 def _number(value: Any, low: float, high: float, what: str) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise _invalid(f"{what} must be a number")
+        raise invalid(f"{what} must be a number")
     if not math.isfinite(value) or not low <= value <= high:
-        raise _invalid(f"{what} must be from {low} to {high}")
+        raise invalid(f"{what} must be from {low} to {high}")
     return float(value)
 
 
-def _read_at(value: Any) -> dict[str, Any]:
+def _read_at(value: Any) -> str | tuple[int, ...]:
     if value in ("last", "all"):
-        return {"at": value}
+        return str(value)
     if not isinstance(value, list):
-        raise _invalid("at must be 'last', 'all' or a list of indices")
+        raise invalid("at must be 'last', 'all' or a list of indices")
     # Checked all at once: there may be very many, and programs and the kernel wait for this.
     if not {int}.issuperset(map(type, value)):
-        raise _invalid("an index in at must be an integer")
+        raise invalid("an index in at must be an integer")
     if value and not (min(value) >= 0 and max(value) < 2**31):
-        raise _invalid(f"an index in at must be from 0 to {2**31 - 1}")
-    return {"at": tuple(value)}
+        raise invalid(f"an index in at must be from 0 to {2**31 - 1}")
+    return tuple(value)
 
 
 def _read_get(value: Any) -> dict[str, Any]:
-    if value == "argmax":
-        return {"get": Get.ARGMAX}
-    if value == "none":
-        return {"get": Get.NONE}
-    if value == "logits":
-        return {"get": Get.LOGITS}
+    if value in ("argmax", "none", "logits"):
+        return {"get": Get[value.upper()]}
     if isinstance(value, dict) and len(value) == 1:
         ((key, argument),) = value.items()
         if key == "top":
-            return {"get": Get.TOP, "top": _integer(argument, 1, PRED_TOP_MAX, "top")}
+            return {"get": Get.TOP, "top": check_integer(argument, 1, PRED_TOP_MAX, "top")}
         if key == "of" and isinstance(argument, list) and 0 < len(argument) <= PRED_BIAS_MAX:
-            ids = tuple(_integer(v, 0, 2**32 - 1, "an id in of") for v in argument)
+            ids = tuple(check_integer(v, 0, 2**32 - 1, "an id in of") for v in argument)
             return {"get": Get.OF, "of": ids}
         if key == "sample" and isinstance(argument, dict):
             return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
-    raise _invalid("get must be argmax, none, logits, {sample}, {top} or {of}")
+    raise invalid("get must be argmax, none, logits, {sample}, {top} or {of}")
 
 
 def _sampling(options: dict[Any, Any]) -> Sampling:
     unknown = set(options) - {"temperature", "top_k", "top_p", "min_p", "seed"}
     if unknown:
-        raise _invalid(f"unknown sampling options {sorted(map(str, unknown))}")
+        raise invalid(f"unknown sampling options {sorted(map(str, unknown))}")
     seed = options.get("seed")
     return Sampling(
         temperature=_number(options.get("temperature", 1.0), 0.0, 1e4, "temperature"),
-        top_k=_integer(options.get("top_k", 0), 0, 2**31 - 1, "top_k"),
+        top_k=check_integer(options.get("top_k", 0), 0, 2**31 - 1, "top_k"),
         top_p=_number(options.get("top_p", 1.0), 0.0, 1.0, "top_p"),
         min_p=_number(options.get("min_p", 0.0), 0.0, 1.0, "min_p"),
-        seed=None if seed is None else _integer(seed, 0, 2**64 - 1, "seed"),
+        seed=None if seed is None else check_integer(seed, 0, 2**64 - 1, "seed"),
     )
 
 
-def _read_logprobs(value: Any) -> dict[str, Any]:
-    return {"logprobs": _integer(value, 0, PRED_LOGPROBS_MAX, "logprobs")}
-
-
-def _read_bias(value: Any) -> dict[str, Any]:
+def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict) or len(value) > PRED_BIAS_MAX:
-        raise _invalid(f"bias must be a map of at most {PRED_BIAS_MAX} tokens")
-    pairs = (
-        (_integer(t, 0, 2**32 - 1, "a token in bias"), _number(b, -1e30, 1e30, "a bias"))
+        raise invalid(f"bias must be a map of at most {PRED_BIAS_MAX} tokens")
+    return tuple(
+        (check_integer(t, 0, 2**32 - 1, "a token in bias"), _number(b, -1e30, 1e30, "a bias"))
         for t, b in value.items()
     )
-    return {"bias": tuple(pairs)}
 
 
-def _read_bias_mask(value: Any) -> dict[str, Any]:
+def _read_bias_mask(value: Any) -> tuple[bytes, float]:
     if not isinstance(value, dict) or value.keys() != {"mask", "value"}:
-        raise _invalid("bias_mask must be a map of mask and value")
+        raise invalid("bias_mask must be a map of mask and value")
     mask, added = value["mask"], value["value"]
     if not isinstance(mask, bytes):
-        raise _invalid("a bias_mask's mask must be binary, a bit for each token of the vocabulary")
-    return {"bias_mask": (mask, _number(added, -1e30, 1e30, "a bias_mask's value"))}
+        raise invalid("a bias_mask's mask must be binary, a bit for each token of the vocabulary")
+    return mask, _number(added, -1e30, 1e30, "a bias_mask's value")
 
 
-def _read_allow(value: Any) -> dict[str, Any]:
+def _read_allow(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise _invalid("allow must be binary, a bit for each token of the vocabulary")
-    return {"allow": value}
+        raise invalid("allow must be binary, a bit for each token of the vocabulary")
+    return value
 
 
-def _read_parents(value: Any) -> dict[str, Any]:
+def _read_parents(value: Any) -> tuple[int, ...]:
     if isinstance(value, bytes) and len(value) % 4 == 0:
         value = list(struct.unpack(f"<{len(value) // 4}i", value))
     if not isinstance(value, list) or not 0 < len(value) <= PRED_TREE_TOKENS_MAX:
-        raise _invalid(f"parents must be 1 to {PRED_TREE_TOKENS_MAX} integers")
-    return {"parents": tuple(_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))}
+        raise invalid(f"parents must be 1 to {PRED_TREE_TOKENS_MAX} integers")
+    return tuple(check_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))
 
 
-def _read_constraint(value: Any) -> dict[str, Any]:
-    return {"constraint": _integer(value, 1, 2**31 - 1, "constraint")}
-
-
-def _read_since(value: Any) -> dict[str, Any]:
-    return {"since": _integer(value, 0, 2**31 - 1, "since")}
-
-
-def _read_keep(value: Any) -> dict[str, Any]:
+def _read_keep(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _invalid("keep must be true or false")
-    return {"keep": value}
+        raise invalid("keep must be true or false")
+    return value
 
 
-_READERS = {
+# What checks the value of each option but `get`.
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "at": _read_at,
-    "get": _read_get,
-    "logprobs": _read_logprobs,
+    "logprobs": partial(check_integer, low=0, high=PRED_LOGPROBS_MAX, what="logprobs"),
     "bias": _read_bias,
     "bias_mask": _read_bias_mask,
     "allow": _read_allow,
     "parents": _read_parents,
     "keep": _read_keep,
-    "constraint": _read_constraint,
-    "since": _read_since,
+    "constraint": partial(check_integer, low=1, high=2**31 - 1, what="constraint"),
+    "since": partial(check_integer, low=0, high=2**31 - 1, what="since"),
 }

@@ -73,7 +73,7 @@ class SessionLink:
         self._link: Link | None = None
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
-        self._closed = False
+        self.closed = False
 
     def state(self) -> SessionState:
         """Return the state, from which another process can resume."""
@@ -86,7 +86,7 @@ class SessionLink:
 
     def can_resume(self, received: int) -> bool:
         """Return whether it still has all frames after the first `received`."""
-        return not self._closed and self.sent - len(self._kept) <= received <= self.sent
+        return not self.closed and self.sent - len(self._kept) <= received <= self.sent
 
     def connect(self, link: Link, received: int) -> None:
         """Use a new connection, and send the frames after the first `received`.
@@ -111,15 +111,11 @@ class SessionLink:
         return True
 
     def handle_frame(self, frame: list[Any]) -> None:
-        """Handle a frame of the connection.
-
-        Raises:
-            LinkError: a receipt for frames that were not sent.
-        """
+        """Handle a frame of the connection; LinkError: a receipt for frames that were not sent."""
         kind = frame[0]
         if kind != _RECEIPT and kind != _WANTED:
             self.received += 1
-            if self._on_frame is not None and not self._closed:
+            if self._on_frame is not None and not self.closed:
                 self._on_frame(frame)
         elif kind == _WANTED:
             # A peer that asks but does not read must not fill our memory with receipts.
@@ -133,19 +129,19 @@ class SessionLink:
 
     # -- Link ----------------------------------------------------------------------------------
     @property
+    def body(self) -> bytes | memoryview:
+        return b"" if self._link is None else self._link.body
+
+    @property
     def backlog(self) -> int:
         """Bytes that the peer has not acknowledged."""
         return self._kept_bytes
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def send(self, frame: Frame, now: bool = False) -> None:
         self.send_encoded(encode(frame), now)
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
-        if self._closed:
+        if self.closed:
             return
         self.sent += 1
         self._kept.append(body)
@@ -173,9 +169,9 @@ class SessionLink:
         self._end(abort=True)
 
     def _end(self, *, abort: bool) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         link, self._link = self._link, None
         if self._timer is not None:
             self._timer.cancel()
@@ -229,7 +225,7 @@ class Dialer:
         self, role: str, name: str, secret: bytes, on_frame: OnFrame, events: SessionEvents
     ) -> None:
         self._role, self._name, self._secret = role, name, secret
-        self._on_frame, self._events = on_frame, events
+        self._on_frame, self.events = on_frame, events
         self.session: SessionLink | None = None
 
     async def connect(self, link: Link) -> asyncio.Event:
@@ -271,25 +267,20 @@ class Dialer:
             self.session = session = SessionLink(SessionState(begin))
             session.receive(self._on_frame, partial(self._ended, session))
             session.connect(link, 0)
-            self._events.session_begun(session, welcome)
+            self.events.session_begun(session, welcome)
             return True
         if welcome.resumed and session.can_resume(welcome.received):
             session.connect(link, welcome.received)
-            self._events.session_resumed(welcome)
+            self.events.session_resumed(welcome)
             return True
         self.session = None
         session.abort()
         return False
 
-    def connection_ended(self, link: Link) -> None:
-        """Handle the end of a connection that carried the session."""
-        if self.session is not None and self.session.connection_ended(link):
-            self._events.session_cut()
-
     def _ended(self, session: SessionLink) -> None:
         if self.session is session:
             self.session = None
-        self._events.session_ended()
+        self.events.session_ended()
 
 
 class _Connection:
@@ -320,5 +311,5 @@ class _Connection:
         self.over.set()
         if not self.welcomed.done():
             self.welcomed.set_exception(LinkLostError("the connection ended before a Welcome"))
-        elif self._session is not None:
-            self._dialer.connection_ended(self._link)
+        elif self._session is not None and self._session.connection_ended(self._link):
+            self._dialer.events.session_cut()

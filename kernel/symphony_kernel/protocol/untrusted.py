@@ -13,37 +13,26 @@ import msgpack
 _SMALL_BYTES: Final = 64  # so few bytes cannot become anything large
 
 
-class _Counter:
-    """Counts lists and maps as they end. ValueError: too many."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def __call__(self, container: Any) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError("too many lists and maps")
-        return container
-
-
 def unpack_untrusted(
     data: bytes, containers_max: int, *, strict_map_key: bool = True, **lengths_max: int
 ) -> Any:
     """Return the value in `data`, which may have `containers_max` lists and maps in all.
 
     `lengths_max` are msgpack's options max_array_len and max_map_len, for each list and map.
-
-    Raises:
-        ValueError: it is damaged, incomplete, nested too deeply, or exceeds a maximum.
+    ValueError: it is damaged, incomplete, nested too deeply, or exceeds a maximum.
     """
+    left = iter(range(containers_max))
+
+    def count(container: Any) -> Any:
+        if next(left, None) is None:
+            raise ValueError("too many lists and maps")
+        return container
+
     try:
         if len(data) > _SMALL_BYTES:
             reader = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
             reader.feed(data)
             reader.skip()
-        count = _Counter(containers_max)
         return msgpack.unpackb(
             data,
             raw=False,

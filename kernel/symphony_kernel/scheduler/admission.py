@@ -26,9 +26,8 @@ import numpy as np
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.planning import NotRecomputableError, scratch_peak
-from symphony_kernel.kvfs.pages.pool import page_count
+from symphony_kernel.kvfs.pages.pool import Bool, page_count
 from symphony_kernel.kvfs.tiers.eviction import Eviction
-from symphony_kernel.kvfs.tiers.eviction_order import Bool
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS

@@ -202,7 +202,7 @@ class DurableNameService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        following = self._kvfs.expiries.next_ms
+        following = self._kvfs.expiries.next_end
         if following is not None:
             wait = following / 1000 - self._options.unix()
             wait = min(max(wait, _EXPIRY_SECONDS_MIN), _EXPIRY_SECONDS_MAX)

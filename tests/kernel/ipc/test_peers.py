@@ -10,7 +10,7 @@ from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.links import Link, memory_pair
+from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.batcher import StepLimits
@@ -26,6 +26,7 @@ from tests.support.kernel.rig import (
     tokens,
     with_kernel,
 )
+from tests.support.memory_links import memory_pair
 from tests.support.run_by import run_by
 
 

@@ -19,7 +19,6 @@ from symphony_kernel.kvfs.quotas import Quotas, TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.sessions import SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
@@ -28,6 +27,7 @@ from tests.support.kernel.batched_device import InLots
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
 from tests.support.kernel.scripts import Lip, Script
+from tests.support.memory_links import attach_peer, memory_pair
 from tests.support.run_by import run_by
 
 
@@ -416,7 +416,7 @@ async def test_peers_without_a_session_have_gone_with_the_kernel(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     ours, theirs = memory_pair()
-    rig.kernel.attach_worker("v", ours)
+    attach_peer(rig.kernel, "v", ours)
     passer = Worker(theirs)
     assert (await gateway.register(1, worker="v")).errno == 0
     assert (await gateway.register(2, worker="w")).errno == 0

@@ -292,7 +292,7 @@ class KVFSMachine(RuleBasedStateMachine):
 
     def reserve(self, modelled: Modelled, n: int) -> bool:
         state, needed = self.snapshot(modelled), modelled.file.pages_needed(n)
-        free, idle = self.kvfs.pool.free, self.kvfs.prefix_cache.statistics().idle_pages
+        free, idle = self.kvfs.pool.free, self.kvfs.prefix_cache.idle_pages
         try:
             modelled.file.reserve(n)
         except SyscallError as error:
@@ -393,7 +393,7 @@ class KVFSMachine(RuleBasedStateMachine):
         for tenant, path in self.names:
             self.kvfs.remove(tenant, path)
         self.kvfs.check_integrity({})
-        self.kvfs.prefix_cache.make_free(self.kvfs.prefix_cache.statistics().idle_pages)
+        self.kvfs.prefix_cache.make_free(self.kvfs.prefix_cache.idle_pages)
         self.kvfs.check_integrity({})
         assert self.kvfs.pool.free == POOL_PAGES
 

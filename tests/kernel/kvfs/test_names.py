@@ -1,10 +1,10 @@
 """Names: what is public, who pays for it, when a name ends, and how many there may be."""
 
 import pytest
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.names import NameExpiries
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from tests.support.kernel.page_device import extend, make_account, make_kvfs
@@ -159,30 +159,30 @@ def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
     file.expires_ms = 5_000
     kvfs.save(file, "a", replace=False)
     assert kvfs.named("t", "a").expires_ms == 5_000
-    assert kvfs.expiries.next_ms == 5_000
+    assert kvfs.expiries.next_end == 5_000
     assert kvfs.expiries.due(4_999) == []
-    assert kvfs.expiries.due(5_000) == [(5_000, "t", "a")]
+    assert kvfs.expiries.due(5_000) == [(5_000, ("t", "a"))]
     view = kvfs.open("t", "a", make_account(kvfs))
     assert view.expires_ms == 5_000
 
 
 def test_moments_come_due_in_their_order() -> None:
-    expiries = NameExpiries()
+    expiries: ExpiryQueue[str] = ExpiryQueue()
     for moment in (30, 0, 10, 20):
-        expiries.set(moment, "t", f"at {moment}")
-    assert expiries.next_ms == 10
-    assert [path for _, _, path in expiries.due(25)] == ["at 10", "at 20"]
-    assert expiries.next_ms == 30
+        expiries.set(f"at {moment}", moment)
+    assert expiries.next_end == 10
+    assert [path for _, path in expiries.due(25)] == ["at 10", "at 20"]
+    assert expiries.next_end == 30
 
 
 def test_only_the_last_moment_of_a_name_comes_due() -> None:
-    expiries = NameExpiries()
+    expiries: ExpiryQueue[str] = ExpiryQueue()
     for moment in (10, 20, 5, 30, 30):
-        expiries.set(moment, "t", "a")
-    expiries.set(15, "t", "b")
-    expiries.set(0, "t", "b")
+        expiries.set("a", moment)
+    expiries.set("b", 15)
+    expiries.set("b", 0)
     assert expiries.due(29) == []
-    assert expiries.due(40) == [(30, "t", "a")]
+    assert expiries.due(40) == [(30, "a")]
     assert expiries.due(40) == []
 
 
@@ -195,7 +195,7 @@ def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
         kvfs.save(file, "b", replace=True)
         kvfs.remove("t", "b")
     assert len(kvfs.expiries) < 100
-    assert kvfs.expiries.due(2_000_000) == [(1_001_999, "t", "a")]
+    assert kvfs.expiries.due(2_000_000) == [(1_001_999, ("t", "a"))]
 
 
 def test_a_file_that_is_not_loaded_is_listed_as_long_as_it_is() -> None:

@@ -14,7 +14,7 @@ def test_an_observation_falls_into_the_first_bucket_that_holds_it() -> None:
         "counts": [2, 4, 1, 1],
         "sum": 0.5 + 1.0 + 1.1 + 5.0 + 6.0 + 6.0,
     }
-    assert counted.count == 8
+    assert sum(counted.counts) == 8
 
 
 def test_the_buckets_ascend() -> None:

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from symphony_kernel.protocol.links import (
     Link,
     LinkError,
-    MemoryLink,
     SocketLink,
     connect_unix,
     decode,
     encode,
-    memory_pair,
     serve_unix,
 )
+
+from tests.support.memory_links import MemoryLink, memory_pair
 
 VALUES = st.recursive(
     st.none()

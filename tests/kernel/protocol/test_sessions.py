@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SESSION_KEPT_FRAMES, SESSION_UNREAD_BYTES_MAX
-from symphony_kernel.protocol.links import Link, LinkError, connect_unix, memory_pair, serve_unix
+from symphony_kernel.protocol.links import Link, LinkError, connect_unix, serve_unix
 from symphony_kernel.protocol.sessions import (
     BEGIN,
     Dialer,
@@ -21,6 +21,7 @@ from symphony_kernel.protocol.sessions import (
     SessionState,
 )
 
+from tests.support.memory_links import memory_pair
 from tests.support.run_by import run_by
 
 ID = b"session"

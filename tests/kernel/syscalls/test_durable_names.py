@@ -48,7 +48,7 @@ def lives(
             durable=DurableOptions(root / "kv", **given),
         )
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
-        kernel.open_durable_names(known=False)
+        kernel.durable_names.open(known=False)
         running = asyncio.create_task(kernel.run())
         rig = KernelRig(kernel)
         testing = asyncio.create_task(test(rig))

@@ -48,7 +48,7 @@ def rig() -> Iterator[SyscallRig]:
     rig.call(1, Op.KV_SAVE, A, "named", 0)
     rig.call(1, Op.KV_OPEN, WEAK, "named", 0)
     yield rig
-    rig.finish(rig.kvfs.statistics().names)
+    rig.finish(rig.kvfs.statistics()["names"])
 
 
 GOOD: dict[Op, list[Any]] = {
@@ -315,7 +315,7 @@ def test_nothing_that_comes_over_a_link_breaks_anything(calls: list[Any]) -> Non
             rig.syscalls.execute(WORKER, [call])
     rig.processes.check_integrity()
     assert all(instance != 4 for instance, _, _ in rig.replies)
-    rig.finish(rig.kvfs.statistics().names)
+    rig.finish(rig.kvfs.statistics()["names"])
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_an_offer_ends_with_its_program(rig: SyscallRig) -> None:
     pred(rig, A, *range(32))
     rig.send(1, Op.KV_OFFER, A)
     rig.processes.end(1)
-    assert rig.kvfs.prefix_cache.statistics().offered_pages == 0
+    assert rig.kvfs.prefix_cache.statistics()["offered_pages"] == 0
 
 
 def test_only_what_depends_on_its_tokens_alone_is_taken(rig: SyscallRig) -> None:

@@ -19,7 +19,7 @@ A, B, C, D = (handle(index) for index in range(4))
 def rig() -> Iterator[SyscallRig]:
     rig = SyscallRig()
     yield rig
-    names = rig.kvfs.statistics().names
+    names = rig.kvfs.statistics()["names"]
     rig.finish(names)
 
 
@@ -176,7 +176,7 @@ def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, A) == -Errno.EBADF
     rig.scheduler.compute(b"ok")
     assert rig.reply(seq) == b"ok"
-    assert rig.kvfs.statistics().files == 0
+    assert rig.kvfs.statistics()["files"] == 0
 
 
 def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:

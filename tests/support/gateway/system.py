@@ -113,7 +113,7 @@ class SystemRig:
         executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, self._cost, True)
         options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
         self.kernel = Kernel(executor, describe(assets), RealClock(), audited(options))
-        self.kernel.open_durable_names(known=False)
+        self.kernel.durable_names.open(known=False)
         self._running = asyncio.create_task(self.kernel.run())
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
         self._server = Server(self.kernel, secrets)

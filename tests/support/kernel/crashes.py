@@ -15,10 +15,11 @@ from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.links import Link, memory_pair
+from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 from tests.support.kernel.rig import ANY_MS, ASSETS, Gateway, Worker
+from tests.support.memory_links import memory_pair
 
 T = TypeVar("T")
 SECRET = b"s" * 16

@@ -15,7 +15,9 @@ from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.maintenance.upkeep import AuditOptions
 from symphony_kernel.platform.clock import Clock, VirtualClock
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.links import Link, memory_pair
+from symphony_kernel.protocol.links import Link
+
+from tests.support.memory_links import attach_peer, memory_pair
 
 T = TypeVar("T")
 Result = int | bytes
@@ -234,12 +236,12 @@ class KernelRig:
 
     def attach_gateway(self) -> Gateway:
         ours, theirs = memory_pair()
-        self.kernel.attach_gateway(ours)
+        attach_peer(self.kernel, "gateway", ours)
         return Gateway(theirs)
 
     def attach_worker(self, name: str) -> Worker:
         ours, theirs = memory_pair()
-        self.kernel.attach_worker(name, ours)
+        attach_peer(self.kernel, name, ours)
         return Worker(theirs)
 
 

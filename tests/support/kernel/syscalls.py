@@ -150,7 +150,7 @@ class SyscallRig:
         self.processes.check_integrity()
         assert self.scheduler.requests == []
         statistics = self.kvfs.statistics()
-        assert statistics.files == statistics.names == names
+        assert statistics["files"] == statistics["names"] == names
         if not names:
-            kept = statistics.prefix_cache.idle_pages
+            kept = self.kvfs.prefix_cache.idle_pages
             assert self.kvfs.pool.free + kept == self.kvfs.pool.pages

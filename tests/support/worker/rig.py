@@ -33,12 +33,12 @@ from symphony_kernel.protocol.limits import (
     RUN_TOKENS_MAX,
     RUN_WALL_MS_MAX,
 )
-from symphony_kernel.protocol.links import memory_pair
 from symphony_runtime.compiler.validation import check_and_compile
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
 from tests.support.kernel.rig import poisoned
+from tests.support.memory_links import attach_peer, memory_pair
 from tests.support.worker.gateway import LiveRun as LiveRun
 from tests.support.worker.gateway import RunResult as RunResult
 from tests.support.worker.gateway import ScriptedGateway
@@ -85,7 +85,7 @@ class WorkerRig:
         gateway_kernel, kernel_gateway = memory_pair()
         worker_gateway, gateway_worker = memory_pair()
         Server(self.kernel, {WORKER: SECRET}).accept(kernel_worker)
-        self.kernel.attach_gateway(kernel_gateway)
+        attach_peer(self.kernel, "gateway", kernel_gateway)
         self.gateway = ScriptedGateway()
         gateway_kernel.receive(self.gateway.on_kernel, lambda: None)
         self.gateway.use(gateway_kernel)

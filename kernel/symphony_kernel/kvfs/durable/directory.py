@@ -94,10 +94,7 @@ class Directory:
     def put(self, label: Label, content: Content) -> int:
         """Write a file under its name, in place of an older one; return its bytes.
 
-        On return it is safe on disk. On an exception the old file is unchanged.
-
-        Raises:
-            OSError: ENOSPC, or another error of the disk.
+        On return it is safe on disk. On an OSError the old file is unchanged.
         """
         self.space.check(0)
         with self.partial(label.tenant, label.path) as path:
@@ -107,23 +104,17 @@ class Directory:
     def put_upload(self, label: Label, upload: Path, *, recompute: bool) -> tuple[int, int]:
         """Write an upload's content under a name; return its bytes and entries.
 
-        Raises:
-            FormatError, OtherModelError: see `format.read_upload`; OSError: as `put`.
+        Raises as `format.read_upload` and `put`.
         """
-        content = self.read_upload(upload, recompute=recompute)
+        content = kv_format.read_upload(upload, self._identity(), self._key, recompute=recompute)
         entries = len(content.tokens)
         label = Label(label.tenant, label.path, entries, label.public, label.expires_ms)
         return self.put(label, content), entries
 
     def _keep(self, path: Path, final: Path) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-            size = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+        size = _sync(path)
         path.replace(final)
-        _sync_directory(final.parent)
+        _sync(final.parent)
         return size
 
     @contextlib.contextmanager
@@ -141,31 +132,22 @@ class Directory:
                 partial.unlink(missing_ok=True)
 
     def get(self, tenant: str, path: str) -> Content:
-        """Return a named file's content; a broken file is set aside.
-
-        Raises:
-            FileNotFoundError: there is none; FormatError: it is broken; OSError.
-        """
+        """Return a named file's content; FormatError: it is broken, and set aside; OSError."""
         final = self._path(tenant, path)
         with self._checked(final):
             return kv_format.read(final, self._identity())
 
-    def read_upload(self, path: Path, *, recompute: bool) -> Content:
-        """Return an upload's content; see `format.read_upload`."""
-        return kv_format.read_upload(path, self._identity(), self._key, recompute=recompute)
-
     def remove(self, tenant: str, path: str) -> None:
         """Remove a file, if there is one; on return the removal is safe on disk.
 
-        Raises:
-            OSError: the file is where it was, unless the disk refuses to move it back.
+        On an OSError the file is where it was, unless the disk refuses to move it back.
         """
         final = self._path(tenant, path)
         with self.partial(tenant, path) as removed:
             with contextlib.suppress(FileNotFoundError):
                 final.replace(removed)
             try:
-                _sync_directory(final.parent)
+                _sync(final.parent)
             except OSError:
                 with contextlib.suppress(OSError):
                     removed.replace(final)
@@ -173,10 +155,9 @@ class Directory:
 
     # -- Transfers ------------------------------------------------------------------------------
     def open_checked(self, tenant: str, path: str) -> int:
-        """Return a descriptor of a named file; later changes of the name do not affect it.
+        """Return a descriptor of a named file, which later changes of the name do not affect.
 
-        Raises:
-            FileNotFoundError: there is none; FormatError: it is broken, and set aside; OSError.
+        Raises as `get`.
         """
         final = self._path(tenant, path)
         with self._checked(final):
@@ -246,13 +227,15 @@ def _make(directory: Path) -> None:
     """Make a private directory, safe on disk; OSError."""
     if not directory.is_dir():
         directory.mkdir(mode=_PRIVATE, exist_ok=True, parents=True)
-        _sync_directory(directory.parent)
+        _sync(directory.parent)
     directory.chmod(_PRIVATE)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> int:
+    """Make a file, or the names in a directory, safe on disk; return its bytes; OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from symphony_kernel.kvfs.durable.directory import Directory, errno_of
 from symphony_kernel.kvfs.durable.format import FormatError, OtherModelError
+from symphony_kernel.kvfs.tenants import Tenant
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 _log = logging.getLogger(__name__)
@@ -31,13 +32,10 @@ class Disk:
         self._run = run
 
     async def call(self, work: Callable[[], _T], broken: Errno | None = None) -> _T:
-        """Return the result of a blocking call.
+        """Return the result of a blocking call; ENOSPC, EIO, or a RefusedError.
 
         With `broken` the call reads a named file. That it is missing is ENOENT then, and that it is
         damaged is `broken`.
-
-        Raises:
-            SyscallError: ENOENT, ENOSPC or EIO, `broken`, or a RefusedError.
         """
         try:
             result: _T = await self._run(work)
@@ -53,6 +51,16 @@ class Disk:
             raise RefusedError("bad-file", str(error)) from error
         except OtherModelError as error:
             raise RefusedError("other-model", str(error)) from error
+
+    def check_quota(self, tenant: Tenant, held: int, size: int, slack: int = 0) -> None:
+        """Check that a tenant with `held` bytes may write `size` more; LimitError."""
+        most = tenant.limits.durable_bytes
+        if held + size > most + slack:
+            detail = f"{tenant.name} has {held} of {most} bytes on disk"
+            raise tenant.refusal("kv_durable_bytes", detail)
+        if not self.directory.space.allows(held, size):
+            detail = f"{tenant.name} has {held} bytes on disk, and would leave less to others"
+            raise tenant.refusal("disk_bytes", detail)
 
 
 class BackgroundTasks:

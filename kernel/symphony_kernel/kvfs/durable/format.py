@@ -409,19 +409,10 @@ def _read_tensor(
 ) -> npt.NDArray[Any]:
     """Return one tensor; unlike the library this lets other threads run."""
     tensor = header.tensors[name]
-    if math.prod(tensor.shape) * dtype.itemsize != tensor.end - tensor.start:
+    count = math.prod(tensor.shape)
+    if count * dtype.itemsize != tensor.end - tensor.start:
         raise FormatError(f"its {name} have not the size of their shape")
-    array = np.empty(tensor.shape, dtype)
-    view = _view(array)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        done = 0
-        while done < len(view):
-            piece = view[done : done + _PIECE_BYTES]
-            count = os.preadv(descriptor, [piece], tensor.start + done)
-            if not count:
-                raise FormatError("it ends too early")
-            done += count
-    finally:
-        os.close(descriptor)
-    return array
+    array = np.fromfile(path, dtype, count, offset=tensor.start)
+    if len(array) < count:
+        raise FormatError("it ends too early")
+    return array.reshape(tensor.shape)

@@ -43,13 +43,10 @@ _HEADER_BYTES = 4_096  # about, with the longest name
 
 
 class Device(Protocol):
-    """Copies K and V between files and host arrays."""
+    """The part of `syscalls.durable_names.PageDevice` that is used here."""
 
-    async def read(self, file: KVFile) -> KV | None:
-        """Return K and V of a file's pages; None unless all are on the device or the host."""
-
-    async def write(self, file: KVFile, kv: KV) -> bool:
-        """Write K and V of a file that is being loaded; return whether there were places."""
+    async def read(self, file: KVFile) -> KV | None: ...
+    async def write(self, file: KVFile, kv: KV) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +185,7 @@ class DurableNames:
         return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 
     def expire(self, now_ms: float) -> None:
-        for moment, tenant, path in self.kvfs.expiries.due(now_ms):
+        for moment, (tenant, path) in self.kvfs.expiries.due(now_ms):
             file = self.kvfs.tenant(tenant).names.get(path)
             if file is not None and file.expires_ms == moment:
                 self._happen("expired", [tenant, path])
@@ -248,10 +245,7 @@ class DurableNames:
     ) -> None:
         """Give the uploaded file at `upload` a durable name, then call `done`.
 
-        The upload is removed when the change has ended.
-
-        Raises:
-            SyscallError: as `save`.
+        The upload is removed when the change has ended. Raises as `save`.
         """
         self._check_public(path, public)
         self._check_queue(tenant)
@@ -371,13 +365,7 @@ class DurableNames:
         tenant = self.kvfs.tenant(change.tenant)
         old = tenant.names.get(change.path)
         freed = old.name.size if old is not None and old.name is not None else 0
-        held, most = tenant.durable_bytes - freed, tenant.limits.durable_bytes
-        if held + size + _HEADER_BYTES > most:
-            detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
-            raise tenant.refusal("kv_durable_bytes", detail)
-        if not disk.directory.space.allows(held, size + _HEADER_BYTES):
-            detail = f"{tenant.name} has {held} bytes on disk, and would leave less to others"
-            raise tenant.refusal("disk_bytes", detail)
+        disk.check_quota(tenant, tenant.durable_bytes - freed, size + _HEADER_BYTES)
 
     def changed(
         self, tenant: str, errno: int, words: str, kind: str, size: int, entries: int
@@ -413,11 +401,7 @@ class DurableNames:
 
     # -- Reading: loads and downloads -----------------------------------------------------------
     def load(self, file: KVFile, done: Done) -> None:
-        """Load the content of a named file, then call `done`.
-
-        Raises:
-            SyscallError: EAGAIN (too many of the tenant's loads, or of calls that wait for one).
-        """
+        """Load the content of a named file, then call `done`; EAGAIN (too many wait)."""
         assert file.name is not None
         assert not file.name.loaded
         tenant_loads = 0

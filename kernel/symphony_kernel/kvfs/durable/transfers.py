@@ -57,8 +57,7 @@ class Transfers:
     async def open_download(self, tenant: str, path: str) -> dict[str, int]:
         """Open a named file for sending; return transfer number and bytes of the file.
 
-        Raises:
-            SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
+        ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
         """
         path = parse_path(path)
         with self._reserve(tenant):
@@ -80,9 +79,8 @@ class Transfers:
     async def open_upload(self, tenant: str, size: int) -> dict[str, int]:
         """Create a file for an upload of `size` bytes; return the transfer's number.
 
-        Raises:
-            SyscallError: EFBIG (larger than any file of the model); EDQUOT (the tenant's bytes on
-                disk); EAGAIN; ENOSPC; EIO; ENOSYS.
+        EFBIG (larger than any file of the model); EDQUOT (the tenant's bytes on disk); EAGAIN;
+        ENOSPC; EIO; ENOSYS.
         """
         with self._reserve(tenant) as disk:
             self._check_size(size)
@@ -93,8 +91,7 @@ class Transfers:
     async def write(self, tenant: str, number: int, data: bytes) -> int:
         """Append a piece to an upload; return its bytes so far.
 
-        Raises:
-            SyscallError: EBADF; EFBIG; EDQUOT (with the tenant's other uploads); ENOSPC; EIO.
+        EBADF; EFBIG; EDQUOT (with the tenant's other uploads); ENOSPC; EIO.
         """
         transfer = self._get(tenant, number, upload=True)
         if len(data) > KV_CHUNK_BYTES_MAX:
@@ -151,15 +148,10 @@ class Transfers:
 
     def _check_quota(self, tenant: str, size: int) -> None:
         """Check that the tenant may have `size` bytes more on disk, its uploads included."""
-        limits = self._durable_names.kvfs.tenant(tenant)
+        owner = self._durable_names.kvfs.tenant(tenant)
         mine = (each for each in self._open.values() if each.tenant == tenant and each.path)
-        used, most = limits.durable_bytes + sum(each.size for each in mine), limits.limits
-        if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
-            detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
-            raise limits.refusal("kv_durable_bytes", detail)
-        if not self._disk().directory.space.allows(used, size):
-            detail = f"{tenant} has {used} bytes on disk, and would leave less to others"
-            raise limits.refusal("disk_bytes", detail)
+        held = owner.durable_bytes + sum(each.size for each in mine)
+        self._disk().check_quota(owner, held, size, slack=KV_HEADER_BYTES_MAX)
 
     def _disk(self) -> Disk:
         disk = self._durable_names.disk

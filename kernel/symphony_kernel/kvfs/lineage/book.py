@@ -9,6 +9,7 @@ on, and recomputed entries equal the old ones up to rounding. Any other trail *c
 lost span: such a file may go to host memory or disk, but needs a copy. `assess` tells in advance.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from symphony_kernel.kvfs.lineage.planning import scratch_bound, scratch_pages_of
@@ -26,7 +27,6 @@ class KeptTrail:
     spans: int = 0
     scratch_pages: int = 0  # scratch pages, if all spans were computed at once
     lost: bool = False  # some of it cannot be recomputed
-    collapsed: bool = False  # to one lost span, because of its size
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
 
     def fits(self, pages: int, frames: int) -> bool:
@@ -50,26 +50,13 @@ class Lineage:
     kept: KeptTrail
     references: int = 1
 
-    @property
-    def entries(self) -> int:
-        return self.kept.entries
-
-
-@dataclass(frozen=True, slots=True)
-class LineageStatistics:
-    """The number of lineages, and the entries charged for them."""
-
-    lineages: int
-    lost: int
-    entries: int
-
 
 class LineageBook:
     """All lineages; a tenant may keep `entries_max` entries in them."""
 
     def __init__(self, entries_max: int) -> None:
         self.entries_max = entries_max
-        self._charged: dict[str, int] = {}
+        self._charged: Counter[str] = Counter()
         self._lineages: dict[Lineage, None] = {}  # in the order in which they were made
 
     def assess(
@@ -90,7 +77,7 @@ class LineageBook:
         if not keep and not self.within(tenant, weight * len(spans), weight * entries, instead):
             if trail.closed:
                 return KeptTrail()
-            return KeptTrail(lost_trail(trail.length), lost=True, collapsed=True)
+            return KeptTrail(lost_trail(trail.length), lost=True)
         scratch_pages = sum(scratch_pages_of(span, span.length) for span in spans)
         lost = any(span.lost for span in spans)
         return KeptTrail(trail, entries, len(spans), scratch_pages, lost)
@@ -99,7 +86,7 @@ class LineageBook:
         """Whether a tenant may keep so much for one file, in place of a lineage."""
         charged = self.charged(tenant)
         if instead is not None and instead.tenant == tenant and instead.references == 1:
-            charged -= instead.entries
+            charged -= instead.kept.entries
         return (
             spans <= LINEAGE_SPANS_MAX
             and entries <= LINEAGE_ENTRIES_MAX
@@ -112,8 +99,7 @@ class LineageBook:
         if trail is None:
             return None
         lineage = Lineage(tenant, trail, kept)
-        if lineage.entries:
-            self._charged[tenant] = self.charged(tenant) + lineage.entries
+        self._charged[tenant] += kept.entries
         self._lineages[lineage] = None
         return lineage
 
@@ -123,31 +109,17 @@ class LineageBook:
         assert lineage.references >= 0, "a lineage was closed more often than it was held"
         if not lineage.references:
             del self._lineages[lineage]
-            if not lineage.entries:
-                return
-            left = self._charged[lineage.tenant] - lineage.entries
-            if left:
-                self._charged[lineage.tenant] = left
-            else:
-                del self._charged[lineage.tenant]
+            self._charged[lineage.tenant] -= lineage.kept.entries
 
     def charged(self, tenant: str) -> int:
-        return self._charged.get(tenant, 0)
+        return self._charged[tenant]
 
     def check_integrity(self, held: dict[Lineage, int]) -> None:
         """Compare the counts with what the files hold; KernelBug."""
         if {each: each.references for each in self._lineages} != held:
             raise KernelBug("the lineages in the book are not those that files hold")
-        sums: dict[str, int] = {}
+        sums: Counter[str] = Counter()
         for lineage in self._lineages:
-            if lineage.entries:
-                sums[lineage.tenant] = sums.get(lineage.tenant, 0) + lineage.entries
+            sums[lineage.tenant] += lineage.kept.entries
         if sums != self._charged:
             raise KernelBug(f"tenants are charged {self._charged} entries of lineage, keep {sums}")
-
-    def statistics(self) -> LineageStatistics:
-        return LineageStatistics(
-            lineages=len(self._lineages),
-            lost=sum(each.kept.lost for each in self._lineages),
-            entries=sum(self._charged.values()),
-        )

@@ -77,7 +77,7 @@ class Origins:
         """Whether so many more spans and entries would be kept."""
         old = self.lineage
         if old is not None:
-            spans, entries = spans + old.kept.spans, entries + old.entries
+            spans, entries = spans + old.kept.spans, entries + old.kept.entries
         return self._book.within(self._tenant, spans, entries, old)
 
     def set_trail(

@@ -7,7 +7,7 @@ Arrays of numbers are little-endian.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgpack
 import numpy as np
@@ -18,6 +18,7 @@ from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MA
 
 _VERSION: Final = 1
 _NONE: Final = -1
+_Made = TypeVar("_Made", Span, Trail)
 _LONGEST: Final = max(FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MAX)
 
 
@@ -96,10 +97,7 @@ def _unpack_span(item: list[Any], made: list[Span | Trail]) -> Span:
 
 def _unpack_trail(item: list[Any], made: list[Span | Trail]) -> Trail:
     before, number, packed = item
-    _require(type(number) is int and 0 <= number < len(made), "a trail's span")
-    span = made[number]
-    _require(isinstance(span, Span), "a trail's span")
-    assert isinstance(span, Span)
+    span = _made(made, number, Span)
     ranges = _array(packed, "<i8", len(packed) // 8).astype(np.int64).reshape(-1, 2)
     starts, ends = ranges[:, 0], ranges[:, 1]
     _require(bool(len(ranges) and (starts >= 0).all() and (starts < ends).all()), "ranges")
@@ -109,14 +107,14 @@ def _unpack_trail(item: list[Any], made: list[Span | Trail]) -> Trail:
 
 
 def _trail(made: list[Span | Trail], number: object) -> Trail | None:
-    if number == _NONE:
-        return None
-    _require(type(number) is int and 0 <= number < len(made), "a trail")
-    assert isinstance(number, int)
-    trail = made[number]
-    _require(isinstance(trail, Trail), "a trail")
-    assert isinstance(trail, Trail)
-    return trail
+    return None if number == _NONE else _made(made, number, Trail)
+
+
+def _made(made: list[Span | Trail], number: object, kind: type[_Made]) -> _Made:
+    item = made[number] if type(number) is int and 0 <= number < len(made) else None
+    if not isinstance(item, kind):
+        raise LineageError(f"no lineage: the number of a {kind.__name__} is invalid")
+    return item
 
 
 def _require(holds: bool, what: str) -> None:
@@ -128,9 +126,7 @@ def _bytes(values: "Int32 | Int64 | np.typing.NDArray[np.uint32]", kind: str) ->
     return values.astype(kind).tobytes()
 
 
-def _array(data: object, kind: str, n: int) -> "np.typing.NDArray[Any]":
-    _require(isinstance(data, bytes), "an array")
-    assert isinstance(data, bytes)
+def _array(data: Any, kind: str, n: int) -> "np.typing.NDArray[Any]":
     array = np.frombuffer(data, kind)
     _require(len(array) == n, "an array's length")
     return array

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
-from symphony_kernel.kvfs.lineage.spans import Span, Trail, same, spans_of
+from symphony_kernel.kvfs.lineage.spans import Span, Trail, ranges_of, same, spans_of
+from symphony_kernel.kvfs.pages.pool import Bool
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 FILE: Final = -1
 _NOWHERE: Final = -2
-Bool = npt.NDArray[np.bool_]
 
 
 class NotRecomputableError(Exception):
@@ -210,8 +209,7 @@ def _chunks(span: Span, state: _State, at_home: bool) -> list[tuple[int, int]]:
         return []
     if not at_home:
         return [(0 if span.parents is not None else int(needed[0]), int(needed[-1]) + 1)]
-    cuts = np.flatnonzero(np.diff(needed) != 1) + 1
-    return [(int(each[0]), int(each[-1]) + 1) for each in np.split(needed, cuts)]
+    return [(begin, end) for begin, end in ranges_of(needed).tolist()]
 
 
 def _step(span: Span, begin: int, end: int, states: dict[Span, _State], number: int) -> Step:

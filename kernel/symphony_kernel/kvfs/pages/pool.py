@@ -16,7 +16,6 @@ file has committed or copied it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,20 +30,12 @@ Bool = npt.NDArray[np.bool_]
 POISON_TOKEN: Final = 0xFFFFFFFF  # of freed pages' entries, if they are poisoned
 POISON_POSITION: Final = -1
 NOWHERE: Final = -1  # of a page: in no frame; of a frame: free
+NO_PAGES: Final[Int32] = np.empty(0, np.int32)
 _ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as long
 
 
 def page_count(entries: int) -> int:
     return (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """How full the device is, in frames, and how many pages are shared."""
-
-    pages: int
-    free: int
-    shared: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -145,10 +136,10 @@ class PagePool:
             self.frame_version += 1
         return taken
 
-    def _furnish(self, taken: Int32) -> None:
-        frames = self._pop_frames(len(taken))
-        self.frame[taken] = frames
-        self.page[frames] = taken
+    def _furnish(self, pages: Int32) -> None:
+        frames = self._pop_frames(len(pages))
+        self.frame[pages] = frames
+        self.page[frames] = pages
 
     def retain(self, pages: Int32) -> None:
         """Hold each of `pages` once more; a page may be given several times."""
@@ -213,28 +204,24 @@ class PagePool:
         """Return up to n free frames ([n]); they stay free."""
         return self._free.all()[:n]
 
-    def detach_frames(self, pages: Int32) -> Int32:
-        """Free the frames of held pages ([n], distinct, each with one); return the frames."""
+    def detach_frames(self, pages: Int32) -> None:
+        """Free the frames of held pages ([n], distinct, each with one)."""
         frames = self.frame[pages]
         self.absent += len(pages) - int(self.unfilled[pages].sum())
         self.unfilled[pages] = False
         self.frame[pages] = NOWHERE
         self._push_frames(frames)
         self.frame_version += 1
-        return frames
 
-    def attach_frames(self, pages: Int32, unfilled: bool) -> Int32:
-        """Give frames to held pages ([n], distinct, without); return them; ENOMEM."""
+    def attach_frames(self, pages: Int32, unfilled: bool) -> None:
+        """Give frames to held pages ([n], distinct, without); ENOMEM."""
         if len(pages) > self.free_frames:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self.free_frames} free")
-        frames = self._pop_frames(len(pages))
-        self.frame[pages] = frames
-        self.page[frames] = pages
+        self._furnish(pages)
         self.unfilled[pages] = unfilled
         if not unfilled:
             self.absent -= len(pages)
         self.frame_version += 1
-        return frames
 
     def take_scratch_frames(self, n: int) -> Int32:
         """Take n free frames ([n]) that belong to no page, to compute in; n must be free."""
@@ -293,16 +280,9 @@ class PagePool:
     # -- Recovery -------------------------------------------------------------------------------
     def attach_imaginary_frames(self) -> None:
         """Give every held page an imaginary frame until `reset_frames`."""
-        held = np.flatnonzero(self.references > 0).astype(np.int32)
-        self.frames = self.pages
-        self.page = np.full(self.pages, NOWHERE, np.int32)
-        self._free, self._spares = NumberStack(self.pages), {}
-        self.frame[:] = NOWHERE
-        self.unfilled[:] = False
-        frames = self._free.pop(len(held))
-        self.frame[held], self.page[frames] = frames, held
+        self.reset_frames(self.pages)
+        self._furnish(np.flatnonzero(self.references > 0).astype(np.int32))
         self.absent = 0
-        self.frame_version += 1
 
     def reset_frames(self, frames: int) -> None:
         """Start with a device of `frames` frames that has no page's content."""
@@ -326,18 +306,8 @@ class PagePool:
         assert not self.absent or not len(frames) or frames.min() >= 0, "a page has no frame"
         return frames.astype(np.int64) * PAGE_TOKENS + slots % PAGE_TOKENS
 
-    def copy_entries(self, sources: Int64, destinations: Int64) -> None:
-        """Copy tokens and positions from slots to slots ([c] each), all reads first."""
-        self.tokens[destinations] = self.tokens[sources]
-        self.positions[destinations] = self.positions[sources]
-
     def check_integrity(self, expected: Int64) -> None:
-        """Compare the counts with the files' page tables (`expected`: [pages]).
-
-        Raises:
-            KernelBug: a count differs, the free pages are not exactly the pages without
-                references, or a frame is lost or in use twice.
-        """
+        """Compare the counts with the files' page tables (`expected`: [pages]); KernelBug."""
         wrong = np.flatnonzero(self.references != expected)
         if len(wrong):
             page = int(wrong[0])
@@ -363,6 +333,3 @@ class PagePool:
         whole = len(there) - int(self.unfilled.sum())
         if self.absent != int((self.references > 0).sum()) - whole:
             raise KernelBug(f"{self.absent} held pages are counted as not on the device")
-
-    def statistics(self) -> PoolStatistics:
-        return PoolStatistics(self.frames, self.free_frames, int((self.references > 1).sum()))

@@ -16,7 +16,6 @@ theirs for long.
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -38,20 +37,6 @@ _UNLIMITED: Final = 1 << 62
 _EACH: Final = 0
 _FREED: Final = 1
 _FREED_FRAMES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStatistics:
-    """Pages cached now (only the cache holds `idle_pages`), and counters."""
-
-    pages: int
-    idle_pages: int
-    queries: int
-    query_tokens: int
-    hits: int
-    hit_tokens: int
-    offered_pages: int
-    evicted_pages: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -185,16 +170,30 @@ class PrefixCache:
     def evict_pages(self, pages: Int32) -> None:
         """Evict these pages ([n]), children before parents, as the observer recorded it."""
         nodes = {node.page: node for node in self._index.values()}
+        self._remove_all([nodes[page] for page in pages.tolist()])
+        self._evicted += len(pages)
+
+    def evict_damaged(self, pages: Int32) -> None:
+        """Evict `pages`, whose content is wrong, and all pages below them."""
+        bad = set(pages[self.references[pages] > 0].tolist())
+        gone: dict[_Node, None] = {}
+        for node in self._index.values() if bad else ():  # parents come before children
+            if node.page in bad or node.parent in gone:
+                gone[node] = None
+        if gone:
+            self._remove_all(list(reversed(gone)))
+
+    def _remove_all(self, nodes: list[_Node]) -> None:
+        """Remove nodes, children before parents, from anywhere in the trees."""
         roots = self._roots()
         tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
         dropped: list[int] = []
-        for page in pages.tolist():
-            tenant = tenants[roots[nodes[page]]]
+        for node in nodes:
+            tenant = tenants[roots[node]]
             tree = self._trees[tenant]
-            self._remove(tree, nodes[page], dropped)
+            self._remove(tree, node, dropped)
             if not tree.pages:
                 del self._trees[tenant]
-        self._evicted += len(dropped)
         self._release(dropped)
         self.restore_heaps()
 
@@ -208,27 +207,6 @@ class PrefixCache:
             if not node.children:
                 self._push(trees[root], node)
 
-    def evict_damaged(self, pages: Int32) -> None:
-        """Evict `pages`, whose content is wrong, and all pages below them."""
-        bad = set(pages[self.references[pages] > 0].tolist())
-        if not bad:
-            return
-        gone: set[_Node] = set()
-        for node in self._index.values():  # parents come before children
-            if node.page in bad or node.parent in gone:
-                gone.add(node)
-        roots = self._roots()
-        trees = {tree.root: tree for tree in self._trees.values()}
-        dropped: list[int] = []
-        for node in [node for node in reversed(self._index.values()) if node in gone]:
-            self._remove(trees[roots[node]], node, dropped)
-        for tenant, tree in list(self._trees.items()):
-            tree.heap = [entry for entry in tree.heap if entry[2].page != _GONE]
-            heapq.heapify(tree.heap)
-            if not tree.pages:
-                del self._trees[tenant]
-        self._release(dropped)
-
     def forget_tenant(self, tenant: str) -> int:
         """Evict all pages that a tenant's programs have offered; return how many."""
         tree = self._trees.pop(tenant, None)
@@ -238,17 +216,18 @@ class PrefixCache:
         self._release(dropped)
         return len(dropped)
 
-    def statistics(self) -> PrefixCacheStatistics:
-        return PrefixCacheStatistics(
-            pages=len(self._index),
-            idle_pages=self._account.pages,
-            queries=self._queries,
-            query_tokens=self._query_tokens,
-            hits=self._hits,
-            hit_tokens=self._hit_tokens,
-            offered_pages=self._offered,
-            evicted_pages=self._evicted,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Return the pages cached now, those that only the cache holds, and counters."""
+        return {
+            "pages": len(self._index),
+            "idle_pages": self._account.pages,
+            "queries": self._queries,
+            "query_tokens": self._query_tokens,
+            "hits": self._hits,
+            "hit_tokens": self._hit_tokens,
+            "offered_pages": self._offered,
+            "evicted_pages": self._evicted,
+        }
 
     # -- The trees ------------------------------------------------------------------------------
     def _number(self) -> bytes:

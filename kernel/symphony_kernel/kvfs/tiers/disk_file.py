@@ -69,7 +69,7 @@ class SpillFile:
 
     def read(self, pieces: Sequence[Piece]) -> StepFuture[None]:
         """Read whole slots that were written. After an OSError the result is undefined."""
-        return self._runner.start(lambda: self._read(pieces))
+        return self._runner.start(lambda: self._move(pieces, self._read_some))
 
     def close(self) -> None:
         """Wait for what is under way, and delete the file."""
@@ -78,19 +78,15 @@ class SpillFile:
 
     def _write(self, pieces: Sequence[Piece]) -> None:
         self._space.check(len(pieces) * self._slot_bytes)
-        for slot, data in pieces:
-            self._check(data)
-            at = slot * self._slot_bytes
-            while data:
-                written = self._write_some(data, at)
-                data, at = data[written:], at + written
+        self._move(pieces, self._write_some)
 
-    def _read(self, pieces: Sequence[Piece]) -> None:
+    def _move(self, pieces: Sequence[Piece], move_some: Callable[[memoryview, int], int]) -> None:
         for slot, data in pieces:
-            self._check(data)
+            assert data.format == "B", "bytes are written and read"
+            assert len(data) == self._slot_bytes, "whole slots are written and read"
             at = slot * self._slot_bytes
             while data:
-                count = self._read_some(data, at)
+                count = move_some(data, at)
                 if not count:
                     raise OSError(f"slot {slot} of the disk tier ends early")
                 data, at = data[count:], at + count
@@ -100,7 +96,3 @@ class SpillFile:
 
     def _read_some(self, data: memoryview, at: int) -> int:
         return os.preadv(self._file, [data], at)
-
-    def _check(self, data: memoryview) -> None:
-        assert data.format == "B", "bytes are written and read"
-        assert len(data) == self._slot_bytes, "whole slots are written and read"

@@ -13,10 +13,10 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.pool import Bool, PagePool
 from symphony_kernel.kvfs.quotas import Quotas, TenantUsage
 from symphony_kernel.kvfs.tiers.advice import NO_ADVICE, Hint
-from symphony_kernel.kvfs.tiers.eviction_order import Bool, EvictionOrder
+from symphony_kernel.kvfs.tiers.eviction_order import EvictionOrder
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
@@ -99,8 +99,7 @@ class Eviction:
             file.advice = NO_ADVICE
         elif hint is Hint.KEEP:
             until = self._now() + argument / 1000
-            pages = len(file.pages)
-            kept = self.eviction_order.advice_budget.grant(file, file.tenant, pages, until)
+            kept = self.eviction_order.advice_budget.grant(file, until)
             file.advice = replace(before, unwanted=False, until=until if kept else 0.0)
         elif hint is Hint.PRIORITY:
             file.advice = replace(before, priority=argument)

@@ -18,20 +18,18 @@ carries the era in which a file that holds it was last used; an era is a count o
 frames were needed. Evicting a file takes only the pages that no other file has used since.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.pages.pool import PagePool
-from symphony_kernel.kvfs.tiers.advice import AdviceBudget
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, Bool, PagePool
 from symphony_kernel.protocol.limits import (
     KV_IDLE_MS,
     KV_STUCK_MS,
@@ -39,8 +37,6 @@ from symphony_kernel.protocol.limits import (
     KV_WORTH_SECONDS,
 )
 
-Bool = npt.NDArray[np.bool_]
-_NOTHING: Final[Int32] = np.empty(0, np.int32)
 _STALE_MAX: Final = 64  # stale entries of the heap, in addition to as many as are valid
 
 
@@ -68,13 +64,34 @@ class _Entry(NamedTuple):
         return self[:4] < other[:4]
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionOrderStatistics:
-    """Files by list."""
+class AdviceBudget:
+    """The files that programs asked to keep, until when, and each tenant's pages.
 
-    recent: int
-    idle: int
-    stuck: int
+    A request past `pages_max` pages of a tenant is not granted.
+    """
+
+    def __init__(self, pages_max: int) -> None:
+        self._pages_max = pages_max
+        self._kept: dict[KVFile, int] = {}  # pages of each
+        self._pages: Counter[str] = Counter()  # by tenant
+        self.ends: ExpiryQueue[KVFile] = ExpiryQueue()
+
+    def grant(self, file: KVFile, until: float) -> bool:
+        """Keep a file until `until`; return whether its tenant may."""
+        self.withdraw(file)
+        pages = len(file.pages)
+        if self._pages[file.tenant] + pages > self._pages_max:
+            return False
+        self._kept[file] = pages
+        self._pages[file.tenant] += pages
+        self.ends.set(file, until)
+        return True
+
+    def withdraw(self, file: KVFile) -> None:
+        """Stop keeping a file, if it is kept."""
+        if file in self._kept:
+            self._pages[file.tenant] -= self._kept.pop(file)
+            self.ends.set(file, 0.0)
 
 
 class EvictionOrder:
@@ -90,9 +107,9 @@ class EvictionOrder:
         pool: PagePool,
         cached: Int32,
         now: Callable[[], float],
-        cost: Callable[[KVFile], float] = lambda _file: 0.0,
-        evictable: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
-        kept_pages_max: int = 0,
+        cost: Callable[[KVFile], float],
+        evictable: Callable[[Int32], Bool],
+        kept_pages_max: int,
     ) -> None:
         self._pool = pool
         self._cached = cached  # [pages] references that are the prefix cache's
@@ -107,7 +124,7 @@ class EvictionOrder:
         self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the era of their last use
         self._taken: Bool = np.zeros(pool.pages, np.bool_)  # scratch
         self.era = 1
-        self.advice_budget: AdviceBudget[KVFile] = AdviceBudget(kept_pages_max)
+        self.advice_budget = AdviceBudget(kept_pages_max)
 
     # -- Files ---------------------------------------------------------------------------------
     def add(self, file: KVFile) -> None:
@@ -165,15 +182,16 @@ class EvictionOrder:
                 heappop(self._idle)
                 continue
             if _in_use(file, entry.since):
-                self._to_recent(file)
+                del self._idle_files[file]
+                heappop(self._idle)
+                self._recent[file] = self._now()
                 continue
             pages, left = self._pages_of(file, max(wanted, KV_TAKEN_PAGES_MIN), held, True)
             if not left:
                 self._leave(file)
             found.append(pages)
             wanted -= len(pages)
-        self._unmark(found)
-        return np.concatenate(found) if found else _NOTHING
+        return self._joined(found)
 
     def in_use(self) -> Iterator[KVFile]:
         """Yield files on the device that are not idle, least recently used first.
@@ -197,20 +215,15 @@ class EvictionOrder:
                 self.discard(file)  # it is added again with its pages
             found.append(pages)
             wanted -= len(pages)
-        self._unmark(found)
-        return np.concatenate(found) if found else _NOTHING
-
-    def statistics(self) -> EvictionOrderStatistics:
-        return EvictionOrderStatistics(len(self._recent), len(self._idle_files), len(self._stuck))
+        return self._joined(found)
 
     # -- Internals -----------------------------------------------------------------------------
     def _update_lists(self) -> None:
         """Move the files that have become idle from `recent` to the heap."""
         now = self._now()
-        for file in self.advice_budget.pop_expired(now):
-            if file.advice.until and file.advice.until <= now:
-                self.advice_budget.withdraw(file)
-                self.rerank(file)
+        for _, file in self.advice_budget.ends.due(now):
+            self.advice_budget.withdraw(file)
+            self.rerank(file)
         if self._stuck and now - next(iter(self._stuck.values())) > KV_STUCK_MS / 1000:
             for file in list(self._stuck):
                 del self._stuck[file]
@@ -237,11 +250,6 @@ class EvictionOrder:
         entry = _Entry(eviction_class, file.advice.priority, worth, self._numbers, file, since)
         self._idle_files[file] = entry
         heappush(self._idle, entry)
-
-    def _to_recent(self, file: KVFile) -> None:
-        del self._idle_files[file]
-        heappop(self._idle)
-        self._recent[file] = self._now()
 
     def _leave(self, file: KVFile) -> None:
         """Remove a file without frames, or only with frames that others need.
@@ -274,9 +282,11 @@ class EvictionOrder:
         self._taken[taken] = True
         return taken, len(pages) - len(taken)
 
-    def _unmark(self, found: list[Int32]) -> None:
+    def _joined(self, found: list[Int32]) -> Int32:
+        """Return all pages found, which are no longer marked."""
         for pages in found:
             self._taken[pages] = False
+        return np.concatenate([NO_PAGES, *found])
 
     def _compact(self) -> None:
         if len(self._idle) > 2 * len(self._idle_files) + _STALE_MAX:

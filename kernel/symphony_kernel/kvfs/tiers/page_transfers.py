@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64
-from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, PagePool
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-
-_NONE: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +121,11 @@ class PageTransfers:
 
     def _note(self) -> TransferNote:
         sources, targets = (
-            np.concatenate([pair[side] for pair in self._copied]) if self._copied else _NONE
+            np.concatenate([pair[side] for pair in self._copied]) if self._copied else NO_PAGES
             for side in (0, 1)
         )
         saved, loaded = (
-            np.concatenate(pages) if pages else _NONE for pages in (self._saved, self._loaded)
+            np.concatenate(pages) if pages else NO_PAGES for pages in (self._saved, self._loaded)
         )
         return TransferNote(sources, targets, saved, loaded)
 

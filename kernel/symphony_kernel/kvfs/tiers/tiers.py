@@ -22,22 +22,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Batch, Int32
-from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
+from symphony_kernel.kvfs.pages.pool import NO_PAGES, NOWHERE, Bool, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Quotas, TenantUsage, TierCounts
 from symphony_kernel.kvfs.tiers.base import SpillTier
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers, TransferNote
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-Bool = npt.NDArray[np.bool_]
-
-_NO_PAGES: Int32 = np.empty(0, np.int32)
 _COPY_SERVICE = 1 / 1_000  # of computing an entry, until it has been measured
 _QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is compacted
 _COST_GAIN: Final = 1 / 4  # weight of a new measurement
@@ -57,48 +54,21 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class TierStatistics:
-    """Pages by tier; transfers in pages since the start, times in milliseconds.
-
-    A page counts in its fastest tier only; `host_slots_used` counts copies, too.
-    """
-
-    device_pages: int
-    host_pages: int
-    disk_pages: int
-    tokens_pages: int
-    host_slots: int
-    host_slots_used: int
-    disk_slots: int
-    disk_slots_used: int
-    saved_pages: int
-    loaded_pages: int
-    dropped_pages: int  # from device or host to no tier at all
-    spilled_pages: int  # host to disk
-    read_pages: int  # disk to host
-    moved_bytes: int  # between device and host
-    move_ms: float
-    move_page_ms: float  # of one page, as measured; 0: unknown
-
-
 class TransferCost:
     """Seconds that a page takes between device and host, as the executor has measured."""
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of all transfers
-        self.pages = 0
         self.page_seconds = 0.0  # of one page, averaged; 0: unknown
 
     def learn(self, pages: int, seconds: float) -> None:
         self.seconds += seconds
-        self.pages += pages
         each = seconds / pages
         gain = _COST_GAIN if self.page_seconds else 1.0
         self.page_seconds += (each - self.page_seconds) * gain
 
     def forget(self) -> None:
-        self.seconds, self.pages, self.page_seconds = 0.0, 0, 0.0
+        self.seconds, self.page_seconds = 0.0, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +117,7 @@ class Tiers:
         self.token_seconds: Callable[[], float] = lambda: 0.0
         self.cost = TransferCost()
         self._saved = self._loaded = self._dropped = 0
-        self._given: deque[Batch] = deque()  # batches that have not ended, in order
+        self._given: list[Batch] = []  # batches that have not ended, in order
         quotas.count_tiers = self._counts
         pool.on_freeing = self._drop_freed
 
@@ -219,20 +189,6 @@ class Tiers:
         self._free_frames(new[~fits])
         return pages
 
-    def drop(self, pages: Int32) -> Int32:
-        """Drop the host and disk copies of pages; return those in no tier now ([n]).
-
-        Pages that are being read from disk are skipped. On return the slots are free. The caller
-        ensures that pages which end up in no tier can be recomputed.
-        """
-        pages = _distinct(pages[~self._arriving[pages]])
-        copied = pages[(self.host[pages] >= 0) | (self.disk[pages] >= 0)]
-        self.drop_host(copied[self.host[copied] >= 0])
-        self._drop_disk(copied[self.disk[copied] >= 0])
-        lost = copied[self._pool.frame[copied] < 0]
-        self._dropped += len(lost)
-        return lost
-
     def drop_copies(self, page: int) -> None:
         """Drop the copies of a page that is about to be written, and cancel its reading."""
         if self.host[page] < 0 and self.disk[page] < 0:
@@ -265,11 +221,11 @@ class Tiers:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} pages are absent, {free} frames free")
         if len(loaded):
             self._pool.attach_frames(loaded, unfilled=False)
-            self._count(loaded, absent=-1)
+            self.count(loaded, absent=-1)
             self._load(loaded)
         if len(reading):
             self._pool.attach_frames(reading, unfilled=True)
-            self._count(reading, absent=-1)
+            self.count(reading, absent=-1)
             self._arriving[reading] = True
             self.spill_tier.read(reading)
         return Fetched(loaded, reading, pages[~here & ~on_disk])
@@ -295,20 +251,13 @@ class Tiers:
         self._trim()
 
     def give_frames(self, pages: Int32) -> None:
-        """Give frames to pages in no tier ([n], distinct), to recompute them.
+        """Give frames to pages in no tier ([n], distinct), to recompute them; ENOMEM.
 
         They are unfilled, and absent for files, until `mark_filled`. `KVFile.unfilled_table`
         returns their frames. `evict` takes the frames back.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
         """
         self._pool.attach_frames(pages, unfilled=True)
-        self._count(pages, absent=-1)
-
-    def count_absent(self, pages: Int32) -> None:
-        """Count pages ([n], distinct) that were allocated without frames."""
-        self._count(pages, absent=1)
+        self.count(pages, absent=-1)
 
     def mark_filled(self, pages: Int32) -> None:
         """Mark unfilled pages ([n], distinct) whose step the executor has been given.
@@ -339,7 +288,7 @@ class Tiers:
         """
         note: TransferNote | None = batch.note
         if note is None:
-            return _NO_PAGES
+            return NO_PAGES
         self._end_batch(batch)
         bad = np.concatenate(
             (note.targets, note.loaded, self._drop_failed_saves(note, batch.saves))
@@ -356,7 +305,7 @@ class Tiers:
     def _drop_failed_saves(self, note: TransferNote, saves: Int32 | None) -> Int32:
         """Drop copies that failed; return the pages that have been fetched from them."""
         if saves is None:
-            return _NO_PAGES
+            return NO_PAGES
         pages = note.saved
         here = (self.host[pages] == saves[1]) & (self._pool.references[pages] > 0)
         self.drop_host(pages[here])
@@ -366,8 +315,7 @@ class Tiers:
         return used
 
     def _end_batch(self, batch: Batch) -> None:
-        given = [each for each in self._given if each.note is not batch.note]
-        self._given = deque(given)
+        self._given = [each for each in self._given if each.note is not batch.note]
         if batch.saves is not None:
             np.subtract.at(self.outstanding, batch.saves[1], np.int32(1))
         if batch.loads is not None:
@@ -377,7 +325,7 @@ class Tiers:
     def _free_frames(self, pages: Int32) -> None:
         if len(pages):
             self._pool.detach_frames(pages)
-            self._count(pages, absent=1)
+            self.count(pages, absent=1)
             self.spill_tier.saved(pages[self.host[pages] >= 0])
 
     def _save(self, pages: Int32, slots: Int32) -> None:
@@ -406,7 +354,7 @@ class Tiers:
         self.host[pages] = slots
         self.page_in[slots] = pages
         self._pool.copies += len(pages)
-        self._count(pages, host=1)
+        self.count(pages, host=1)
 
     def take_quiet_slots(self, n: int) -> Int32:
         """Take up to n free slots that no unfinished step uses."""
@@ -435,7 +383,7 @@ class Tiers:
     def _take_slots(self, n: int) -> Int32:
         """Take up to n free slots for pages that leave the device."""
         if not n:
-            return _NO_PAGES
+            return NO_PAGES
         free = self._free.count - self.spill_tier.spare
         if free < n:
             self.drop_duplicates(n - max(free, 0))
@@ -471,7 +419,7 @@ class Tiers:
                 used = self.page_in[self.page_in >= 0]
                 used = used[self._droppable()]
                 theirs = [each for root, each in self._quotas.by_tenant(used) if root is tenant]
-                self._drop_hosts(np.concatenate([_NO_PAGES, *theirs])[:over])
+                self._drop_hosts(np.concatenate([NO_PAGES, *theirs])[:over])
         self.free_up_slots(len(pages))
 
     def _droppable(self) -> Bool:
@@ -502,7 +450,7 @@ class Tiers:
         if not len(pages):
             return
         slots = self.host[pages]
-        self._count(pages, host=-1)
+        self.count(pages, host=-1)
         self.host[pages] = NOWHERE
         self.page_in[slots] = NOWHERE
         self._pool.copies -= len(pages)
@@ -520,13 +468,13 @@ class Tiers:
         """Note that a page has been written to a disk slot."""
         self.disk[page] = slot
         self._pool.copies += 1
-        self._count(np.array([page], np.int32), disk=1)
+        self.count(np.array([page], np.int32), disk=1)
 
     def take_disk(self, pages: Int32) -> None:
         """Note that pages ([n], distinct) are no longer on disk."""
         self.disk[pages] = NOWHERE
         self._pool.copies -= len(pages)
-        self._count(pages, disk=-1)
+        self.count(pages, disk=-1)
 
     def disk_pages(self, page: int, coming: list[int]) -> int | None:
         """Return how many pages its tenant has on disk, including those of `coming`.
@@ -546,7 +494,7 @@ class Tiers:
             self.spill_tier.drop(pages)
 
     # -- Counting -------------------------------------------------------------------------------
-    def _count(self, pages: Int32, absent: int = 0, host: int = 0, disk: int = 0) -> None:
+    def count(self, pages: Int32, absent: int = 0, host: int = 0, disk: int = 0) -> None:
         """Charge a change of pages' places to their tenants: +1 or -1 for each page."""
         for tenant, mine in self._quotas.by_tenant(pages):
             tenant.absent += absent * len(mine)
@@ -570,15 +518,11 @@ class Tiers:
         self._drop_disk(pages[self.disk[pages] >= 0])
         away = pages[self._pool.frame[pages] < 0]
         if len(away):
-            self._count(away, absent=-1)
+            self.count(away, absent=-1)
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Compare slots with pages; `Quotas` compares its counts with them.
-
-        Raises:
-            KernelBug: a slot is lost or in use twice, or a free page has one.
-        """
+        """Compare slots with pages; `Quotas` compares its counts with them; KernelBug."""
         pool = self._pool
         there = np.flatnonzero(self.host >= 0)
         used = np.flatnonzero(self.page_in >= 0)
@@ -601,29 +545,33 @@ class Tiers:
             raise KernelBug("a page is read from disk that is not on disk, or is filled")
         self.spill_tier.check_integrity()
 
-    def statistics(self) -> TierStatistics:
-        """Return the counters; looks at every page while some are not on the device."""
+    def statistics(self) -> dict[str, Any]:
+        """Return pages by tier, and transfers in pages since the start, times in milliseconds.
+
+        A page counts in its fastest tier only; `host_slots_used` counts copies, too. Looks at every
+        page while some are not on the device.
+        """
         pool, spilling = self._pool, self.spill_tier
         elsewhere = np.flatnonzero((pool.references > 0) & ((pool.frame < 0) | pool.unfilled))
         counts = np.bincount(self.tier_of(elsewhere.astype(np.int32)), minlength=len(Tier))
-        return TierStatistics(
-            device_pages=pool.frames - pool.free_frames - int(pool.unfilled.sum()),
-            host_pages=int(counts[Tier.HOST]),
-            disk_pages=int(counts[Tier.DISK]),
-            tokens_pages=int(counts[Tier.TOKENS]),
-            host_slots=self.slots,
-            host_slots_used=self.slots - self._free.count,
-            disk_slots=spilling.slots,
-            disk_slots_used=spilling.used,
-            saved_pages=self._saved,
-            loaded_pages=self._loaded,
-            dropped_pages=self._dropped,
-            spilled_pages=spilling.written,
-            read_pages=spilling.arrivals,
-            moved_bytes=(self._saved + self._loaded) * self._page_bytes,
-            move_ms=1000 * self.cost.seconds,
-            move_page_ms=1000 * self.cost.page_seconds,
-        )
+        return {
+            "device_pages": pool.frames - pool.free_frames - int(pool.unfilled.sum()),
+            "host_pages": int(counts[Tier.HOST]),
+            "disk_pages": int(counts[Tier.DISK]),
+            "tokens_pages": int(counts[Tier.TOKENS]),
+            "host_slots": self.slots,
+            "host_slots_used": self.slots - self._free.count,
+            "disk_slots": spilling.slots,
+            "disk_slots_used": spilling.used,
+            "saved_pages": self._saved,
+            "loaded_pages": self._loaded,
+            "dropped_pages": self._dropped,  # from device or host to no tier at all
+            "spilled_pages": spilling.written,  # host to disk
+            "read_pages": spilling.arrivals,  # disk to host
+            "moved_bytes": (self._saved + self._loaded) * self._page_bytes,
+            "move_ms": 1000 * self.cost.seconds,
+            "move_page_ms": 1000 * self.cost.page_seconds,  # of one page; 0: unknown
+        }
 
 
 def _distinct(pages: Int32) -> Int32:

@@ -28,9 +28,7 @@ _TENANT_TABLES = (
 )  # fmt: skip
 # Quotas that an operator may set for a tenant: (minimum, maximum).
 QUOTAS: dict[str, tuple[int, int]] = {
-    limit.name: (limit.least, limit.ceiling)
-    for limit in LIMITS
-    if limit.by_tenant and limit.ceiling is not None
+    limit.name: (limit.least, limit.ceiling) for limit in LIMITS if limit.ceiling is not None
 }
 
 

@@ -209,11 +209,11 @@ async def test_a_full_disk_is_said_and_the_old_one_stays(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(shop.directory, "put", full)
-    files = shop.kvfs.statistics().files
+    files = shop.kvfs.statistics()["files"]
     file = make_file(shop, 3)
     shop.save("new", file, "a")
     assert (await shop.finish())[1:] == ["new: ENOSPC"]
-    assert shop.kvfs.statistics().files == files + 1
+    assert shop.kvfs.statistics()["files"] == files + 1
     assert describe("a", shop.kvfs.named("t", "a")).len == 2
     monkeypatch.setattr(shop.directory, "remove", full)
     shop.remove("gone", "a")
@@ -252,7 +252,7 @@ async def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
     assert caught.value.errno is Errno.ENOENT
     assert refused(later.kvfs.named, "t", "a") is Errno.ENOENT
     later.kvfs.check_integrity({})
-    assert later.kvfs.statistics().files == 0
+    assert later.kvfs.statistics()["files"] == 0
     await later.finish()
 
 
@@ -267,7 +267,7 @@ async def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
     answers = await later.finish()
     assert set(answers) in ({"load: done", "gone: done"}, {"load: ENOENT", "gone: done"})
     later.kvfs.check_integrity({})
-    assert later.kvfs.statistics().files == 0
+    assert later.kvfs.statistics()["files"] == 0
 
 
 async def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
@@ -288,11 +288,11 @@ async def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None
     await shop.finish()
     later = make_shop(tmp_path, pages=4)
     other = make_file(later, *range(40))
-    files = later.kvfs.statistics().files
+    files = later.kvfs.statistics()["files"]
     with pytest.raises(SyscallError) as caught:
         await later.opened("a")
     assert caught.value.errno is Errno.ENOMEM
-    assert later.kvfs.statistics().files == files
+    assert later.kvfs.statistics()["files"] == files
     later.kvfs.offer(other)
     later.kvfs.release(other)
     assert later.kvfs.pool.unused < 3, "the prefix cache has some"

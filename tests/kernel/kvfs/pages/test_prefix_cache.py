@@ -172,13 +172,13 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def want_pages(self, share: float) -> None:
         """Under pressure the least used go, and all that they hold alone comes free."""
         cache, pool = self.kvfs.prefix_cache, self.kvfs.pool
-        idle = cache.statistics().idle_pages
+        idle = cache.idle_pages
         wanted = int(share * (pool.free + idle))
-        before, pages = pool.free, cache.statistics().pages
+        before, pages = pool.free, cache.statistics()["pages"]
         file = self.kvfs.create("a", self.accounts["a"])
         file.reserve(wanted * PAGE_TOKENS)
         self.kvfs.release(file)
-        gone = pages - cache.statistics().pages
+        gone = pages - cache.statistics()["pages"]
         assert (gone > 0) == (wanted > before)
         if wanted <= before:
             assert pool.free == before
@@ -215,7 +215,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             self.kvfs.release(*self.files)
             self.kvfs.check_integrity({})
             assert all(account.pages == 0 for account in self.accounts.values())
-            idle = self.kvfs.prefix_cache.statistics().idle_pages
+            idle = self.kvfs.prefix_cache.idle_pages
             assert self.kvfs.pool.free + idle == POOL_PAGES
 
 
@@ -245,7 +245,7 @@ def test_nothing_is_kept_where_there_is_no_room() -> None:
 def test_a_text_longer_than_the_budget_is_kept_as_far_as_it_goes() -> None:
     kvfs = KVFS(40, ManualTime(), prefix_cache_share=0.1)
     assert offered(kvfs, "t", *range(160)) == 64
-    assert kvfs.prefix_cache.statistics().pages == 4
+    assert kvfs.prefix_cache.statistics()["pages"] == 4
     kvfs.check_integrity({})
 
 
@@ -289,7 +289,7 @@ def test_a_small_tenant_keeps_its_share_beside_a_large_one() -> None:
     for start in range(5):
         tokens = np.array([start + 1] * 33, np.uint32)
         assert kvfs.match("small", tokens, account).length == 32
-    assert kvfs.prefix_cache.statistics().pages == 40
+    assert kvfs.prefix_cache.statistics()["pages"] == 40
 
 
 def test_a_tenant_that_is_away_for_long_makes_room() -> None:
@@ -302,7 +302,7 @@ def test_a_tenant_that_is_away_for_long_makes_room() -> None:
     account = kvfs.tenant("away").account
     with pytest.raises(SyscallError):
         kvfs.match("away", np.arange(161, dtype=np.uint32), account)
-    assert kvfs.prefix_cache.statistics().pages == 40
+    assert kvfs.prefix_cache.statistics()["pages"] == 40
 
 
 def test_lost_pages_go_with_all_that_comes_after_them() -> None:
@@ -317,7 +317,7 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     kvfs.fail_transfers(batch)
     assert file.error is Errno.EIO
     assert kvfs.match("t", np.arange(65, dtype=np.uint32), account).length == PAGE_TOKENS
-    assert kvfs.prefix_cache.statistics().pages == 1
+    assert kvfs.prefix_cache.statistics()["pages"] == 1
     kvfs.prefix_cache.check_integrity()
 
 
@@ -342,7 +342,7 @@ def test_the_index_is_as_large_as_what_is_cached() -> None:
         tracemalloc.stop()
     assert grown < 20_000, f"{grown} bytes more after 4,500 further tenants"
     cache = kvfs.prefix_cache
-    assert len(cache._index) == cache.statistics().pages <= 32
+    assert len(cache._index) == cache.statistics()["pages"] <= 32
     assert len(cache._trees) <= 32
     assert sum(len(tree.heap) for tree in cache._trees.values()) <= 2 * 32
 

@@ -143,7 +143,7 @@ def test_promises_are_bounded_by_a_share_and_given_back() -> None:
 
 def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> None:
     device = SmallDevice()
-    promises = device.eviction.eviction_order.advice_budget
+    promises = device.eviction.eviction_order.advice_budget.ends
     again, first = device.file(1), device.file(1)
     device.advise(first, Hint.KEEP, 10_000)
     for turn in range(2_000):
@@ -155,8 +155,8 @@ def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> No
     device.wait(11)
     assert device.free(FRAMES - 1)
     assert device.there(again, first) == [1, 0]
-    assert list(promises.pop_expired(device.time.seconds)) == []
-    assert again in list(promises.pop_expired(100_000))
+    assert promises.due(device.time.seconds) == []
+    assert again in [file for _, file in promises.due(100_000)]
 
 
 def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not_fit() -> None:
@@ -288,12 +288,12 @@ def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears
     assert device.free(FRAMES)
     assert device.there(offered) == [0]
     device.kvfs.release(offered)
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 8
+    assert device.kvfs.prefix_cache.idle_pages == 8
     others = device.file(36, 20.0)
     device.wait(20)
     last = device.file(6, 30.0)
     assert device.there(last) == [6]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 0
+    assert device.kvfs.prefix_cache.idle_pages == 0
     device.kvfs.check_integrity({others: 1, last: 1})
 
 
@@ -324,6 +324,6 @@ def test_who_asks_for_more_than_may_be_had_costs_nobody_an_offered_prefix_or_a_f
         )
     assert refused.value.errno is Errno.ENOMEM
     assert device.there(idle) == [4]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == FRAMES // 2
+    assert device.kvfs.prefix_cache.idle_pages == FRAMES // 2
     matched = device.kvfs.match("t", tokens, device.account)
     assert matched.length == len(tokens) - 1

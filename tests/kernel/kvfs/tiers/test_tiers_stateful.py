@@ -146,7 +146,9 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(choice=CHOICES)
     def drop(self, choice: int) -> None:
         pages = self.any_pages(choice)
-        lost = self.tiers.drop(pages)
+        for page in pages.tolist():
+            self.tiers.drop_copies(page)
+        lost = pages[self.pool.frame[pages] < 0]
         assert (self.tiers.tier_of(lost) == Tier.TOKENS).all()
         assert (self.tiers.host[pages] < 0).all()
 

@@ -210,7 +210,7 @@ async def test_a_client_that_goes_away_leaves_no_transfer(
         await asyncio.sleep(60)
 
     uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
-    transfers = system.kernel._durable_names._transfers
+    transfers = system.kernel.durable_names._transfers
     async with asyncio.timeout(20):
         while not len(transfers):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

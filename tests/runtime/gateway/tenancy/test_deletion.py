@@ -187,7 +187,7 @@ async def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> No
             await client.upload(SAVE, "save")
             assert (await client.run("save"))["exit_code"] == 0
             file = b"".join([piece async for piece in client.kv_download(MARKER)])
-        disk = system.kernel._durable_names.durable_names.disk
+        disk = system.kernel.durable_names.durable_names.disk
         assert disk is not None
         slow, gate = SlowDisk(disk._run), Gate()
         disk._run = slow
