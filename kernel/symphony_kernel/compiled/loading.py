@@ -13,12 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from symphony_kernel.compiled.library import (
-    GROUP,
-    CompiledUnavailable,
-    compiled_modules,
-    library_path,
-)
+from symphony_kernel.compiled.library import GROUP, compiled_modules, library_path
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 _LIBRARY = f"{GROUP}__mypyc"
 
@@ -30,7 +26,7 @@ def prefer_compiled() -> str:
         if not there:
             return "interpreted: not compiled yet (run `python -m symphony_kernel.compiled`)"
         use_library(path)
-    except (CompiledUnavailable, ImportError) as error:
+    except (LibraryUnavailable, ImportError) as error:
         return f"interpreted: {error}"
     return f"compiled: {path}"
 

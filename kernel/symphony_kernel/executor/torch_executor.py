@@ -32,7 +32,6 @@ from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.fitting import page_bytes
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.models.tensor_headers import check_tensors
-from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
@@ -43,6 +42,7 @@ from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.sampling import SamplingRequest
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
@@ -348,7 +348,7 @@ def _load_native(place: torch.device) -> Library | None:
         return None
     try:
         return load_library()
-    except NativeUnavailable as error:
+    except LibraryUnavailable as error:
         _log.warning("no native kernels, torch computes several times slower: %s", error)
         return None
 
