@@ -54,9 +54,6 @@ class RandomTensors:
             values.mul_(shape[-1] ** -0.5)
         return values.to(self.dtype)
 
-    def drop(self, name: str) -> None:
-        """Nothing is kept of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -117,7 +117,7 @@ class TorchExecutor:
         """
         model = load_assets(directory, dtype, name).model
         config = load_config(directory)
-        check_tensors(directory, config)
+        check_tensors(directory, config)  # before any rank or memory
         place = torch.device(_device(device))
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
@@ -135,7 +135,8 @@ class TorchExecutor:
                 )  # fmt: skip
                 return start_parallel(share, parallel, progress)
             library = _load_native(place)
-            with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
+            loading = Weights(directory, config, kind, place, progress)
+            with torch.inference_mode(), loading as weights:
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:

@@ -23,7 +23,7 @@ from symphony_kernel.executor.models.shapes import tensor_shapes
 
 INDEX = "model.safetensors.index.json"
 # Buffers that older versions of transformers saved; they follow from the configuration.
-IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+_IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 _LENGTH_BYTES = 8
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -41,14 +41,16 @@ class Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def check_tensors(directory: Path, config: ModelConfig) -> None:
+def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Header]:
     """Compare a configuration with the tensors, before memory is allocated for them.
+
+    Returns the tensors of the model, by name.
 
     Raises:
         CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape or
             of an unsupported dtype.
     """
-    headers = read_headers(directory)
+    headers, mine = read_headers(directory), {}
     for name, shape in tensor_shapes(config):
         found = headers.pop(name, None)
         if found is None:
@@ -62,17 +64,14 @@ def check_tensors(directory: Path, config: ModelConfig) -> None:
             raise CheckpointError(
                 f"{name} in {found.path} is {found.dtype}: quantized, not supported"
             )
-    left = sorted(name for name in headers if not IGNORED.search(name))
+        mine[name] = found
     if config.tied:
-        left = [name for name in left if name != "lm_head.weight"]
-    refuse_others(directory, left)
-
-
-def refuse_others(directory: Path, left: list[str]) -> None:
-    """Raise `CheckpointError` if tensors are left that no part of the model has taken."""
+        headers.pop("lm_head.weight", None)
+    left = sorted(name for name in headers if not _IGNORED.search(name))
     if left:
         names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise CheckpointError(f"{directory} has {len(left)} unexpected tensors: {names}")
+    return mine
 
 
 def read_headers(directory: Path) -> dict[str, Header]:
