@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import PagePool, PoolShape
+from symphony_kernel.executor.native.attention import PoolShape
 from symphony_kernel.executor.native.library import load_library
+from symphony_kernel.executor.native.pages import NativePages
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import attend
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
@@ -114,7 +115,7 @@ def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Layer
     pages, layers = _pages_and_layers(rows, shape)
     wide = library.widens
     windows = (None,) * layers
-    pool = PagePool(library, PoolShape(*shape, 2, pages, windows, threads=threads, wide=wide))
+    pool = NativePages(library, PoolShape(*shape, 2, pages, windows, threads=threads, wide=wide))
     random = np.random.default_rng(1)
     slots = np.arange(pages * PAGE_TOKENS)
     plain = random.standard_normal((PAGE_TOKENS, 2, kv_heads, head_dim)).astype(np.float32)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from symphony_kernel.executor.native.attention import AttentionShape, FlatRows, PagePool, StepRows
+from symphony_kernel.executor.native.attention import AttentionShape, FlatRows, StepRows
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.pages import NativePages
 
 Array = npt.NDArray[np.generic]
 Float32 = npt.NDArray[np.float32]
@@ -48,7 +49,7 @@ class LayerWork:
 class LoneAttention:
     """Attention without the rest of the network, with its own team of threads."""
 
-    def __init__(self, library: Library, pool: PagePool) -> None:
+    def __init__(self, library: Library, pool: NativePages) -> None:
         wide = pool.shape.element_bytes == 4 or pool.shape.wide or not library.computes_bf16
         self._out_type = np.dtype(np.float32 if wide else np.uint16)
         create = library.function(

@@ -7,13 +7,12 @@ two scores lie so close that the last bit of a logarithm decides.
 from collections.abc import Sequence
 from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of
@@ -42,17 +41,7 @@ _PLACE = np.dtype(
 _PLAIN = Sampling()
 
 
-class PlaceRequest(Protocol):
-    """A `SamplingRequest`, or a row that wants a result at its only token."""
-
-    @property
-    def options(self) -> PredOptions: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def positions(self) -> Int32: ...
+PlaceRequest: TypeAlias = SamplingRequest | Row  # of a row: the result at its only token
 
 
 class NativeSampler:
@@ -82,15 +71,9 @@ class NativeSampler:
             self.address = 0
 
     def answer(
-        self, logits: Tensor, requests: Sequence[SamplingRequest]
-    ) -> list[bytes | SyscallError]:
-        """Return each request's bytes or error (see `executor.sampling.answer`)."""
-        return self.answer_at(logits.data_ptr(), requests)
-
-    def answer_at(
         self, logits: int, requests: Sequence[SamplingRequest]
     ) -> list[bytes | SyscallError]:
-        """Do the same with the logits at an address."""
+        """Do as `executor.sampling.answer` with the logits at an address."""
         places = self._places
         masks = [
             0 if request.mask is None else int(request.mask.ctypes.data) for request in requests

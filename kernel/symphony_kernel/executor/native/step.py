@@ -5,7 +5,7 @@ and writes its requests only where they change. Other steps make new arrays.
 """
 
 from collections.abc import Sequence
-from ctypes import Structure, addressof, c_int32, c_void_p
+from ctypes import Structure, addressof, c_int32, c_void_p, pointer
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,9 +191,7 @@ class PreparedStep:
     def _fill(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         step = self._flat = flat_step(rows)
         self._decoding, self._wanting = False, step.wanting
-        structure = step.rows.structure()
-        for name, _ in StepRows._fields_:
-            setattr(self._rows, name, getattr(structure, name))
+        pointer(self._rows)[0] = step.rows.structure()
         tokens = self._tokens
         tokens.tokens, tokens.wanted = step.tokens.ctypes.data, step.wanted.ctypes.data
         tokens.wanted_count = len(step.wanted)

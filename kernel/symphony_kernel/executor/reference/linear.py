@@ -30,10 +30,10 @@ class Linear:
         self._packed = packed
         self._quantized = None
         if quantized:
-            found = quantize(weight)
+            values, scales = quantize(weight)
             self._padding = -weight.shape[1] % _QUANTIZED_STEP
-            values = pad(found.values, (0, self._padding)).contiguous()
-            self._quantized = values, found.scales.to(weight.dtype)
+            values = pad(values, (0, self._padding)).contiguous()
+            self._quantized = values, scales.to(weight.dtype)
             self._packed = packed = False
             weight = weight.new_empty(0)
         self._bias = bias

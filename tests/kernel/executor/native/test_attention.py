@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import PagePool, PoolShape
+from symphony_kernel.executor.native.attention import PoolShape
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.pages import NativePages
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import reference_attention
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -65,7 +66,7 @@ def _floats(bits: npt.NDArray[np.generic]) -> Tensor:
 class Scene:
     """Rows with their entries, in a pool whose other slots are all NaN."""
 
-    pool: PagePool
+    pool: NativePages
     rows: list[Row]
     norms: tuple[Float, Float] | None = None
     entries: list[Tensor] = field(default_factory=list)  # of each row, [start, 2, kv_heads, dim]
@@ -199,7 +200,7 @@ class SceneMaker:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._pools: list[PagePool] = []
+        self._pools: list[NativePages] = []
 
     def __call__(
         self,
@@ -214,7 +215,7 @@ class SceneMaker:
     def of_rows(
         self, shape: PoolShape, rows: list[Row], random: np.random.Generator, norms: bool = False
     ) -> Scene:
-        pool = PagePool(self._library, shape)
+        pool = NativePages(self._library, shape)
         self._pools.append(pool)
         weights = tuple(random.uniform(0.5, 1.5, shape.head_dim).astype(np.float32) for _ in "qk")
         scene = Scene(pool, rows, (weights[0], weights[1]) if norms else None)
@@ -330,7 +331,7 @@ def test_any_step_equals_the_oracle(
 def test_entries_far_below_the_others_cost_no_more(library: Library, small: PoolShape) -> None:
     """A weight of 1e-40 is no normal number; products of such took fifty times as long."""
     shape = replace(small, heads=9, kv_heads=3, head_dim=64, pages=65)
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     row = make_row([1], np.arange(65, dtype=np.int32), 1024)
     plain = np.ones((1024, 2, 3, 64), np.float32)
     plain[:, 0] = -1 / 64
@@ -452,7 +453,7 @@ def test_an_attention_plans_one_step_after_another(
 # --- The pool -------------------------------------------------------------------------------------
 
 
-def _pool_contents(pool: PagePool) -> npt.NDArray[np.generic]:
+def _pool_contents(pool: NativePages) -> npt.NDArray[np.generic]:
     slots = np.arange(pool.shape.pages * PAGE_TOKENS)
     return np.stack([pool.read(layer, slots) for layer in range(len(pool.shape.windows))])
 
@@ -465,7 +466,7 @@ def test_copies_are_those_of_plain_slots(
 ) -> None:
     pages = 6
     shape = PoolShape(4, 2, 6, element_bytes, pages, (None, None))
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     random = np.random.default_rng(0)
     slots = np.arange(pages * PAGE_TOKENS)
     high = 2**16 if element_bytes == 2 else 2**31
@@ -498,7 +499,7 @@ def test_copies_are_those_of_plain_slots(
 @BOTH
 def test_poison_fills_its_pages_and_no_others(library: Library, element_bytes: int) -> None:
     shape = PoolShape(2, 2, 24, element_bytes, 5, (None, None))
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     assert not _pool_contents(pool).any()
     pool.poison(np.array([3, 1], np.int32))
     contents = _floats(_pool_contents(pool).reshape(2, 5, -1))
@@ -508,6 +509,6 @@ def test_poison_fills_its_pages_and_no_others(library: Library, element_bytes: i
 
 
 def test_a_pool_takes_the_bytes_of_its_entries(library: Library) -> None:
-    pool = PagePool(library, PoolShape(9, 3, 64, 2, 10, (None,) * 30))
+    pool = NativePages(library, PoolShape(9, 3, 64, 2, 10, (None,) * 30))
     assert pool.bytes == 10 * PAGE_TOKENS * 30 * 2 * 3 * 64 * 2
     pool.close()
