@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from symphony_kernel.executor.base import (
@@ -35,7 +34,6 @@ from symphony_kernel.executor.models.tensor_headers import check_tensors
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
-from symphony_kernel.executor.parallel.network import ParallelNetwork
 from symphony_kernel.executor.parallel.rank_network import start_parallel
 from symphony_kernel.executor.parallel.ranks import DeviceLost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
@@ -158,12 +156,7 @@ class TorchExecutor:
 
     @property
     def computes(self) -> str:
-        network = self.network
-        if isinstance(network, ParallelNetwork):
-            network = network.local
-        if isinstance(network, CudaNetwork):
-            return "cuda"
-        return "native" if isinstance(network, NativeNetwork) else "torch"
+        return self.network.computes
 
     async def run(self, batch: Batch) -> Results:
         return await self.start(batch)
@@ -271,9 +264,6 @@ class TorchExecutor:
 
     def _answers(self, rows: list[Row], masks: list[UInt32 | None]) -> list[bytes | SyscallError]:
         """Return each row's result from the outputs at its places."""
-        if rows and sum(len(row.places) for row in rows) <= self._logits_places:
-            requests = [_request(row, mask) for row, mask in zip(rows, masks, strict=True)]
-            return self.network.answer(0, requests)
         results: list[bytes | SyscallError] = [b""] * len(rows)
         for begin, requests, owners in _split_places(rows, masks, self._logits_places):
             for owner, part in zip(owners, self.network.answer(begin, requests), strict=True):
@@ -283,12 +273,6 @@ class TorchExecutor:
                 else:
                     results[owner] = part
         return results
-
-
-def _request(row: Row, mask: UInt32 | None) -> SamplingRequest:
-    alone = len(row.positions) == 1 and len(row.places) == 1
-    positions = row.positions if alone else row.positions[row.places]
-    return SamplingRequest(row.options, row.seed, positions, mask)
 
 
 def _split_places(
@@ -304,7 +288,8 @@ def _split_places(
                 first += used
                 used = 0
                 portions.append((first, [], []))
-            part, positions = np.split(positions, [places_max - used])
+            room = places_max - used
+            part, positions = positions[:room], positions[room:]
             portions[-1][1].append(SamplingRequest(row.options, row.seed, part, mask))
             portions[-1][2].append(owner)
             used += len(part)

@@ -32,6 +32,7 @@ class ParallelNetwork(ForwardOnlyNetwork):
 
     def __init__(self, local: Network, ranks: Ranks, config: ModelConfig) -> None:
         self.local = local
+        self.computes = local.computes
         self._ranks = ranks
         self.pages = ParallelPages(local.pages, ranks, config)
 

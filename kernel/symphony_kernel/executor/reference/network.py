@@ -21,6 +21,8 @@ class TorchNetwork(ForwardOnlyNetwork):
     it has a page of zeros, which belongs to no file and pads gathered entries.
     """
 
+    computes = "torch"
+
     def __init__(self, decoder: Decoder, pages: int) -> None:
         self._decoder = decoder
         config = decoder.config

@@ -10,6 +10,8 @@ is the same in every batch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +43,7 @@ class Plan:
     """A step, ready to run: the network's inputs, and the order of the results."""
 
     inputs: Inputs
-    rows: list[Row]  # with places, in the order of `inputs.wanted`
-    indices: list[int]  # of these rows in the batch
+    indices: list[int]  # of the rows with places, in the order of `inputs.wanted`
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ def plan_step(rows: Sequence[Row], geometry: Geometry) -> Plan:
         groups={window: _groups(ordered, window, geometry) for window in geometry.windows},
         wanted=_tensor(np.concatenate(wanted) if wanted else np.empty(0, np.int64), geometry),
     )
-    return Plan(inputs, [ordered[i] for i in wanting], [order[i] for i in wanting])
+    return Plan(inputs, [order[i] for i in wanting])
 
 
 def _shape(row: Row) -> tuple[int, bool, int]:
@@ -106,15 +107,11 @@ def _new_slots(row: Row) -> Int64:
 
 def _groups(rows: Sequence[Row], window: int | None, geometry: Geometry) -> list[Group]:
     groups: list[Group] = []
-    spans: list[_Span] = []
     first = 0
-    for span in (span for row in rows for span in _spans(row, window)):
-        if spans and span.key != spans[0].key:
-            groups.append(_group(spans, first, window, geometry))
-            first += groups[-1].rows * groups[-1].q
-            spans = []
-        spans.append(span)
-    groups.append(_group(spans, first, window, geometry))
+    spans = (span for row in rows for span in _spans(row, window))
+    for _, alike in groupby(spans, attrgetter("key")):
+        groups.append(_group(list(alike), first, window, geometry))
+        first += groups[-1].rows * groups[-1].q
     return groups
 
 
