@@ -47,31 +47,25 @@ def read_graph(modules: dict[str, Path]) -> Graph:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Return the sets of modules that reach each other (Tarjan's algorithm), sorted."""
-    found: list[list[str]] = []
-    index: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
+    """Return the sets of modules that reach each other, sorted."""
+    reached = {name: reach(graph, name) for name in graph}
+    found = {
+        tuple(sorted(other for other in others if name in reached[other]))
+        for name, others in reached.items()
+        if name in others
+    }
+    return sorted(map(list, found))
 
-    def visit(name: str) -> None:
-        index[name] = lowest[name] = len(index)
-        stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in index:
-                visit(other)
-                lowest[name] = min(lowest[name], lowest[other])
-            elif other in stack:
-                lowest[name] = min(lowest[name], index[other])
-        if lowest[name] == index[name]:
-            start = stack.index(name)
-            if len(stack) > start + 1:
-                found.append(sorted(stack[start:]))
-            del stack[start:]
 
-    for name in sorted(graph):
-        if name not in index:
-            visit(name)
-    return sorted(found)
+def reach(graph: Graph, name: str) -> set[str]:
+    """Return the modules that a module imports, directly or through others."""
+    reached: set[str] = set()
+    left = [name]
+    while left:
+        new = graph[left.pop()] - reached
+        reached |= new
+        left += new
+    return reached
 
 
 def main(folders: list[str]) -> int:

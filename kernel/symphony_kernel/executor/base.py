@@ -144,14 +144,7 @@ class Batch:
     """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
-        "chain",
-        "copies",
-        "loads",
-        "moved_seconds",
-        "note",
-        "poison",
-        "rows",
-        "saves",
+        "chain", "copies", "loads", "moved_seconds", "note", "poison", "rows", "saves",
     )  # fmt: skip
 
     def __init__(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from symphony_kernel.executor.base import (
 )
 from symphony_kernel.executor.bitmask import fill_bitmask, tokens_in
 from symphony_kernel.executor.device_queue import StepFuture
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
@@ -47,12 +48,6 @@ _LOGIT_BITS = 24  # bits of the hash: exact in a float32
 _LOGITS_SPREAD = 16.0  # logits lie in [0, this)
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 _ZERO_PAIR = bytes(8)
-
-
-class Sleeper(Protocol):
-    """The part of a clock that a device needs."""
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,7 @@ class SimulatedExecutor:
 
     def __init__(
         self,
-        clock: Sleeper,
+        clock: Clock,
         pages: int = PAGES_DEFAULT,
         model: ModelInfo | None = None,
         costs: CostModel | None = None,

@@ -32,19 +32,19 @@ _MOST = {
 _MOST_TOKENS = 1 << 40  # bound of all other integers: contexts and windows
 _NUMBERS = (1e-20, 1e12)  # the smallest and largest: within these nothing overflows
 
-_ROPE_KEYS: dict[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
-    "llama3": frozenset(
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-    ),
-    "yarn": frozenset(
-        {
-            "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
-            "beta_slow", "mscale", "mscale_all_dim", "truncate",
-        }
-    ),
+# Of each kind of scaling; the original context may be there with every kind, as Qwen's has it.
+_ROPE_KEYS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {
+        "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate",
+    },
+}  # fmt: skip
+_ROPE_COMMON_KEYS = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
 }  # fmt: skip
 
 
@@ -311,10 +311,7 @@ def _check_rope_keys(scaling: Fields, kind: str) -> None:
         known = ", ".join(_ROPE_KEYS)
         raise CheckpointError(f"{scaling.source}: type must be one of {known}, not {shown(kind)}")
     scaling.refuse("partial_rotary_factor", (1, 1.0))
-    common = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    unknown = set(scaling.values) - _ROPE_KEYS[kind] - common
-    # Qwen's own configurations have the original context with type default, too.
-    unknown.discard("original_max_position_embeddings")
+    unknown = set(scaling.values) - _ROPE_KEYS[kind] - _ROPE_COMMON_KEYS
     if unknown:
         raise CheckpointError(
             f"{scaling.source}: unknown keys {shown(sorted(unknown))} with {kind}"
