@@ -186,11 +186,8 @@ def best_tokens(logits: Tensor, count: int) -> Tensor:
     """Return the [w, count] most likely tokens, best first; among equals by id."""
     if count == logits.shape[1]:
         return torch.sort(logits, dim=-1, descending=True, stable=True).indices
-    return torch.cat([_best_tokens(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)])
-
-
-def _best_tokens(logits: Tensor, count: int) -> Tensor:
-    return tokens_of_keys(best_keys(logits, count), logits.shape[1])
+    keys = [best_keys(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)]
+    return tokens_of_keys(torch.cat(keys), logits.shape[1])
 
 
 def best_keys(logits: Tensor, count: int) -> Tensor:

@@ -95,8 +95,9 @@ class SimulatedPages:
 
     def __init__(self, frames: int) -> None:
         self._kept = frames > 0
-        self.entries = np.zeros(frames * PAGE_TOKENS, np.uint64)  # 0: never written
-        self.values = np.zeros(frames * PAGE_TOKENS, np.uint64)
+        self._slots: UInt64 = np.zeros((2, frames * PAGE_TOKENS), np.uint64)
+        self.entries, self.values = self._slots  # views; an entry of 0 was never written
+        self._frames = self._slots.reshape(2, -1, PAGE_TOKENS)
         self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)
 
     def open_host(self, pages: int) -> None:
@@ -107,44 +108,32 @@ class SimulatedPages:
         return page.data.cast("B")
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        self._host[slots] = self._frames(frames)
+        self._host[slots] = self._frames[:, frames].transpose(1, 0, 2)
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        self._set_frames(frames, self._host[slots])
+        self._frames[:, frames] = self._host[slots].transpose(1, 0, 2)
 
     def settle(self) -> float:
         return 0.0
 
     def copy(self, group: Int64) -> None:
         source, destination = group
-        self.entries[destination] = self.entries[source]
-        self.values[destination] = self.values[source]
+        self._slots[:, destination] = self._slots[:, source]
 
     def poison(self, frames: Int32) -> None:
-        self._parts()[0][frames] = 0  # a row that reads them raises a KernelBug
+        self._frames[0, frames] = 0  # a row that reads them raises a KernelBug
 
     def read_frames(self, frames: Int32) -> KVArray:
-        return _canonical(self._frames(frames))
+        return np.ascontiguousarray(self._frames[None, :, frames, :, None, None])
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        self._set_frames(frames, _from_canonical(values))
+        self._frames[:, frames] = values[0, ..., 0, 0]
 
     def read_host(self, slots: Int32) -> KVArray:
-        return _canonical(self._host[slots])
+        return self._host[slots].transpose(1, 0, 2)[None, ..., None, None].copy()
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        self._host[slots] = _from_canonical(values)
-
-    def _parts(self) -> tuple[UInt64, UInt64]:
-        """Return views of the entries and the values, [frames, PAGE_TOKENS] each."""
-        return self.entries.reshape(-1, PAGE_TOKENS), self.values.reshape(-1, PAGE_TOKENS)
-
-    def _frames(self, frames: Int32) -> UInt64:
-        return np.stack([part[frames] for part in self._parts()], axis=1)
-
-    def _set_frames(self, frames: Int32, pages: UInt64) -> None:
-        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
-            part[frames] = values
+        self._host[slots] = values[0, ..., 0, 0].transpose(1, 0, 2)
 
 
 class SimulatedExecutor:
@@ -283,16 +272,6 @@ class SimulatedExecutor:
         if options.allow is not None:
             logits[:, ~tokens_in(options.allow, logits.shape[1])] = -np.inf
         return logits
-
-
-def _canonical(pages: UInt64) -> KVArray:
-    """Convert [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
-    return pages.transpose(1, 0, 2)[None, :, :, :, None, None].copy()
-
-
-def _from_canonical(values: KVArray) -> UInt64:
-    pages: UInt64 = values[0, :, :, :, 0, 0].transpose(1, 0, 2).astype(np.uint64)
-    return pages
 
 
 def _begin_chained(batch: Batch, last: Results) -> bool:

@@ -2,6 +2,7 @@
 
 from copy import copy
 from ctypes import POINTER, byref, c_int32, c_int64, c_ubyte, c_uint64, c_void_p
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -25,18 +26,8 @@ class NativePages:
         dtype = "bfloat16" if shape.element_bytes == 2 else "float32"
         self.layout = KVLayout(len(shape.windows), shape.kv_heads, shape.head_dim, dtype)
         self._windows = np.array([window or 0 for window in shape.windows], np.int32)
-        self.structure = AttentionShape(
-            len(shape.windows),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.element_bytes,
-            shape.threads,
-            shape.wide,
-            shape.pages,
-            self._windows.ctypes.data,
-            shape.norm_epsilon,
-        )
+        more = {"layers": len(shape.windows), "windows": self._windows.ctypes.data}
+        self.structure = AttentionShape(**(asdict(shape) | more))
         given, numbers = POINTER(AttentionShape), c_void_p
         self._allocate = library.function("symphony_pool_allocate", c_uint64, result=c_void_p)
         self._free = library.function("symphony_pool_free", c_void_p, c_uint64)

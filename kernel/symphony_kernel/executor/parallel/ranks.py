@@ -92,10 +92,6 @@ class Ranks:
     def meeting(self) -> Path:
         return self._directory / "meeting"
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
     def start(self, share: Share) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "symphony_kernel.executor.parallel"],
