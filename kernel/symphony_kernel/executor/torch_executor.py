@@ -207,14 +207,10 @@ class TorchExecutor:
         try:
             return self._run_step(batch, prepared)
         except Exception:
-            self._check_device()
+            words = None if self._ahead is None else self._ahead.broken()
+            if words is not None and self._device_lost is not None:
+                self._device_lost(words)
             raise
-
-    def _check_device(self) -> None:
-        """After an error, report a device that will not compute any more."""
-        words = None if self._ahead is None else self._ahead.broken()
-        if words is not None and self._device_lost is not None:
-            self._device_lost(words)
 
     def _run_step(self, batch: Batch, prepared: Any) -> Results:
         self._last = []  # of a step that fails or never begins

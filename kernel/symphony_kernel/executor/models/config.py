@@ -75,7 +75,6 @@ class Rope:
 class ModelConfig:
     """What the network needs to know. All sizes are in elements, contexts in tokens."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -176,7 +175,6 @@ def parse_config(fields: Fields) -> ModelConfig:
     _check_common(fields, heads, kv_heads)
     bos = fields.ids("bos_token_id")
     return ModelConfig(
-        architecture=kind,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),

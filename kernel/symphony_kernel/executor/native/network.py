@@ -17,9 +17,8 @@ from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
 from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
-from symphony_kernel.executor.native.attention import AttentionShape, PoolShape
 from symphony_kernel.executor.native.library import Function, Library
-from symphony_kernel.executor.native.pages import NativePages
+from symphony_kernel.executor.native.pages import AttentionShape, NativePages, PoolShape
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep
 from symphony_kernel.executor.sampling import SamplingRequest

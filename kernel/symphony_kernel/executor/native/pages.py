@@ -1,18 +1,59 @@
 """The page pool in the layout that the native kernels read, and its pages in host memory."""
 
 from copy import copy
-from ctypes import POINTER, byref, c_int32, c_int64, c_ubyte, c_uint64, c_void_p
-from dataclasses import asdict
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_float,
+    c_int32,
+    c_int64,
+    c_ubyte,
+    c_uint64,
+    c_void_p,
+)  # fmt: skip
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
-from symphony_kernel.executor.native.attention import AttentionShape, PoolShape
 from symphony_kernel.executor.native.library import Function, Library
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _FIRST: Final[Int32] = np.zeros(1, np.int32)
+
+
+class AttentionShape(Structure):
+    """`AttentionShape` of attention.h."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("element_bytes", c_int32),
+        ("threads", c_int32),
+        ("wide", c_int32),
+        ("pages", c_int64),
+        ("windows", c_void_p),
+        ("norm_epsilon", c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """What attention needs to know of a model; `windows` has one a layer, None: all."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int  # 2: bfloat16, 4: float32
+    pages: int
+    windows: tuple[int | None, ...]
+    norm_epsilon: float = 0.0
+    threads: int = 1
+    wide: bool = False  # bfloat16 is multiplied as float32
 
 
 class NativePages:

@@ -67,9 +67,6 @@ class Share:
     ranks: int = 1
     meeting: str = ""
 
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
 
 class Ranks:
     """The processes of all ranks but 0. Calls come from one thread."""
@@ -99,7 +96,7 @@ class Ranks:
             stdout=subprocess.PIPE,
         )
         self._processes.append(process)
-        _write(process, share.line())
+        _write(process, json.dumps(asdict(share)).encode() + b"\n")
 
     def watch(self) -> None:
         """Report a rank that ends from now on to `device_lost`."""

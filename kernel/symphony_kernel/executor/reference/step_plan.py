@@ -39,14 +39,6 @@ class Geometry:
 
 
 @dataclass(slots=True)
-class Plan:
-    """A step, ready to run: the network's inputs, and the order of the results."""
-
-    inputs: Inputs
-    indices: list[int]  # of the rows with places, in the order of `inputs.wanted`
-
-
-@dataclass(slots=True)
 class _Span:
     """New tokens [begin, end) of a row, as attention sees them through one window."""
 
@@ -70,22 +62,22 @@ def rounded_entries(count: int) -> int:
     return -(-count // step) * step
 
 
-def plan_step(rows: Sequence[Row], geometry: Geometry) -> Plan:
-    """Return the plan of a step of at least one row."""
+def plan_step(rows: Sequence[Row], geometry: Geometry) -> Inputs:
+    """Return the network's inputs in a step of at least one row."""
     order = sorted(range(len(rows)), key=lambda index: _shape(rows[index]))
     ordered = [rows[index] for index in order]
     counts = np.array([len(row.tokens) for row in ordered])
     first = np.cumsum(counts) - counts
     wanting = [i for i, row in enumerate(ordered) if len(row.places)]
     wanted = [ordered[i].places + first[i] for i in wanting]
-    inputs = Inputs(
+    return Inputs(
         tokens=_tensor(np.concatenate([row.tokens for row in ordered]), geometry),
         positions=_tensor(np.concatenate([row.positions for row in ordered]), geometry),
         slots=_tensor(np.concatenate([_new_slots(row) for row in ordered]), geometry),
         groups={window: _groups(ordered, window, geometry) for window in geometry.windows},
         wanted=_tensor(np.concatenate(wanted) if wanted else np.empty(0, np.int64), geometry),
+        indices=[order[i] for i in wanting],
     )
-    return Plan(inputs, [order[i] for i in wanting])
 
 
 def _shape(row: Row) -> tuple[int, bool, int]:

@@ -11,9 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import PoolShape
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.native.pages import NativePages
+from symphony_kernel.executor.native.pages import NativePages, PoolShape
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import reference_attention
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -163,7 +162,7 @@ def _compute(
     """Return each member's [q, heads, head_dim], layer after layer."""
     scene.pool.structure.threads = threads
     attention = LoneAttention(library, scene.pool)
-    attention.plan(flat_step([scene.rows[i] for i in members]).rows)
+    attention.plan(flat_step([scene.rows[i] for i in members]))
     works = [scene.work(layer, members) for layer in range(len(scene.pool.shape.windows))]
     attention.compute(works)
     attention.close()
@@ -337,7 +336,7 @@ def test_entries_far_below_the_others_cost_no_more(library: Library, small: Pool
     plain[:, 0] = -1 / 64
     plain[::256, 0] = 0  # a block's weights are relative to its own maximum
     attention = LoneAttention(library, pool)
-    attention.plan(flat_step([row]).rows)
+    attention.plan(flat_step([row]))
 
     def least(nats: float, value: float = 1.0) -> float:
         """Return the seconds of a token whose entries are so far below those of score 0."""
@@ -428,7 +427,7 @@ def test_padding_between_the_rows_of_qkv_and_out_is_left_alone(
     wide = np.full((21, work.out.shape[1] + 3), 7.0, np.float32)
     padded = np.concatenate((work.qkv, np.full((21, 5), np.nan, np.float32)), axis=1)
     attention = LoneAttention(library, scene.pool)
-    attention.plan(flat_step(scene.rows).rows)
+    attention.plan(flat_step(scene.rows))
     attention.compute([work, replace(work, qkv=padded, out=wide)])
     attention.close()
     np.testing.assert_array_equal(wide[:, :-3], work.out)
@@ -442,7 +441,7 @@ def test_an_attention_plans_one_step_after_another(
     [expected] = _compute(scene, library, list(range(len(scene.rows))), threads=2)
     attention = LoneAttention(library, scene.pool)
     for members in ([0], [8, 9], [1, 4, 8], list(range(len(scene.rows))), [2]):
-        attention.plan(flat_step([scene.rows[i] for i in members]).rows)
+        attention.plan(flat_step([scene.rows[i] for i in members]))
         work = scene.work(0, members)
         attention.compute([work])
         whole = torch.cat([expected[i] for i in members]).view(len(work.qkv), -1)
