@@ -5,7 +5,7 @@ computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from symphony_kernel.executor.base import (
     ModelInfo,
     Results,
     Row,
-    UInt32,
     prepare_pages,
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
@@ -78,6 +77,7 @@ class TorchExecutor:
         self.frame_count = frame_count
         self.network = network
         self.pages = network.pages
+        self.computes = network.computes
         self._logits_places = logits_places
         self._thread = thread
         self._masks = Bitmasks(model.vocab_size)
@@ -153,10 +153,6 @@ class TorchExecutor:
         except BaseException:
             thread.stop()
             raise
-
-    @property
-    def computes(self) -> str:
-        return self.network.computes
 
     async def run(self, batch: Batch) -> Results:
         return await self.start(batch)
@@ -251,45 +247,37 @@ class TorchExecutor:
             return results
         indices = self.network.forward(batch.rows)
         made = masks() if masks is not None else {}
-        answers = self._answers(
-            [batch.rows[index] for index in indices], [made.get(index) for index in indices]
-        )
-        for index, result in zip(indices, answers, strict=True):
-            results[index] = result
-        return results
-
-    def _answers(self, rows: list[Row], masks: list[UInt32 | None]) -> list[bytes | SyscallError]:
-        """Return each row's result from the outputs at its places."""
-        results: list[bytes | SyscallError] = [b""] * len(rows)
-        for begin, requests, owners in _split_places(rows, masks, self._logits_places):
-            for owner, part in zip(owners, self.network.answer(begin, requests), strict=True):
+        portions = _split_places(batch.rows, indices, made, self._logits_places)
+        for first, requests, owners in portions:
+            for owner, part in zip(owners, self.network.answer(first, requests), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
-                    results[owner] = before + part if before else part
-                else:
-                    results[owner] = part
+                    part = before + part
+                results[owner] = part
         return results
 
 
 def _split_places(
-    rows: list[Row], masks: list[UInt32 | None], places_max: int
-) -> list[tuple[int, list[SamplingRequest], list[int]]]:
-    """Split the rows' places into portions: (first place, requests, rows of these)."""
-    portions: list[tuple[int, list[SamplingRequest], list[int]]] = [(0, [], [])]
+    rows: list[Row], indices: list[int], masks: RowMasks, places_max: int
+) -> Iterator[tuple[int, list[SamplingRequest], list[int]]]:
+    """Yield portions of the places of some rows: (first place, requests, rows of these)."""
+    requests: list[SamplingRequest] = []
+    owners: list[int] = []
     first = used = 0
-    for owner, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+    for index in indices:
+        row = rows[index]
         positions = row.positions[row.places]
         while len(positions):
             if used == places_max:
-                first += used
-                used = 0
-                portions.append((first, [], []))
+                yield first, requests, owners
+                first, used, requests, owners = first + used, 0, [], []
             room = places_max - used
             part, positions = positions[:room], positions[room:]
-            portions[-1][1].append(SamplingRequest(row.options, row.seed, part, mask))
-            portions[-1][2].append(owner)
+            requests.append(SamplingRequest(row.options, row.seed, part, masks.get(index)))
+            owners.append(index)
             used += len(part)
-    return portions if rows else []
+    if requests:
+        yield first, requests, owners
 
 
 def pool_pages(config: ModelConfig, pool_bytes: int, element_bytes: int) -> int:
