@@ -257,15 +257,9 @@ class Executor(Protocol):
     a batch are empty if it never began.
     """
 
-    @property
-    def model(self) -> ModelInfo: ...
-
-    @property
-    def computes(self) -> str:
-        """What computes, for operators: "native", "cuda", "torch" or "simulated"."""
-
-    @property
-    def frame_count(self) -> int: ...
+    model: ModelInfo
+    computes: str  # for operators: "native", "cuda", "torch" or "simulated"
+    frame_count: int
 
     @property
     def pages(self) -> Pages: ...

@@ -25,9 +25,9 @@ from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import ModelConfig, load_config
+from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.fitting import page_bytes
+from symphony_kernel.executor.models.fitting import pool_pages
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.models.tensor_headers import check_tensors
 from symphony_kernel.executor.native.library import Library, load_library
@@ -42,11 +42,7 @@ from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import (
-    DELIVERY_MS_DEFAULT,
-    KV_POOL_BYTES_DEFAULT,
-    KV_POOL_PAGES_MAX,
-)
+from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
 
 _T = TypeVar("_T")
 
@@ -119,8 +115,10 @@ class TorchExecutor:
         place = torch.device(_device(device))
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
-        pool_bytes = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
-        pages = pool_pages(Shard(config, 0, parallel.ranks).config, pool_bytes, kind.itemsize)
+        layout = Shard(config, 0, parallel.ranks).config.kv_layout(model.dtype)
+        pages = pool_pages(layout, pool_bytes)
+        if pages < 1:
+            raise CheckpointError(f"a pool of {pool_bytes} bytes is too small for one page")
         logits_bytes = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
         places = max(1, logits_bytes // (4 * config.vocab_size))
         thread = _start_thread(threads, delivery_ms)
@@ -278,15 +276,6 @@ def _split_places(
             used += len(part)
     if requests:
         yield first, requests, owners
-
-
-def pool_pages(config: ModelConfig, pool_bytes: int, element_bytes: int) -> int:
-    pages = min(pool_bytes // page_bytes(config, config.kv_heads, element_bytes), KV_POOL_PAGES_MAX)
-    if pages < 1:
-        raise CheckpointError(
-            f"a pool of {pool_bytes} bytes is too small for one page of this model"
-        )
-    return pages
 
 
 def free_device_memory(name: str) -> int | None:

@@ -174,7 +174,5 @@ def _text_of(token: object) -> str:
 def _text_by_id(tokenizer: dict[str, Any], token: int | None) -> str:
     if token is None:
         return ""
-    for added in tokenizer.get("added_tokens") or ():
-        if added.get("id") == token:
-            return _text_of(added)
-    return ""
+    added = tokenizer.get("added_tokens") or ()
+    return next((_text_of(each) for each in added if each.get("id") == token), "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from symphony_kernel.executor.base import KVLayout
 from symphony_kernel.executor.models.file_reader import CheckpointError, read_json, shown
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
@@ -95,6 +96,9 @@ class ModelConfig:
     dtype: str  # the checkpoint's: float32, float16, bfloat16
     bos: int | None
     eos: tuple[int, ...]
+
+    def kv_layout(self, dtype: str) -> KVLayout:
+        return KVLayout(self.layers, self.kv_heads, self.head_dim, dtype)
 
 
 class Fields:

@@ -1,8 +1,7 @@
 """Compiles the native kernels with the system's C++ compiler, once a machine.
 
-The library lies in a directory of the user (`SYMPHONY_CACHE_DIR`, else the XDG cache directory).
-Its name follows from sources, flags, compiler and processor. Its digest lies next to it, so that a
-truncated file is built again and not loaded.
+The library lies in the user's cache (`build_cache`). Its name follows from sources, flags, compiler
+and processor.
 """
 
 import logging

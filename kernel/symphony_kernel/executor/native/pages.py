@@ -57,10 +57,7 @@ class PoolShape:
 
 
 class NativePages:
-    """K and V of all layers (see `base.Pages`). In host memory a page's layers follow each other.
-
-    Except `host_page`, not safe for two threads at once, nor during a step.
-    """
+    """K and V of all layers (see `base.Pages`). On the host a page's layers follow each other."""
 
     def __init__(self, library: Library, shape: PoolShape) -> None:
         self.shape = shape

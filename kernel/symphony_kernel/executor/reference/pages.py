@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -18,7 +18,7 @@ class TorchPages:
 
     def __init__(self, config: ModelConfig, pool: Tensor) -> None:
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
-        self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        self.layout = config.kv_layout(dtype)
         self._slots = pool
         # A view: [layers, pages, PAGE_TOKENS, 2, kv_heads, head_dim].
         self._pool = pool.view(config.layers, -1, PAGE_TOKENS, *pool.shape[2:])

@@ -14,10 +14,10 @@ from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.pages import NativePages, PoolShape
 from symphony_kernel.executor.native.step import flat_step
-from symphony_kernel.executor.reference.attention import reference_attention
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import make_row
 from tests.support.executor.native import native_library
 from tests.support.executor.native_kernels import LayerWork, LoneAttention

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.reference.attention import Group, attend, reference_attention
+from symphony_kernel.executor.reference.attention import Group, attend
 from symphony_kernel.executor.reference.step_plan import (
     Geometry,
     ancestors,
@@ -13,6 +13,7 @@ from symphony_kernel.executor.reference.step_plan import (
 )
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import make_row
 from tests.support.kernel.dense_attention import visible_entries
 
