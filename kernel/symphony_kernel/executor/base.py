@@ -172,12 +172,17 @@ class Batch:
     def tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
-    def fill_tokens(self) -> None:
-        """Give the rows of a chained batch that has begun their tokens."""
+    def begin(self, results: "Results") -> bool:
+        """Begin a chained batch, if it may begin, and give its rows their tokens.
+
+        `results` are of the batch before (see `Chain.begin`).
+        """
         assert self.chain is not None
-        assert self.chain.tokens is not None
+        if not self.chain.begin(results) or self.chain.tokens is None:
+            return False
         for row, token in zip(self.rows, self.chain.tokens, strict=True):
             row.tokens = np.array([token], np.uint32)
+        return True
 
 
 Results: TypeAlias = list[bytes | SyscallError]  # one a row

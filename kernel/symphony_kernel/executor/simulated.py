@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -171,7 +170,7 @@ class SimulatedExecutor:
         """
         async with self._order:
             last, self._last = self._last, []
-            if batch.chain is not None and not _begin_chained(batch, last):
+            if batch.chain is not None and not batch.begin(last):
                 self._prepare_pages(batch)
                 return []
             if not self._free:
@@ -214,11 +213,8 @@ class SimulatedExecutor:
             options, places = row.options, len(row.places)
             if options is DEFAULT and places == 1:  # the usual case, made cheap
                 results.append(_ZERO_PAIR)
-            elif options.get is Get.ARGMAX or options.get is Get.SAMPLE:
-                size = (8 + 8 * options.logprobs) * places
-                results.append(_ZERO_PAIR if size == 8 else bytes(size))
             else:
-                results.append(_constant(options, self.model.vocab_size) * places)
+                results.append(bytes(options.place_bytes(self.model.vocab_size) * places))
         return results
 
     # -- Hashes --------------------------------------------------------------------------------
@@ -274,14 +270,6 @@ class SimulatedExecutor:
         return logits
 
 
-def _begin_chained(batch: Batch, last: Results) -> bool:
-    """Begin a chained batch, if it may begin, and give its rows their tokens."""
-    if batch.chain is None or not batch.chain.begin(last):
-        return False
-    batch.fill_tokens()
-    return True
-
-
 def _mix(x: UInt64) -> UInt64:
     """Return splitmix64's finalizer of each element."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -302,18 +290,12 @@ def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
     sums = x.copy()
     for node, parent in enumerate(parents):
         if parent >= 0:
-            sums[node : node + 1] += sums[
-                parent : parent + 1
-            ]  # slices: scalars warn when they overflow
+            # Slices, because scalars warn when they overflow.
+            sums[node : node + 1] += sums[parent : parent + 1]
     return sums
 
 
 # -- Results -----------------------------------------------------------------------------------
-@lru_cache(maxsize=64)
-def _constant(options: PredOptions, vocab_size: int) -> bytes:
-    return bytes(options.place_bytes(vocab_size))
-
-
 def _encode(logits: Float32, row: Row) -> bytes:
     options = row.options
     if options.get is Get.LOGITS:

@@ -176,13 +176,11 @@ class TorchExecutor:
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
         """Begin a chained step, if it may begin, and give its rows their tokens."""
+        if prepared is None:
+            return batch.begin(self._last)
         if not chain.begin(self._last):
             return False
-        assert chain.tokens is not None
-        if prepared is not None:
-            prepared.set_tokens(chain.tokens)
-        else:
-            batch.fill_tokens()
+        prepared.set_tokens(chain.tokens)
         return True
 
     async def close(self) -> None:
