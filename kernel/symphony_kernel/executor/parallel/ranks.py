@@ -72,9 +72,8 @@ class Ranks:
     """The processes of all ranks but 0. Calls come from one thread."""
 
     def __init__(self, parallel: Parallel) -> None:
-        self._directory = Path(
-            tempfile.mkdtemp(prefix="ranks-", dir=parallel.meeting_directory)
-        )  # mode 0700
+        # mode 0700
+        self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parallel.meeting_directory))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pending: list[bytes] = []  # calls to send with the next one
         self._pending_bytes = 0
