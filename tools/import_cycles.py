@@ -5,45 +5,21 @@ printed with the imports that make it, and there may be none. Without arguments 
 kernel and the runtime are read; FOLDER is a package's.
 """
 
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (ROOT / "kernel" / "symphony_kernel", ROOT / "runtime" / "symphony_runtime")
 Graph = dict[str, set[str]]  # modules, and which modules each one imports
 
 
-def read_modules(packages: Iterator[Path]) -> dict[str, Path]:
-    """Return all modules of these packages, by their names."""
-    found = {}
-    for package in packages:
-        for path in sorted(package.rglob("*.py")):
-            parts = [package.name, *path.relative_to(package).with_suffix("").parts]
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Yield each name that a file imports, with the module that it comes from before it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def read_graph(modules: dict[str, Path]) -> Graph:
-    """Return which of these modules each one imports."""
-    graph: Graph = {}
-    for name, path in modules.items():
-        found = set()
-        for other in imported(path):
-            module = other if other in modules else other.rpartition(".")[0]
-            found |= {module} & modules.keys() - {name}
-        graph[name] = found
-    return graph
+def read_graph(packages: list[Path]) -> Graph:
+    """Return the modules of these packages, and which of them each one imports."""
+    sys.path[:0] = [str(package.parent) for package in packages]
+    found = grimp.build_graph(*(package.name for package in packages), cache_dir=None)
+    return {name: found.find_modules_directly_imported_by(name) for name in found.modules}
 
 
 def circles(graph: Graph) -> list[list[str]]:
@@ -70,7 +46,7 @@ def reach(graph: Graph, name: str) -> set[str]:
 
 def main(folders: list[str]) -> int:
     """Print the circles; 1 if there are any."""
-    graph = read_graph(read_modules(map(Path, folders) if folders else iter(PACKAGES)))
+    graph = read_graph([Path(folder) for folder in folders] or [*PACKAGES])
     found = circles(graph)
     for circle in found:
         sys.stdout.write(f"{len(circle)} modules import each other:\n")

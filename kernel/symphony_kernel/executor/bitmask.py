@@ -41,8 +41,8 @@ class BitmaskBuffers:
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._ready = np.zeros(1, np.int32)
-        self.ready_at = int(self._ready.ctypes.data)
+        self.ready = np.zeros(1, np.int32)
+        self.ready_at = int(self.ready.ctypes.data)
         self.masks: UInt32 = np.zeros((0, self._words), np.uint32)
         # Asking NumPy for a row or its address takes as long as much of the work on it.
         self.each: list[UInt32] = []
@@ -56,12 +56,6 @@ class BitmaskBuffers:
         self.each = list(self.masks)
         first, stride = int(self.masks.ctypes.data), self.masks.strides[0]
         self.addresses = [first + row * stride for row in range(len(self.each))]
-
-    def set_pending(self) -> None:
-        self._ready[0] = 0
-
-    def set_ready(self) -> None:
-        self._ready[0] = 1
 
 
 @dataclass(slots=True)
@@ -104,7 +98,7 @@ class Bitmasks:
             buffers = self._own
             buffers.reserve(len(constrained))
         self._busy.acquire()
-        buffers.set_pending()
+        buffers.ready[0] = 0
         self._constrained, self._buffers = constrained, buffers
         late = None if tokens is None else [tokens[index] for index in constrained]
         self._steps.put(_Step([rows[index] for index in constrained], late, buffers))
@@ -156,7 +150,7 @@ class Bitmasks:
                 self._fault = raised
                 buffers.masks[:] = _ALL
             del step  # a step's objects must not live until the next step comes
-            buffers.set_ready()
+            buffers.ready[0] = 1
             self._busy.release()
 
     def _fill(self, step: _Step) -> dict[int, SyscallError]:

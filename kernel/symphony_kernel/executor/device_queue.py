@@ -111,19 +111,6 @@ class _Job:
         self.ended = time.monotonic()
 
 
-def _complete_futures(jobs: list[_Job]) -> None:
-    """Complete the futures of jobs, then run their callbacks."""
-    completed = []
-    for job in jobs:
-        future = job.waiter
-        assert isinstance(future, StepFuture)
-        future.began, future.ended = job.began, job.ended
-        future.complete(job.value, job.error)
-        completed.append(future)
-    for future in completed:
-        future.notify()
-
-
 class DeviceThread:
     """One thread that runs one job after the other, all within `context`.
 
@@ -238,8 +225,17 @@ class DeviceThread:
             first.loop.call_soon_threadsafe(self._deliver_ended)
 
     def _deliver_ended(self) -> None:  # on the loop
+        """Complete the futures of jobs that were delivered together, then run their callbacks."""
         while self._ended:
-            _complete_futures(self._ended.popleft())
+            completed = []
+            for job in self._ended.popleft():
+                future = job.waiter
+                assert isinstance(future, StepFuture)
+                future.began, future.ended = job.began, job.ended
+                future.complete(job.value, job.error)
+                completed.append(future)
+            for future in completed:
+                future.notify()
 
     def _on_bell(self) -> None:
         os.eventfd_read(self._bell)

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from symphony_kernel.executor.base import KVLayout
-from symphony_kernel.executor.models.file_reader import CheckpointError, read_json, shown
+from symphony_kernel.executor.models.file_reader import (
+    CheckpointError,
+    parse_json,
+    read_file,
+    shown,
+)
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")
@@ -167,7 +172,7 @@ def load_config(directory: Path) -> ModelConfig:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory")
     path = directory / "config.json"
-    return parse_config(Fields(read_json(path), str(path)))
+    return parse_config(Fields(parse_json(path, read_file(path)), str(path)))
 
 
 def parse_config(fields: Fields) -> ModelConfig:

@@ -29,35 +29,13 @@ _log = logging.getLogger(__name__)
 _POSITIONS_MIN = 1024
 
 
-class _Part(IntEnum):
-    """`Part` of decoder.h."""
-
-    QUERY = 0
-    KEY = 1
-    VALUE = 2
-    OUTPUT = 3
-    GATE = 4
-    UP = 5
-    DOWN = 6
-    INPUT_NORM = 7
-    QUERY_NORM = 8
-    KEY_NORM = 9
-    MIDDLE_NORM = 10
-    HEAD = 11
-    LAST_NORM = 12
-
-
-class _Fault(IntEnum):
-    """`Fault` of decoder.h."""
-
-    NONE = 0
-    MEMORY = 1
-    TOKEN = 2
-    PAGE = 3
-    POSITION = 4
-    UNANSWERED = 5
-
-
+# `Part` and `Fault` of decoder.h.
+_Part = IntEnum(
+    "_Part",
+    "QUERY KEY VALUE OUTPUT GATE UP DOWN INPUT_NORM QUERY_NORM KEY_NORM MIDDLE_NORM HEAD LAST_NORM",
+    start=0,
+)
+_Fault = IntEnum("_Fault", "NONE MEMORY TOKEN PAGE POSITION UNANSWERED", start=0)
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
 
