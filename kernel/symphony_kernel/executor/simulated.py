@@ -225,19 +225,15 @@ class SimulatedExecutor:
             return b""
         logits = self._logits(states, options)
         if row.matcher is not None:
-            error = self._constrain(logits, row)
+            vocab_size = self.model.vocab_size
+            mask = np.zeros(-(-vocab_size // 32), np.uint32)
+            error = fill_bitmask(row, mask, vocab_size)
             if error is not None:
                 return error
+            logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
             return SyscallError(Errno.EINVAL, "the allow mask allows no token")
         return _encode(logits, row)
-
-    def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
-        vocab_size = self.model.vocab_size
-        mask = np.zeros(-(-vocab_size // 32), np.uint32)
-        error = fill_bitmask(row, mask, vocab_size)
-        logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
-        return error
 
     def _compute(self, row: Row) -> UInt64:
         """Write the row's new slots; return the state [q] after each new token."""

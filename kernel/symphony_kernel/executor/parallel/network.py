@@ -98,11 +98,11 @@ class ParallelPages:
         return max(mine, *seconds)
 
     def copy(self, group: Int64) -> None:
-        self._ranks.send_with_next(pack("copy", group))
+        self._ranks.send(pack("copy", group))
         self._local.copy(group)
 
     def poison(self, frames: Int32) -> None:
-        self._ranks.send_with_next(pack("poison", frames))
+        self._ranks.send(pack("poison", frames))
         self._local.poison(frames)
 
     def read_frames(self, frames: Int32) -> KVArray:
