@@ -175,7 +175,6 @@ class TorchExecutor:
             network.launch_after(prepared, before, batch.chain)
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
-        """Begin a chained step, if it may begin, and give its rows their tokens."""
         if prepared is None:
             return batch.begin(self._last)
         if not chain.begin(self._last):

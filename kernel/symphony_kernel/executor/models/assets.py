@@ -54,10 +54,8 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
     config = load_config(directory)
     tokenizer, parsed = _tokenizer(directory, config)
     settings = read_optional_json(directory / "tokenizer_config.json")
-    generation = Fields(
-        read_optional_json(directory / "generation_config.json"),
-        str(directory / "generation_config.json"),
-    )
+    path = directory / "generation_config.json"
+    generation = Fields(read_optional_json(path), str(path))
     eos = generation.ids("eos_token_id") or config.eos
     bos = generation.ids("bos_token_id")[:1] or (() if config.bos is None else (config.bos,))
     model = ModelInfo(

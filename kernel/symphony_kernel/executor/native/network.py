@@ -248,18 +248,16 @@ class _Filler:
         weights: Weights,
         quantized: bool,
     ) -> None:
-        given = c_void_p, c_int32, c_int32, c_void_p
-        self._set_matrix = library.function("symphony_decoder_set_matrix", *given)
-        self._set_quantized = library.function(
-            "symphony_decoder_set_quantized", c_void_p, c_int32, c_int32, c_void_p, c_void_p
-        )
-        self._quantized = quantized
-        self._set_bias = library.function("symphony_decoder_set_bias", *given)
-        self._set_norm = library.function("symphony_decoder_set_norm", *given)
-        self._set_embedding = library.function("symphony_decoder_set_embedding", c_void_p, c_void_p)
-        self._decoder = decoder
-        self._config = config
-        self._weights = weights
+        def setter(name: str, *arguments: type) -> Function:
+            return library.function(f"symphony_decoder_set_{name}", c_void_p, *arguments)
+
+        one = c_int32, c_int32, c_void_p  # a part, a layer, an address
+        self._set_matrix = setter("matrix", *one)
+        self._set_quantized = setter("quantized", *one, c_void_p)
+        self._set_bias, self._set_norm = setter("bias", *one), setter("norm", *one)
+        self._set_embedding = setter("embedding", c_void_p)
+        self._decoder, self._quantized = decoder, quantized
+        self._config, self._weights = config, weights
 
     def fill(self) -> Tensor:
         """Take all tensors; return the embedding, which the decoder keeps reading."""
