@@ -60,6 +60,9 @@ class VirtualClock:
         with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
             return runner.run(main)
 
+    def _jump(self, seconds: float) -> None:
+        self._now += seconds
+
 
 class _JumpingSelector(selectors.SelectSelector):
     """Advances the clock where a loop would sleep."""
@@ -72,7 +75,7 @@ class _JumpingSelector(selectors.SelectSelector):
         if timeout is None:
             raise RuntimeError("deadlock in virtual time: every task waits and no timer is set")
         if timeout > 0:
-            self._clock._now += timeout  # noqa: SLF001 - the clock's own selector
+            self._clock._jump(timeout)  # noqa: SLF001 - the clock's own selector
         return super().select(0)
 
 

@@ -42,7 +42,7 @@ PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head
 class _DecoderShape(AttentionShape):
     """`DecoderShape` of decoder.h: the fields of attention, and these."""
 
-    _fields_ = (
+    _fields_ = (  # type: ignore[assignment]
         ("hidden", c_int32),
         ("middle", c_int32),
         ("vocab", c_int32),

@@ -183,7 +183,7 @@ def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     sampling = options.sampling or _PLAIN
     tokens, values = _biases(options, vocab_size)
     allow = np.frombuffer(options.allow or b"", np.uint8)
-    kept = [allow, tokens, values, np.array(options.of, np.uint32)]
+    kept: list[npt.NDArray[np.generic]] = [allow, tokens, values, np.array(options.of, np.uint32)]
     count = {Get.TOP: options.top, Get.OF: len(options.of)}.get(options.get, options.logprobs)
     place = (
         0, *(int(each.ctypes.data) if len(each) else 0 for each in kept), 0,
