@@ -200,7 +200,7 @@ class TorchExecutor:
         except Exception:
             words = None if self._ahead is None else self._ahead.broken()
             if words is not None and self._device_lost is not None:
-                self._device_lost(words)
+                self._device_lost(words)  # it will not compute any more
             raise
 
     def _run_step(self, batch: Batch, prepared: Any) -> Results:

@@ -104,7 +104,7 @@ def build(
 ) -> Path:
     """Put the library that `make` makes in a scratch directory at `target`; return `target`.
 
-    `say` is told when it begins and ends; `what` and `how` are for these lines.
+    `say` gets a line at the start and one at the end, with `what` and `how`.
     """
     say(f"compiling {what} with {how}")
     started = time.perf_counter()
