@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import PagePool, PoolShape
 from symphony_kernel.executor.native.library import load_library
+from symphony_kernel.executor.native.pages import NativePages, PoolShape
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.reference.attention import attend
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
@@ -114,7 +114,7 @@ def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Layer
     pages, layers = _pages_and_layers(rows, shape)
     wide = library.widens
     windows = (None,) * layers
-    pool = PagePool(library, PoolShape(*shape, 2, pages, windows, threads=threads, wide=wide))
+    pool = NativePages(library, PoolShape(*shape, 2, pages, windows, threads=threads, wide=wide))
     random = np.random.default_rng(1)
     slots = np.arange(pages * PAGE_TOKENS)
     plain = random.standard_normal((PAGE_TOKENS, 2, kv_heads, head_dim)).astype(np.float32)
@@ -123,7 +123,7 @@ def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Layer
         pool.write(layer, slots[:PAGE_TOKENS], bits)
     first = np.repeat(slots[:PAGE_TOKENS][None], pages - 1, axis=0).ravel()
     pool.copy(np.stack((first, slots[PAGE_TOKENS:])))
-    flat = flat_step(rows).rows
+    flat = flat_step(rows)
     count = len(flat.positions)
     qkv = random.standard_normal((count, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
     out = np.zeros((count, heads * head_dim), np.float32 if wide else np.uint16)
@@ -140,7 +140,7 @@ def _torch(rows: list[Row], shape: tuple[int, int, int]) -> Layers:
     slots = (pages + 1) * PAGE_TOKENS
     pool = torch.randn(slots, 2, kv_heads, head_dim).bfloat16().repeat(layers, 1, 1, 1, 1)
     geometry = Geometry((None,), pages * PAGE_TOKENS, torch.bfloat16, torch.device("cpu"))
-    groups = plan_step(rows, geometry).inputs.groups[None]
+    groups = plan_step(rows, geometry).groups[None]
     queries = torch.randn(sum(len(row.tokens) for row in rows), heads, head_dim).bfloat16()
 
     def work(first: int, last: int) -> None:

@@ -99,7 +99,6 @@ def _compile(root: Path, source: Path, target: Path, flags: list[str]) -> None:
 
 
 def main() -> int:
-    """Build, install, record."""
     try:
         build(ROOT, WASM)
     except ProjectError as error:

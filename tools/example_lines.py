@@ -62,7 +62,6 @@ def sources(folder: Path, pattern: str) -> list[Path]:
 
 
 def table() -> str:
-    """Return the table, in Markdown."""
     rows = ["| example | Rust | AssemblyScript | Pie | LMQL |", "| --- | --- | --- | --- | --- |"]
     for folder in sorted(path for path in EXAMPLES.iterdir() if (path / "README.md").is_file()):
         own = [
@@ -83,7 +82,6 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, write it, or count files."""
     if arguments == ["--write"]:
         PAGE.write_text(page(), encoding="utf-8")
         return 0

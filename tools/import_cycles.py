@@ -5,78 +5,48 @@ printed with the imports that make it, and there may be none. Without arguments 
 kernel and the runtime are read; FOLDER is a package's.
 """
 
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (ROOT / "kernel" / "symphony_kernel", ROOT / "runtime" / "symphony_runtime")
 Graph = dict[str, set[str]]  # modules, and which modules each one imports
 
 
-def read_modules(packages: Iterator[Path]) -> dict[str, Path]:
-    """Return all modules of these packages, by their names."""
-    found = {}
-    for package in packages:
-        for path in sorted(package.rglob("*.py")):
-            parts = [package.name, *path.relative_to(package).with_suffix("").parts]
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Yield each name that a file imports, with the module that it comes from before it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def read_graph(modules: dict[str, Path]) -> Graph:
-    """Return which of these modules each one imports."""
-    graph: Graph = {}
-    for name, path in modules.items():
-        found = set()
-        for other in imported(path):
-            module = other if other in modules else other.rpartition(".")[0]
-            found |= {module} & modules.keys() - {name}
-        graph[name] = found
-    return graph
+def read_graph(packages: list[Path]) -> Graph:
+    """Return the modules of these packages, and which of them each one imports."""
+    sys.path[:0] = [str(package.parent) for package in packages]
+    found = grimp.build_graph(*(package.name for package in packages), cache_dir=None)
+    return {name: found.find_modules_directly_imported_by(name) for name in found.modules}
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Return the sets of modules that reach each other (Tarjan's algorithm), sorted."""
-    found: list[list[str]] = []
-    index: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
+    """Return the sets of modules that reach each other, sorted."""
+    reached = {name: reach(graph, name) for name in graph}
+    found = {
+        tuple(sorted(other for other in others if name in reached[other]))
+        for name, others in reached.items()
+        if name in others
+    }
+    return sorted(map(list, found))
 
-    def visit(name: str) -> None:
-        index[name] = lowest[name] = len(index)
-        stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in index:
-                visit(other)
-                lowest[name] = min(lowest[name], lowest[other])
-            elif other in stack:
-                lowest[name] = min(lowest[name], index[other])
-        if lowest[name] == index[name]:
-            start = stack.index(name)
-            if len(stack) > start + 1:
-                found.append(sorted(stack[start:]))
-            del stack[start:]
 
-    for name in sorted(graph):
-        if name not in index:
-            visit(name)
-    return sorted(found)
+def reach(graph: Graph, name: str) -> set[str]:
+    """Return the modules that a module imports, directly or through others."""
+    reached: set[str] = set()
+    left = [name]
+    while left:
+        new = graph[left.pop()] - reached
+        reached |= new
+        left += new
+    return reached
 
 
 def main(folders: list[str]) -> int:
     """Print the circles; 1 if there are any."""
-    graph = read_graph(read_modules(map(Path, folders) if folders else iter(PACKAGES)))
+    graph = read_graph([Path(folder) for folder in folders] or [*PACKAGES])
     found = circles(graph)
     for circle in found:
         sys.stdout.write(f"{len(circle)} modules import each other:\n")

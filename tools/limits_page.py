@@ -35,7 +35,6 @@ class Number:
 
     @property
     def value(self) -> float:
-        """What it is."""
         found: float = getattr(limits, self.name)
         return found
 

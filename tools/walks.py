@@ -204,7 +204,6 @@ def _one_unit(
 
 
 async def walk(client: Client, probe: Probe) -> list[Walk]:
-    """Return the three walks."""
     for number in (FEW, MORE):
         await client.upload(preds(number), f"preds{number}")
         await client.upload(tokens(number), f"tokens{number}")
@@ -271,7 +270,6 @@ def document(found: list[Walk]) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Do what the command line describes; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -121,7 +121,6 @@ def scanned_files() -> list[Path]:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the hits of these files, or of all; return the exit code."""
     rules = read_rules(GLOSSARY.read_text())
     paths = [Path(argument).resolve() for argument in arguments] or scanned_files()
     found = 0

@@ -54,9 +54,6 @@ class RandomTensors:
             values.mul_(shape[-1] ** -0.5)
         return values.to(self.dtype)
 
-    def drop(self, name: str) -> None:
-        """Nothing is kept of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -83,31 +80,6 @@ def make_model(name: str, device: torch.device, dtype: torch.dtype) -> Model:
     kind = "bf16" if dtype == torch.bfloat16 else "fp32"
     config = parse_config(Fields(make_config(SHAPES[NAMES[name]], kind), name))
     return Model(name, config, RandomTensors(device, dtype))
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all of a model's tensors, by their names in transformers."""
-    hidden, middle = config.hidden_size, config.intermediate_size
-    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        for name, size in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
-            shapes[f"{prefix}self_attn.{name}.weight"] = size, hidden
-            if config.qkv_bias:
-                shapes[f"{prefix}self_attn.{name}.bias"] = (size,)
-        shapes[f"{prefix}self_attn.o_proj.weight"] = hidden, wide
-        shapes[f"{prefix}mlp.gate_proj.weight"] = middle, hidden
-        shapes[f"{prefix}mlp.up_proj.weight"] = middle, hidden
-        shapes[f"{prefix}mlp.down_proj.weight"] = hidden, middle
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-    if not config.tied:
-        shapes["lm_head.weight"] = config.vocab_size, hidden
-    return shapes
 
 
 def make_network(model: Model, kind: str, pages: int) -> Network:

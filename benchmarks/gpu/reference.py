@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.models.rope import frequencies
-from symphony_kernel.executor.reference.attention import reference_attention
 from symphony_kernel.executor.reference.step_plan import ancestors
 from torch import Tensor
 
 from benchmarks.gpu.model import Model
+from tests.support.executor.exact_attention import reference_attention
 
 
 def reference_logits(

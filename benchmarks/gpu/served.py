@@ -19,12 +19,13 @@ import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.executor.chained_batch import BLANK, Chain
+from symphony_kernel.executor.models.shapes import tensor_shapes
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import STEP_TOKENS_MAX
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
-from benchmarks.gpu.model import NAMES, Model, make_executor, pages_for, tensor_shapes
+from benchmarks.gpu.model import NAMES, Model, make_executor, pages_for
 from benchmarks.gpu.report import Finding
 from benchmarks.gpu.speed import tables_for
 
@@ -123,8 +124,7 @@ async def served(session: aiohttp.ClientSession, given: Prompts, model: str, new
 def write_checkpoint(model: Model, directory: Path) -> Path:
     """Write the model as a checkpoint, with the same weights."""
     weights = {
-        name: model.tensors.take(name, *shape).cpu()
-        for name, shape in tensor_shapes(model.config).items()
+        name: model.tensors.take(name, *shape).cpu() for name, shape in tensor_shapes(model.config)
     }
     dtype = "bf16" if model.tensors.dtype == torch.bfloat16 else "fp32"
     return make_checkpoint(directory, SHAPES[NAMES[model.name]], dtype, weights=weights)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 from tests.support.executor.native_kernels import bytes_per_s, flops_per_s
 
@@ -39,7 +39,7 @@ def main(threads: int) -> None:
 def _native() -> Library | None:
     try:
         return load_library(lambda words: print(words, file=sys.stderr))
-    except NativeUnavailable as error:
+    except LibraryUnavailable as error:
         print(f"measured without native kernels: {error}", file=sys.stderr)
         return None
 

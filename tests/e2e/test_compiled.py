@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from symphony_kernel.compiled.build import built_library
-from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
+from symphony_kernel.platform.build_cache import LibraryUnavailable
+from symphony_kernel.platform.toolchain import CompileError
 from symphony_runtime.client import Client
 
 from tests.support.server.deaths import crowd, difference, kill_role, upload
@@ -41,7 +42,7 @@ def library() -> Path:
         return built_library(said.append)
     except CompileError:
         raise
-    except CompiledUnavailable as error:
+    except LibraryUnavailable as error:
         pytest.skip(f"the modules cannot be compiled here: {error}")
 
 

@@ -11,10 +11,10 @@ import pytest
 import symphony_kernel
 from symphony_kernel.compiled import build, library
 from symphony_kernel.compiled.__main__ import main
-from symphony_kernel.compiled.library import CompileError, compiled_modules, library_path
+from symphony_kernel.compiled.library import compiled_modules, library_path
 from symphony_kernel.compiled.loading import prefer_compiled
 from symphony_kernel.platform import build_cache
-from symphony_kernel.platform.toolchain import find_compiler
+from symphony_kernel.platform.toolchain import CompileError, find_compiler
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 

@@ -8,27 +8,20 @@ interpreted.
 import sys
 
 from symphony_kernel.compiled.build import built_library
-from symphony_kernel.compiled.library import CompiledUnavailable, library_path
+from symphony_kernel.compiled.library import library_path
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 
 def main(check: bool) -> int:
-    if check:
-        return _check()
     try:
-        path = built_library(say=_say)
-    except CompiledUnavailable as error:
-        _say(f"the kernel runs interpreted, its modules cannot be compiled: {error}")
-    else:
-        _say(f"the kernel's modules are compiled: {path}")
-    return 0
-
-
-def _check() -> int:
-    try:
+        if not check:
+            _say(f"the kernel's modules are compiled: {built_library(say=_say)}")
+            return 0
         path, there = library_path()
-    except CompiledUnavailable as error:
-        _say(f"the kernel runs interpreted and takes more processor time: {error}")
-        return 1
+    except LibraryUnavailable as error:
+        why = " and takes more processor time" if check else ", its modules cannot be compiled"
+        _say(f"the kernel runs interpreted{why}: {error}")
+        return int(check)
     _say(str(path) if there else "not compiled; run `make compiled`")
     return 0 if there else 1
 

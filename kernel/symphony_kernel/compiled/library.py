@@ -5,7 +5,12 @@ import platform
 import sys
 from pathlib import Path
 
-from symphony_kernel.platform.build_cache import NoCacheError, cache_directory, is_whole, name_of
+from symphony_kernel.platform.build_cache import (
+    LibraryUnavailable,
+    cache_directory,
+    is_whole,
+    name_of,
+)
 
 PACKAGE = "symphony_kernel"
 SOURCES = Path(__file__).parents[1]
@@ -30,14 +35,6 @@ _COMPILED = (
 _LEFT_OUT = ("tiny_model",)  # the library does not depend on its sources
 
 
-class CompiledUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
-    """The modules run interpreted, for the reason in the message."""
-
-
-class CompileError(CompiledUnavailable):
-    """The sources cannot be compiled, perhaps on no machine."""
-
-
 def compiled_modules() -> dict[str, Path]:
     """Return the source files of all compiled modules, by module name."""
     found = {}
@@ -55,14 +52,11 @@ def library_path() -> tuple[Path, bool]:
     """Return the path of these sources' library, and whether it exists.
 
     Raises:
-        CompiledUnavailable: SYMPHONY_COMPILED=0 is set, or there is no cache directory.
+        LibraryUnavailable: SYMPHONY_COMPILED=0 is set, or there is no cache directory.
     """
     if os.environ.get("SYMPHONY_COMPILED") == "0":
-        raise CompiledUnavailable("SYMPHONY_COMPILED=0 is set")
-    try:
-        target = cache_directory() / f"modules-{_key()}.so"
-    except NoCacheError as error:
-        raise CompiledUnavailable(str(error)) from error
+        raise LibraryUnavailable("SYMPHONY_COMPILED=0 is set")
+    target = cache_directory() / f"modules-{_key()}.so"
     return target, is_whole(target)
 
 

@@ -13,12 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from symphony_kernel.compiled.library import (
-    GROUP,
-    CompiledUnavailable,
-    compiled_modules,
-    library_path,
-)
+from symphony_kernel.compiled.library import GROUP, compiled_modules, library_path
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 _LIBRARY = f"{GROUP}__mypyc"
 
@@ -30,7 +26,7 @@ def prefer_compiled() -> str:
         if not there:
             return "interpreted: not compiled yet (run `python -m symphony_kernel.compiled`)"
         use_library(path)
-    except (CompiledUnavailable, ImportError) as error:
+    except (LibraryUnavailable, ImportError) as error:
         return f"interpreted: {error}"
     return f"compiled: {path}"
 
@@ -63,18 +59,14 @@ class CompiledModules(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make a module and run its body; ImportError."""
-        name = f"init_{_exported(spec.name)}"
+        # mypyc's C name of a module
+        name = "init_" + spec.name.replace("___", "___3_").replace(".", "___")
         address = _pointer(getattr(self._library, name), f"{_LIBRARY}.{name}")
         made: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
         return made
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: `create_module` has run the body."""
-
-
-def _exported(module: str) -> str:
-    """Return mypyc's C name of a module."""
-    return module.replace("___", "___3_").replace(".", "___")
 
 
 def _pointer(capsule: Any, name: str) -> int:

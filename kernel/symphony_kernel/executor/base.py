@@ -144,14 +144,7 @@ class Batch:
     """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
-        "chain",
-        "copies",
-        "loads",
-        "moved_seconds",
-        "note",
-        "poison",
-        "rows",
-        "saves",
+        "chain", "copies", "loads", "moved_seconds", "note", "poison", "rows", "saves",
     )  # fmt: skip
 
     def __init__(
@@ -179,12 +172,17 @@ class Batch:
     def tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
-    def fill_tokens(self) -> None:
-        """Give the rows of a chained batch that has begun their tokens."""
+    def begin(self, results: "Results") -> bool:
+        """Begin a chained batch, if it may begin, and give its rows their tokens.
+
+        `results` are of the batch before (see `Chain.begin`).
+        """
         assert self.chain is not None
-        assert self.chain.tokens is not None
+        if not self.chain.begin(results) or self.chain.tokens is None:
+            return False
         for row, token in zip(self.rows, self.chain.tokens, strict=True):
             row.tokens = np.array([token], np.uint32)
+        return True
 
 
 Results: TypeAlias = list[bytes | SyscallError]  # one a row
@@ -264,15 +262,9 @@ class Executor(Protocol):
     a batch are empty if it never began.
     """
 
-    @property
-    def model(self) -> ModelInfo: ...
-
-    @property
-    def computes(self) -> str:
-        """What computes, for operators: "native", "cuda", "torch" or "simulated"."""
-
-    @property
-    def frame_count(self) -> int: ...
+    model: ModelInfo
+    computes: str  # for operators: "native", "cuda", "torch" or "simulated"
+    frame_count: int
 
     @property
     def pages(self) -> Pages: ...

@@ -41,8 +41,8 @@ class BitmaskBuffers:
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._ready = np.zeros(1, np.int32)
-        self.ready_at = int(self._ready.ctypes.data)
+        self.ready = np.zeros(1, np.int32)
+        self.ready_at = int(self.ready.ctypes.data)
         self.masks: UInt32 = np.zeros((0, self._words), np.uint32)
         # Asking NumPy for a row or its address takes as long as much of the work on it.
         self.each: list[UInt32] = []
@@ -56,12 +56,6 @@ class BitmaskBuffers:
         self.each = list(self.masks)
         first, stride = int(self.masks.ctypes.data), self.masks.strides[0]
         self.addresses = [first + row * stride for row in range(len(self.each))]
-
-    def set_pending(self) -> None:
-        self._ready[0] = 0
-
-    def set_ready(self) -> None:
-        self._ready[0] = 1
 
 
 @dataclass(slots=True)
@@ -81,7 +75,7 @@ class Bitmasks:
         self._own = self._buffers = BitmaskBuffers(vocab_size)
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
         self._busy = threading.Lock()  # held until a step's masks are ready
-        self._errors: list[tuple[int, SyscallError]] = []  # by index among the constrained rows
+        self._errors: dict[int, SyscallError] = {}  # by index among the constrained rows
         self._fault: BaseException | None = None
         self._constrained: list[int] = []
         self._thread: threading.Thread | None = None
@@ -104,7 +98,7 @@ class Bitmasks:
             buffers = self._own
             buffers.reserve(len(constrained))
         self._busy.acquire()
-        buffers.set_pending()
+        buffers.ready[0] = 0
         self._constrained, self._buffers = constrained, buffers
         late = None if tokens is None else [tokens[index] for index in constrained]
         self._steps.put(_Step([rows[index] for index in constrained], late, buffers))
@@ -125,7 +119,7 @@ class Bitmasks:
             return
         if fault is not None:
             raise fault
-        for index, error in self._errors:
+        for index, error in self._errors.items():
             results[self._constrained[index]] = error
 
     def close(self) -> None:
@@ -156,12 +150,12 @@ class Bitmasks:
                 self._fault = raised
                 buffers.masks[:] = _ALL
             del step  # a step's objects must not live until the next step comes
-            buffers.set_ready()
+            buffers.ready[0] = 1
             self._busy.release()
 
-    def _fill(self, step: _Step) -> list[tuple[int, SyscallError]]:
+    def _fill(self, step: _Step) -> dict[int, SyscallError]:
         """Make masks until the step's time is spent, but always the first row's."""
-        errors: list[tuple[int, SyscallError]] = []
+        errors: dict[int, SyscallError] = {}
         rows, buffers = step.rows, step.buffers
         if step.tokens is not None:
             for row, token in zip(rows, np.array(step.tokens, np.uint32)[:, None], strict=True):
@@ -171,23 +165,21 @@ class Bitmasks:
         until = now + MASKS_MS_MAX / 1000
         for index, row in enumerate(rows):
             if index and now > until:
-                errors.append((index, _NOT_READY))
+                errors[index] = _NOT_READY
                 continue
             error = _fill_row(
                 row, buffers.each[index], self._vocab_size, now, buffers.addresses[index]
             )
             if error is not None:
-                errors.append((index, error))
+                errors[index] = error
             assert row.matcher is not None
             now = max(now, row.matcher.ended)  # a matcher that failed has not set it
         some: list[int] = np.bitwise_or.reduce(buffers.masks[: len(rows)], axis=1).tolist()
         if errors or not all(some):
-            wrong = dict(errors)
-            checked = [
-                (index, _checked(buffers.each[index], wrong.get(index), some[index] != 0))
-                for index in range(len(rows))
-            ]
-            errors = [(index, error) for index, error in checked if error is not None]
+            for index in range(len(rows)):
+                error = _checked(buffers.each[index], errors.get(index), some[index] != 0)
+                if error is not None:
+                    errors[index] = error
         return errors
 
 

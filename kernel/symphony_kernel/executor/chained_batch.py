@@ -9,6 +9,7 @@ and revoke exclude each other: the first of the two wins.
 """
 
 from collections.abc import Container, Sequence
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ class Chain:
         self.stops = stops
         self.may_batch_delivery = may_batch_delivery
         self.tokens: list[int] | None = None  # one a row, once the batch has begun
-        self._claim = [None]
+        self._claim = Lock()  # taken by the begin or by the revoke, and never released
 
     def begin(self, results: Sequence[bytes | SyscallError]) -> bool:
         """Begin with the results of the batch before; return whether to compute this one.
@@ -54,7 +55,7 @@ class Chain:
             tokens.append(int.from_bytes(result[:_TOKEN_BYTES], "little"))
         if all(token in stop for token, stop in zip(tokens, self.stops, strict=True)):
             return False
-        if not self._take_claim():
+        if not self._claim.acquire(blocking=False):
             return False
         self.tokens = tokens
         return True
@@ -62,16 +63,8 @@ class Chain:
     @property
     def waits(self) -> bool:
         """Whether the batch has neither begun nor been revoked."""
-        return bool(self._claim)
+        return not self._claim.locked()
 
     def revoke(self) -> bool:
         """Revoke the batch; return whether it had not begun, so that it never will."""
-        return self._take_claim()
-
-    def _take_claim(self) -> bool:
-        # Two threads may come at once: `list.pop` is atomic.
-        try:
-            self._claim.pop()
-        except IndexError:
-            return False
-        return True
+        return self._claim.acquire(blocking=False)

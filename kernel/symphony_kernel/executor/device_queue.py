@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -75,28 +76,20 @@ class StepFuture(Generic[T]):
         return self.value
 
 
+@dataclass(eq=False, slots=True)
 class _Job:
     """A job; `waiter` is a future on `loop`, or a blocked thread's event."""
 
-    __slots__ = (
-        "_begun", "began", "begin", "ended", "error", "loop", "may_batch_delivery", "value",
-        "waiter", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        work: Callable[[], Any],
-        waiter: StepFuture[Any] | threading.Event,
-        loop: asyncio.AbstractEventLoop | None = None,
-        begin: Callable[[], bool] | None = None,
-        may_batch_delivery: bool = False,
-    ) -> None:
-        self.work, self.waiter, self.loop, self.begin = work, waiter, loop, begin
-        self.may_batch_delivery = may_batch_delivery
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.began = self.ended = 0.0
-        self._begun: bool | None = None  # None: `begin` has not been called
+    work: Callable[[], Any]
+    waiter: StepFuture[Any] | threading.Event
+    loop: asyncio.AbstractEventLoop | None = None
+    begin: Callable[[], bool] | None = None
+    may_batch_delivery: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    _begun: bool | None = None  # None: `begin` has not been called
 
     def try_begin(self) -> bool:
         """Begin behind the job before, once; return whether this job follows it."""
@@ -116,19 +109,6 @@ class _Job:
             except BaseException as raised:  # raised again where the job is awaited
                 self.error = raised
         self.ended = time.monotonic()
-
-
-def _complete_futures(jobs: list[_Job]) -> None:
-    """Complete the futures of jobs, then run their callbacks."""
-    completed = []
-    for job in jobs:
-        future = job.waiter
-        assert isinstance(future, StepFuture)
-        future.began, future.ended = job.began, job.ended
-        future.complete(job.value, job.error)
-        completed.append(future)
-    for future in completed:
-        future.notify()
 
 
 class DeviceThread:
@@ -245,8 +225,17 @@ class DeviceThread:
             first.loop.call_soon_threadsafe(self._deliver_ended)
 
     def _deliver_ended(self) -> None:  # on the loop
+        """Complete the futures of jobs that were delivered together, then run their callbacks."""
         while self._ended:
-            _complete_futures(self._ended.popleft())
+            completed = []
+            for job in self._ended.popleft():
+                future = job.waiter
+                assert isinstance(future, StepFuture)
+                future.began, future.ended = job.began, job.ended
+                future.complete(job.value, job.error)
+                completed.append(future)
+            for future in completed:
+                future.notify()
 
     def _on_bell(self) -> None:
         os.eventfd_read(self._bell)

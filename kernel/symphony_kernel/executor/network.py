@@ -16,6 +16,8 @@ from symphony_kernel.protocol.errno import SyscallError
 class Network(Protocol):
     """A model and the K and V of its pages."""
 
+    computes: str  # see `Executor.computes`
+
     @property
     def pages(self) -> Pages: ...
 

@@ -186,11 +186,8 @@ def best_tokens(logits: Tensor, count: int) -> Tensor:
     """Return the [w, count] most likely tokens, best first; among equals by id."""
     if count == logits.shape[1]:
         return torch.sort(logits, dim=-1, descending=True, stable=True).indices
-    return torch.cat([_best_tokens(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)])
-
-
-def _best_tokens(logits: Tensor, count: int) -> Tensor:
-    return tokens_of_keys(best_keys(logits, count), logits.shape[1])
+    keys = [best_keys(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)]
+    return tokens_of_keys(torch.cat(keys), logits.shape[1])
 
 
 def best_keys(logits: Tensor, count: int) -> Tensor:
@@ -244,16 +241,14 @@ def sample(
 
 def noise_keys(seeds: UInt64, positions: Int32) -> UInt64:
     """Return [w] u64 keys, each a hash of a seed and a position."""
-    with np.errstate(over="ignore"):
-        return _mix64(_mix64(seeds) + positions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95))
+    return _mix64(_mix64(seeds) + positions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95))
 
 
 def _mix64(x: UInt64) -> UInt64:
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def noise(tokens: Tensor, keys: UInt64) -> Tensor:

@@ -12,8 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from symphony_kernel.executor.base import (
 )
 from symphony_kernel.executor.bitmask import fill_bitmask, tokens_in
 from symphony_kernel.executor.device_queue import StepFuture
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
@@ -47,12 +47,6 @@ _LOGIT_BITS = 24  # bits of the hash: exact in a float32
 _LOGITS_SPREAD = 16.0  # logits lie in [0, this)
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 _ZERO_PAIR = bytes(8)
-
-
-class Sleeper(Protocol):
-    """The part of a clock that a device needs."""
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +94,9 @@ class SimulatedPages:
 
     def __init__(self, frames: int) -> None:
         self._kept = frames > 0
-        self.entries = np.zeros(frames * PAGE_TOKENS, np.uint64)  # 0: never written
-        self.values = np.zeros(frames * PAGE_TOKENS, np.uint64)
+        self._slots: UInt64 = np.zeros((2, frames * PAGE_TOKENS), np.uint64)
+        self.entries, self.values = self._slots  # views; an entry of 0 was never written
+        self._frames = self._slots.reshape(2, -1, PAGE_TOKENS)
         self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)
 
     def open_host(self, pages: int) -> None:
@@ -112,44 +107,32 @@ class SimulatedPages:
         return page.data.cast("B")
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        self._host[slots] = self._frames(frames)
+        self._host[slots] = self._frames[:, frames].transpose(1, 0, 2)
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        self._set_frames(frames, self._host[slots])
+        self._frames[:, frames] = self._host[slots].transpose(1, 0, 2)
 
     def settle(self) -> float:
         return 0.0
 
     def copy(self, group: Int64) -> None:
         source, destination = group
-        self.entries[destination] = self.entries[source]
-        self.values[destination] = self.values[source]
+        self._slots[:, destination] = self._slots[:, source]
 
     def poison(self, frames: Int32) -> None:
-        self._parts()[0][frames] = 0  # a row that reads them raises a KernelBug
+        self._frames[0, frames] = 0  # a row that reads them raises a KernelBug
 
     def read_frames(self, frames: Int32) -> KVArray:
-        return _canonical(self._frames(frames))
+        return np.ascontiguousarray(self._frames[None, :, frames, :, None, None])
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        self._set_frames(frames, _from_canonical(values))
+        self._frames[:, frames] = values[0, ..., 0, 0]
 
     def read_host(self, slots: Int32) -> KVArray:
-        return _canonical(self._host[slots])
+        return self._host[slots].transpose(1, 0, 2)[None, ..., None, None].copy()
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        self._host[slots] = _from_canonical(values)
-
-    def _parts(self) -> tuple[UInt64, UInt64]:
-        """Return views of the entries and the values, [frames, PAGE_TOKENS] each."""
-        return self.entries.reshape(-1, PAGE_TOKENS), self.values.reshape(-1, PAGE_TOKENS)
-
-    def _frames(self, frames: Int32) -> UInt64:
-        return np.stack([part[frames] for part in self._parts()], axis=1)
-
-    def _set_frames(self, frames: Int32, pages: UInt64) -> None:
-        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
-            part[frames] = values
+        self._host[slots] = values[0, ..., 0, 0].transpose(1, 0, 2)
 
 
 class SimulatedExecutor:
@@ -159,7 +142,7 @@ class SimulatedExecutor:
 
     def __init__(
         self,
-        clock: Sleeper,
+        clock: Clock,
         pages: int = PAGES_DEFAULT,
         model: ModelInfo | None = None,
         costs: CostModel | None = None,
@@ -187,7 +170,7 @@ class SimulatedExecutor:
         """
         async with self._order:
             last, self._last = self._last, []
-            if batch.chain is not None and not _begin_chained(batch, last):
+            if batch.chain is not None and not batch.begin(last):
                 self._prepare_pages(batch)
                 return []
             if not self._free:
@@ -230,11 +213,8 @@ class SimulatedExecutor:
             options, places = row.options, len(row.places)
             if options is DEFAULT and places == 1:  # the usual case, made cheap
                 results.append(_ZERO_PAIR)
-            elif options.get is Get.ARGMAX or options.get is Get.SAMPLE:
-                size = (8 + 8 * options.logprobs) * places
-                results.append(_ZERO_PAIR if size == 8 else bytes(size))
             else:
-                results.append(_constant(options, self.model.vocab_size) * places)
+                results.append(bytes(options.place_bytes(self.model.vocab_size) * places))
         return results
 
     # -- Hashes --------------------------------------------------------------------------------
@@ -245,19 +225,15 @@ class SimulatedExecutor:
             return b""
         logits = self._logits(states, options)
         if row.matcher is not None:
-            error = self._constrain(logits, row)
+            vocab_size = self.model.vocab_size
+            mask = np.zeros(-(-vocab_size // 32), np.uint32)
+            error = fill_bitmask(row, mask, vocab_size)
             if error is not None:
                 return error
+            logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
             return SyscallError(Errno.EINVAL, "the allow mask allows no token")
         return _encode(logits, row)
-
-    def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
-        vocab_size = self.model.vocab_size
-        mask = np.zeros(-(-vocab_size // 32), np.uint32)
-        error = fill_bitmask(row, mask, vocab_size)
-        logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
-        return error
 
     def _compute(self, row: Row) -> UInt64:
         """Write the row's new slots; return the state [q] after each new token."""
@@ -290,24 +266,6 @@ class SimulatedExecutor:
         return logits
 
 
-def _canonical(pages: UInt64) -> KVArray:
-    """Convert [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
-    return pages.transpose(1, 0, 2)[None, :, :, :, None, None].copy()
-
-
-def _from_canonical(values: KVArray) -> UInt64:
-    pages: UInt64 = values[0, :, :, :, 0, 0].transpose(1, 0, 2).astype(np.uint64)
-    return pages
-
-
-def _begin_chained(batch: Batch, last: Results) -> bool:
-    """Begin a chained batch, if it may begin, and give its rows their tokens."""
-    if batch.chain is None or not batch.chain.begin(last):
-        return False
-    batch.fill_tokens()
-    return True
-
-
 def _mix(x: UInt64) -> UInt64:
     """Return splitmix64's finalizer of each element."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -328,18 +286,12 @@ def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
     sums = x.copy()
     for node, parent in enumerate(parents):
         if parent >= 0:
-            sums[node : node + 1] += sums[
-                parent : parent + 1
-            ]  # slices: scalars warn when they overflow
+            # Slices, because scalars warn when they overflow.
+            sums[node : node + 1] += sums[parent : parent + 1]
     return sums
 
 
 # -- Results -----------------------------------------------------------------------------------
-@lru_cache(maxsize=64)
-def _constant(options: PredOptions, vocab_size: int) -> bytes:
-    return bytes(options.place_bytes(vocab_size))
-
-
 def _encode(logits: Float32, row: Row) -> bytes:
     options = row.options
     if options.get is Get.LOGITS:

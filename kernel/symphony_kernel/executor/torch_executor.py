@@ -5,12 +5,11 @@ computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from symphony_kernel.executor.base import (
@@ -18,7 +17,6 @@ from symphony_kernel.executor.base import (
     ModelInfo,
     Results,
     Row,
-    UInt32,
     prepare_pages,
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
@@ -27,29 +25,24 @@ from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import ModelConfig, load_config
+from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.fitting import page_bytes
+from symphony_kernel.executor.models.fitting import pool_pages
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.models.tensor_headers import check_tensors
-from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
-from symphony_kernel.executor.parallel.network import ParallelNetwork
 from symphony_kernel.executor.parallel.rank_network import start_parallel
 from symphony_kernel.executor.parallel.ranks import DeviceLost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.sampling import SamplingRequest
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import (
-    DELIVERY_MS_DEFAULT,
-    KV_POOL_BYTES_DEFAULT,
-    KV_POOL_PAGES_MAX,
-)
+from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
 
 _T = TypeVar("_T")
 
@@ -80,6 +73,7 @@ class TorchExecutor:
         self.frame_count = frame_count
         self.network = network
         self.pages = network.pages
+        self.computes = network.computes
         self._logits_places = logits_places
         self._thread = thread
         self._masks = Bitmasks(model.vocab_size)
@@ -117,12 +111,14 @@ class TorchExecutor:
         """
         model = load_assets(directory, dtype, name).model
         config = load_config(directory)
-        check_tensors(directory, config)
+        check_tensors(directory, config)  # before any rank or memory
         place = torch.device(_device(device))
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
-        pool_bytes = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
-        pages = pool_pages(Shard(config, 0, parallel.ranks).config, pool_bytes, kind.itemsize)
+        layout = Shard(config, 0, parallel.ranks).config.kv_layout(model.dtype)
+        pages = pool_pages(layout, pool_bytes)
+        if pages < 1:
+            raise CheckpointError(f"a pool of {pool_bytes} bytes is too small for one page")
         logits_bytes = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
         places = max(1, logits_bytes // (4 * config.vocab_size))
         thread = _start_thread(threads, delivery_ms)
@@ -135,7 +131,8 @@ class TorchExecutor:
                 )  # fmt: skip
                 return start_parallel(share, parallel, progress)
             library = _load_native(place)
-            with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
+            loading = Weights(directory, config, kind, place, progress)
+            with torch.inference_mode(), loading as weights:
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:
@@ -154,15 +151,6 @@ class TorchExecutor:
         except BaseException:
             thread.stop()
             raise
-
-    @property
-    def computes(self) -> str:
-        network = self.network
-        if isinstance(network, ParallelNetwork):
-            network = network.local
-        if isinstance(network, CudaNetwork):
-            return "cuda"
-        return "native" if isinstance(network, NativeNetwork) else "torch"
 
     async def run(self, batch: Batch) -> Results:
         return await self.start(batch)
@@ -187,14 +175,11 @@ class TorchExecutor:
             network.launch_after(prepared, before, batch.chain)
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
-        """Begin a chained step, if it may begin, and give its rows their tokens."""
+        if prepared is None:
+            return batch.begin(self._last)
         if not chain.begin(self._last):
             return False
-        assert chain.tokens is not None
-        if prepared is not None:
-            prepared.set_tokens(chain.tokens)
-        else:
-            batch.fill_tokens()
+        prepared.set_tokens(chain.tokens)
         return True
 
     async def close(self) -> None:
@@ -213,14 +198,10 @@ class TorchExecutor:
         try:
             return self._run_step(batch, prepared)
         except Exception:
-            self._check_device()
+            words = None if self._ahead is None else self._ahead.broken()
+            if words is not None and self._device_lost is not None:
+                self._device_lost(words)  # it will not compute any more
             raise
-
-    def _check_device(self) -> None:
-        """After an error, report a device that will not compute any more."""
-        words = None if self._ahead is None else self._ahead.broken()
-        if words is not None and self._device_lost is not None:
-            self._device_lost(words)
 
     def _run_step(self, batch: Batch, prepared: Any) -> Results:
         self._last = []  # of a step that fails or never begins
@@ -261,62 +242,37 @@ class TorchExecutor:
             return results
         indices = self.network.forward(batch.rows)
         made = masks() if masks is not None else {}
-        answers = self._answers(
-            [batch.rows[index] for index in indices], [made.get(index) for index in indices]
-        )
-        for index, result in zip(indices, answers, strict=True):
-            results[index] = result
-        return results
-
-    def _answers(self, rows: list[Row], masks: list[UInt32 | None]) -> list[bytes | SyscallError]:
-        """Return each row's result from the outputs at its places."""
-        if rows and sum(len(row.places) for row in rows) <= self._logits_places:
-            requests = [_request(row, mask) for row, mask in zip(rows, masks, strict=True)]
-            return self.network.answer(0, requests)
-        results: list[bytes | SyscallError] = [b""] * len(rows)
-        for begin, requests, owners in _split_places(rows, masks, self._logits_places):
-            for owner, part in zip(owners, self.network.answer(begin, requests), strict=True):
+        portions = _split_places(batch.rows, indices, made, self._logits_places)
+        for first, requests, owners in portions:
+            for owner, part in zip(owners, self.network.answer(first, requests), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
-                    results[owner] = before + part if before else part
-                else:
-                    results[owner] = part
+                    part = before + part
+                results[owner] = part
         return results
-
-
-def _request(row: Row, mask: UInt32 | None) -> SamplingRequest:
-    alone = len(row.positions) == 1 and len(row.places) == 1
-    positions = row.positions if alone else row.positions[row.places]
-    return SamplingRequest(row.options, row.seed, positions, mask)
 
 
 def _split_places(
-    rows: list[Row], masks: list[UInt32 | None], places_max: int
-) -> list[tuple[int, list[SamplingRequest], list[int]]]:
-    """Split the rows' places into portions: (first place, requests, rows of these)."""
-    portions: list[tuple[int, list[SamplingRequest], list[int]]] = [(0, [], [])]
+    rows: list[Row], indices: list[int], masks: RowMasks, places_max: int
+) -> Iterator[tuple[int, list[SamplingRequest], list[int]]]:
+    """Yield portions of the places of some rows: (first place, requests, rows of these)."""
+    requests: list[SamplingRequest] = []
+    owners: list[int] = []
     first = used = 0
-    for owner, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+    for index in indices:
+        row = rows[index]
         positions = row.positions[row.places]
         while len(positions):
             if used == places_max:
-                first += used
-                used = 0
-                portions.append((first, [], []))
-            part, positions = np.split(positions, [places_max - used])
-            portions[-1][1].append(SamplingRequest(row.options, row.seed, part, mask))
-            portions[-1][2].append(owner)
+                yield first, requests, owners
+                first, used, requests, owners = first + used, 0, [], []
+            room = places_max - used
+            part, positions = positions[:room], positions[room:]
+            requests.append(SamplingRequest(row.options, row.seed, part, masks.get(index)))
+            owners.append(index)
             used += len(part)
-    return portions if rows else []
-
-
-def pool_pages(config: ModelConfig, pool_bytes: int, element_bytes: int) -> int:
-    pages = min(pool_bytes // page_bytes(config, config.kv_heads, element_bytes), KV_POOL_PAGES_MAX)
-    if pages < 1:
-        raise CheckpointError(
-            f"a pool of {pool_bytes} bytes is too small for one page of this model"
-        )
-    return pages
+    if requests:
+        yield first, requests, owners
 
 
 def free_device_memory(name: str) -> int | None:
@@ -348,7 +304,7 @@ def _load_native(place: torch.device) -> Library | None:
         return None
     try:
         return load_library()
-    except NativeUnavailable as error:
+    except LibraryUnavailable as error:
         _log.warning("no native kernels, torch computes several times slower: %s", error)
         return None
 

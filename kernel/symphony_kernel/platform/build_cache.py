@@ -9,15 +9,15 @@ import os
 from pathlib import Path
 
 
-class NoCacheError(Exception):
-    """There is no directory for compiled code, or it is not safe for code."""
+class LibraryUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
+    """This machine has no such library, for the reason in the message."""
 
 
 def cache_directory() -> Path:
     """Return the directory, which only the user may write. Create it if it is missing.
 
     Raises:
-        NoCacheError: it cannot be created, or others may write to it.
+        LibraryUnavailable: it cannot be created, or others may write to it.
     """
     given = os.environ.get("SYMPHONY_CACHE_DIR")
     try:
@@ -29,11 +29,13 @@ def cache_directory() -> Path:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
     except (OSError, RuntimeError) as error:
-        raise NoCacheError(f"the directory for compiled code cannot be used: {error}") from error
+        words = f"the directory for compiled code cannot be used: {error}"
+        raise LibraryUnavailable(words) from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise NoCacheError(f"{directory} is writable by other users, which is unsafe for code")
+        words = f"{directory} is writable by other users, which is unsafe for code"
+        raise LibraryUnavailable(words)
     if not os.access(directory, os.W_OK):
-        raise NoCacheError(f"{directory} is not writable")
+        raise LibraryUnavailable(f"{directory} is not writable")
     return directory
 
 

@@ -65,7 +65,7 @@ class VirtualClock:
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that advances the clock where a loop would sleep."""
+    """Advances the clock where a loop would sleep."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()

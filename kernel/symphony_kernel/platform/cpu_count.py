@@ -11,19 +11,17 @@ from symphony_kernel.platform.memory import available_bytes
 
 def usable_processors(proc: Path = PROC, groups: Path = MOUNTED) -> int:
     """Return the minimum of CPU affinity and cgroup quotas, rounded up; at least 1."""
-    return max(1, min([_scheduled(), *_quotas(proc, groups)]))
+    if sys.platform == "linux":
+        scheduled = len(os.sched_getaffinity(0))
+    else:
+        scheduled = os.cpu_count() or 1
+    return max(1, min([scheduled, *_quotas(proc, groups)]))
 
 
 def processes_at_once(bytes_each: int, proc: Path = PROC, groups: Path = MOUNTED) -> int:
     """Return how many processes of `bytes_each` memory may run at a time; at least 1."""
     processors, available = usable_processors(proc, groups), available_bytes(proc, groups)
     return processors if available is None else max(1, min(processors, available // bytes_each))
-
-
-def _scheduled() -> int:
-    if sys.platform != "linux":
-        return os.cpu_count() or 1
-    return len(os.sched_getaffinity(0))
 
 
 def _quotas(proc: Path, groups: Path) -> Iterator[int]:

@@ -110,7 +110,6 @@ class PreciseTimerLoop(uvloop.Loop):
         self._alarm.set(when)
 
     def _ring(self) -> None:
-        """Run all handles that are due."""
         self._alarm.clear()
         self._due = inf
         now, soon = time.monotonic(), self._soon

@@ -19,10 +19,9 @@ _FILES = {
 
 def available_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
     """Return the minimum that machine, cgroups and address space have left; None: unknown."""
-    found = [
-        *_of_machine(proc), *_of_groups(proc, groups, reclaim=False), *_of_process(proc)
-    ]  # fmt: skip
-    return min(found, default=None)
+    machine = _of_meminfo(proc, "MemAvailable")
+    of_groups = _of_groups(proc, groups, reclaim=False)
+    return min([*machine, *of_groups, *_of_process(proc)], default=None)
 
 
 def attainable_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
@@ -31,13 +30,9 @@ def attainable_bytes(proc: Path = PROC, groups: Path = MOUNTED) -> int | None:
     It is more than `available_bytes`, which is memory without such a cost.
     """
     swap = sum(_of_meminfo(proc, "SwapFree"))
-    machine = [free + swap for free in _of_machine(proc)]
+    machine = [free + swap for free in _of_meminfo(proc, "MemAvailable")]
     of_groups = [free + swap for free in _of_groups(proc, groups, reclaim=True)]
     return min([*machine, *of_groups, *_of_process(proc)], default=None)
-
-
-def _of_machine(proc: Path) -> Iterator[int]:
-    return _of_meminfo(proc, "MemAvailable")
 
 
 def _of_meminfo(proc: Path, name: str) -> Iterator[int]:

@@ -90,7 +90,6 @@ MAX_FILE_CHARS = 350_000
 class Source:
     """One file of the corpus."""
 
-    name: str
     text: str
     is_test: bool
     held_out: bool
@@ -149,7 +148,7 @@ def read_corpus(root: Path) -> list[Source]:
             if text is not None:
                 name = relative.as_posix()
                 is_test = bool(TEST_FOLDERS.intersection(relative.parts[:-1]))
-                sources.append(Source(name, text, is_test, is_held_out(name)))
+                sources.append(Source(text, is_test, is_held_out(name)))
     return sources
 
 

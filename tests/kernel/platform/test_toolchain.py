@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from symphony_kernel.platform import build_cache
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.toolchain import (
-    NoToolError,
-    SourceError,
+    CompileError,
     find_compiler,
     python_headers,
     remove_others,
@@ -42,11 +42,13 @@ def test_a_compiler_that_is_not_there_is_named(
     variable: str, language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "no-such-compiler")
-    with pytest.raises(NoToolError, match=f"no {language} compiler is called no-such-compiler"):
+    with pytest.raises(
+        LibraryUnavailable, match=f"no {language} compiler is called no-such-compiler"
+    ):
         find_compiler(variable)
     monkeypatch.delenv(variable)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoToolError, match=f"there is no {language} compiler"):
+    with pytest.raises(LibraryUnavailable, match=f"there is no {language} compiler"):
         find_compiler(variable)
 
 
@@ -55,13 +57,13 @@ def test_headers_that_are_not_there_are_named(
 ) -> None:
     nowhere = {"include": str(tmp_path), "platinclude": str(tmp_path)}
     monkeypatch.setattr("sysconfig.get_paths", lambda: nowhere)
-    with pytest.raises(NoToolError, match="headers are not installed"):
+    with pytest.raises(LibraryUnavailable, match="headers are not installed"):
         python_headers()
 
 
 def test_what_a_compiler_says_is_told(tmp_path: Path) -> None:
     words = "echo hm >&2; echo 'one.c:1: error: no' >&2; exit 1"
-    with pytest.raises(SourceError, match=r"sh failed on all: one.c:1: error: no"):
+    with pytest.raises(CompileError, match=r"sh failed on all: one.c:1: error: no"):
         run("sh", "-c", words, what="all", seconds_max=20)
-    with pytest.raises(NoToolError, match="cannot compile all"):
+    with pytest.raises(LibraryUnavailable, match="cannot compile all"):
         run(str(tmp_path / "nowhere"), what="all", seconds_max=20)

@@ -66,7 +66,8 @@ def load_cuda(checkpoint: Checkpoint, way: Way) -> ExecutorRig:
     thread = DeviceThread(context=torch.inference_mode)
 
     def build() -> CudaNetwork:
-        with torch.inference_mode(), Weights(checkpoint.directory, kind, place) as weights:
+        loading = Weights(checkpoint.directory, config, kind, place)
+        with torch.inference_mode(), loading as weights:
             decoder = CudaDecoder(config, weights, kind)
             return CudaNetwork(decoder, POOL_PAGES, LOGITS_PLACES, way.graph_rows, way.library)
 

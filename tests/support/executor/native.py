@@ -3,15 +3,15 @@
 from functools import cache
 
 import pytest
-from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 
 @cache
 def _found() -> Library | str:
     try:
         return load_library()
-    except NativeUnavailable as error:
+    except LibraryUnavailable as error:
         return str(error)
 
 

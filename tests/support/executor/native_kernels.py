@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from symphony_kernel.executor.native.attention import AttentionShape, FlatRows, PagePool, StepRows
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.pages import AttentionShape, NativePages
+from symphony_kernel.executor.native.step import FlatStep, StepRows
 
 Array = npt.NDArray[np.generic]
 Float32 = npt.NDArray[np.float32]
@@ -48,7 +49,7 @@ class LayerWork:
 class LoneAttention:
     """Attention without the rest of the network, with its own team of threads."""
 
-    def __init__(self, library: Library, pool: PagePool) -> None:
+    def __init__(self, library: Library, pool: NativePages) -> None:
         wide = pool.shape.element_bytes == 4 or pool.shape.wide or not library.computes_bf16
         self._out_type = np.dtype(np.float32 if wide else np.uint16)
         create = library.function(
@@ -64,16 +65,16 @@ class LoneAttention:
         self._handle = create(byref(pool.structure), pool.address)
         if not self._handle:
             raise MemoryError("no memory or no threads for attention")
-        self._rows: FlatRows | None = None
+        self._step: FlatStep | None = None
 
     def close(self) -> None:
         if self._handle:
             self._destroy(self._handle)
             self._handle = 0
 
-    def plan(self, rows: FlatRows) -> None:
-        self._rows = rows  # C refers to its arrays
-        if self._plan(self._handle, byref(rows.structure())):
+    def plan(self, step: FlatStep) -> None:
+        self._step = step  # C refers to its arrays
+        if self._plan(self._handle, byref(step.rows)):
             raise MemoryError("no memory to plan a step")
 
     def compute(self, works: Sequence[LayerWork]) -> None:

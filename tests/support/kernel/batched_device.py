@@ -6,7 +6,7 @@ from typing import Any
 
 from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.device_queue import StepFuture
-from symphony_kernel.executor.simulated import SimulatedExecutor, _begin_chained
+from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.platform.clock import Clock
 
 from tests.support.kernel.rig import ANY_MS
@@ -45,7 +45,7 @@ class InLots(SimulatedExecutor):
             ended.append(outcome)
             held = batch.chain is not None and batch.chain.may_batch_delivery and len(ended) < STEPS
             follow = self._given[0][0].chain if self._given else None
-            begun = follow is None or _begin_chained(self._given[0][0], results)
+            begun = follow is None or self._given[0][0].begin(results)
             if not held or follow is None or not begun or not follow.may_batch_delivery:
                 self.lots.append(len(ended))
                 told, ended = ended, []

@@ -94,7 +94,6 @@ class DecodeGraphs:
         # The largest first: the smaller ones find room in the memory that it leaves.
         self._graphs = {size: make(size) for size in sorted(sizes, reverse=True)}
         self._indices_max = indices_max
-        self.bytes = 0  # device memory that capturing took
 
     def size_for(self, plan: StepPlan) -> int | None:
         if not plan.only_decodes:
@@ -119,7 +118,5 @@ class DecodeGraphs:
             packed = pack(plan, decoder.windows, {}, pinned=True)
             graph.capture(inputs_on(decoder.device, plan, decoder.windows, packed), memory, aside)
         torch.cuda.synchronize(decoder.device)
-        self.bytes = torch.cuda.memory_reserved(decoder.device) - before
-        _log.info(
-            "captured %d graphs of decode steps in %d MiB", len(self._graphs), self.bytes >> 20
-        )
+        taken = torch.cuda.memory_reserved(decoder.device) - before
+        _log.info("captured %d graphs of decode steps in %d MiB", len(self._graphs), taken >> 20)

@@ -54,6 +54,8 @@ class CudaNetwork:
     FlashInfer (None: the installed one, on a GPU).
     """
 
+    computes = "cuda"
+
     def __init__(
         self,
         decoder: CudaDecoder,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -47,7 +47,7 @@ class CudaPages:
         self._page = (2, PAGE_TOKENS, config.kv_heads, config.head_dim)
         assert (pool.shape[0], *pool.shape[2:]) == (config.layers, *self._page), pool.shape
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
-        self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        self.layout = config.kv_layout(dtype)
         self._pool = pool
         self._staging_bytes = staging_bytes
         # A view, in words of 8 bytes: [pages + 1, layers, words].

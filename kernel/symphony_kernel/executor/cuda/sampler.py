@@ -117,18 +117,15 @@ def _is_truncated(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
+@dataclass(slots=True)
 class SampledTokens:
     """Tokens chosen on the device, and their record for the host.
 
-    `tokens` is [w] int64 by place, zero where no token was chosen. `record` is [c, 3] int32 of the
-    chosen ones: token, the bits of its log-probability, and whether the truncation was decided.
+    A record has the token, the bits of its log-probability, and whether its truncation was decided.
     """
 
-    __slots__ = ("record", "tokens")
-
-    def __init__(self, tokens: Tensor, record: Tensor) -> None:
-        self.tokens = tokens
-        self.record = record
+    tokens: Tensor  # [w] int64 by place, zero where no token was chosen
+    record: Tensor  # [c, 3] int32 of the chosen ones
 
 
 def choose(logits: Tensor, choices: SamplingChoices, moved: MovedArrays) -> SampledTokens:

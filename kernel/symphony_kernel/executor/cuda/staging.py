@@ -57,9 +57,6 @@ class MovedArrays:
     def __getitem__(self, name: str) -> Tensor:
         return self.buffer[self._places[name]]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
 
 def to_device(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Return an array on a device, without waiting for its work."""

@@ -11,7 +11,7 @@ dropped.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ class Launched:
             self.done.synchronize()
 
 
+@dataclass(eq=False, slots=True)
 class PreparedStep:
     """A step that can be launched: its arrays on the host, and its results.
 
@@ -52,36 +53,17 @@ class PreparedStep:
     uses the step; everything else belongs to the device's thread after `prepare`.
     """
 
-    __slots__ = (
-        "before",
-        "chain",
-        "choices",
-        "count",
-        "following",
-        "graph",
-        "launched",
-        "packed",
-        "plan",
-        "sources",
-        "tokens_final",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        count: int,
-        plan: StepPlan,
-        packed: StagedArrays,
-        choices: SamplingChoices,
-        graph: bool,
-    ) -> None:
-        self.count = count  # of the batch's rows
-        self.plan, self.packed, self.choices, self.graph = plan, packed, choices, graph
-        self.launched: Launched | None = None
-        self.tokens_final = True  # the tokens chosen on the device are the step's final tokens
-        self.before: PreparedStep | None = None  # the step whose tokens it takes,
-        self.sources: Int32 = np.empty(0, np.int32)  # at these places
-        self.chain: Chain | None = None
-        self.following: PreparedStep | None = None
+    count: int  # of the batch's rows
+    plan: StepPlan
+    packed: StagedArrays
+    choices: SamplingChoices
+    graph: bool
+    launched: Launched | None = None
+    tokens_final: bool = True  # the tokens chosen on the device are the step's final tokens
+    before: "PreparedStep | None" = None  # the step whose tokens it takes,
+    sources: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # at these places
+    chain: Chain | None = None
+    following: "PreparedStep | None" = None
 
     @property
     def waits(self) -> bool:

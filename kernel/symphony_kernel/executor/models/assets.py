@@ -54,10 +54,8 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
     config = load_config(directory)
     tokenizer, parsed = _tokenizer(directory, config)
     settings = read_optional_json(directory / "tokenizer_config.json")
-    generation = Fields(
-        read_optional_json(directory / "generation_config.json"),
-        str(directory / "generation_config.json"),
-    )
+    path = directory / "generation_config.json"
+    generation = Fields(read_optional_json(path), str(path))
     eos = generation.ids("eos_token_id") or config.eos
     bos = generation.ids("bos_token_id")[:1] or (() if config.bos is None else (config.bos,))
     model = ModelInfo(
@@ -174,7 +172,5 @@ def _text_of(token: object) -> str:
 def _text_by_id(tokenizer: dict[str, Any], token: int | None) -> str:
     if token is None:
         return ""
-    for added in tokenizer.get("added_tokens") or ():
-        if added.get("id") == token:
-            return _text_of(added)
-    return ""
+    added = tokenizer.get("added_tokens") or ()
+    return next((_text_of(each) for each in added if each.get("id") == token), "")

@@ -77,7 +77,7 @@ def _check(directory: Path, dtype: str) -> None:
 def _check_tokenizer(path: Path, assets: ModelAssets) -> None:
     from tokenizers import Tokenizer
 
-    _limit_time(TOKENIZER_SECONDS_MAX)
+    signal.setitimer(signal.ITIMER_PROF, TOKENIZER_SECONDS_MAX)  # then SIGPROF ends the process
     try:
         tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
     except Exception as error:  # the library raises no other kind
@@ -93,7 +93,7 @@ def _check_template(directory: Path, source: str, special: dict[str, str]) -> No
     """Compile a chat template and fill it once. It may refuse the text."""
     from symphony_kernel.protocol.chat_templates import chat_environment
 
-    _limit_time(TEMPLATE_SECONDS_MAX)
+    signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS_MAX)
     try:
         template = chat_environment().from_string(source)
     # a wrong template fails in the parser, in the generator or in Python
@@ -115,11 +115,6 @@ def _check_template(directory: Path, source: str, special: dict[str, str]) -> No
         raise
     except Exception as error:
         _say(f"{directory}: the chat template ({type(error).__name__})")
-
-
-def _limit_time(seconds: float) -> None:
-    """Limit this process's processor time from here on; then SIGPROF ends it."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _say(words: str) -> None:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_kernel.executor.models.file_reader import CheckpointError, read_json, shown
+from symphony_kernel.executor.base import KVLayout
+from symphony_kernel.executor.models.file_reader import (
+    CheckpointError,
+    parse_json,
+    read_file,
+    shown,
+)
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")
@@ -32,19 +38,19 @@ _MOST = {
 _MOST_TOKENS = 1 << 40  # bound of all other integers: contexts and windows
 _NUMBERS = (1e-20, 1e12)  # the smallest and largest: within these nothing overflows
 
-_ROPE_KEYS: dict[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
-    "llama3": frozenset(
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-    ),
-    "yarn": frozenset(
-        {
-            "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
-            "beta_slow", "mscale", "mscale_all_dim", "truncate",
-        }
-    ),
+# Of each kind of scaling; the original context may be there with every kind, as Qwen's has it.
+_ROPE_KEYS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {
+        "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate",
+    },
+}  # fmt: skip
+_ROPE_COMMON_KEYS = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
 }  # fmt: skip
 
 
@@ -75,7 +81,6 @@ class Rope:
 class ModelConfig:
     """What the network needs to know. All sizes are in elements, contexts in tokens."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -97,6 +102,9 @@ class ModelConfig:
     bos: int | None
     eos: tuple[int, ...]
 
+    def kv_layout(self, dtype: str) -> KVLayout:
+        return KVLayout(self.layers, self.kv_heads, self.head_dim, dtype)
+
 
 class Fields:
     """A JSON object with typed access; a wrong type is a `CheckpointError`."""
@@ -105,20 +113,19 @@ class Fields:
         self.values = values
         self.source = source
 
+    def error(self, words: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {words}")
+
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a positive integer; without a default the key is required."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(
-                f"{self.source}: {key} must be a positive integer, not {shown(value)}"
-            )
+            raise self.error(f"{key} must be a positive integer, not {shown(value)}")
         most = _MOST.get(key, _MOST_TOKENS)
         if value > most:
-            raise CheckpointError(
-                f"{self.source}: {key} is {shown(value)}; at most {most} are supported"
-            )
+            raise self.error(f"{key} is {shown(value)}; at most {most} are supported")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -128,9 +135,8 @@ class Fields:
             return default
         least, most = _NUMBERS
         if type(value) not in (int, float) or not least <= value <= most:
-            raise CheckpointError(
-                f"{self.source}: {key} must be a positive number, from {least:g} to {most:g}, "
-                f"not {shown(value)}"
+            raise self.error(
+                f"{key} must be a positive number, from {least:g} to {most:g}, not {shown(value)}"
             )
         return float(value)
 
@@ -139,7 +145,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.source}: {key} must be true or false, not {shown(value)}")
+            raise self.error(f"{key} must be true or false, not {shown(value)}")
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -147,14 +153,14 @@ class Fields:
         value = self.values.get(key)
         found = () if value is None else tuple(value) if isinstance(value, list) else (value,)
         if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in found):
-            raise CheckpointError(f"{self.source}: {key} must hold token ids, not {shown(value)}")
+            raise self.error(f"{key} must hold token ids, not {shown(value)}")
         return found
 
     def refuse(self, key: str, harmless: tuple[object, ...]) -> None:
         """Raise `CheckpointError` unless the key is absent or has a harmless value."""
         value = self.values.get(key)
         if value is not None and value not in harmless:
-            raise CheckpointError(f"{self.source}: {key} {shown(value)} is not supported")
+            raise self.error(f"{key} {shown(value)} is not supported")
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -166,7 +172,7 @@ def load_config(directory: Path) -> ModelConfig:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory")
     path = directory / "config.json"
-    return parse_config(Fields(read_json(path), str(path)))
+    return parse_config(Fields(parse_json(path, read_file(path)), str(path)))
 
 
 def parse_config(fields: Fields) -> ModelConfig:
@@ -178,7 +184,6 @@ def parse_config(fields: Fields) -> ModelConfig:
     _check_common(fields, heads, kv_heads)
     bos = fields.ids("bos_token_id")
     return ModelConfig(
-        architecture=kind,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
@@ -205,9 +210,7 @@ def _architecture(fields: Fields) -> str:
     kind = fields.values.get("model_type")
     if not isinstance(kind, str) or kind not in _WINDOWS:
         known = ", ".join(_WINDOWS)
-        raise CheckpointError(
-            f"{fields.source}: model_type must be one of {known}, not {shown(kind)}"
-        )
+        raise fields.error(f"model_type must be one of {known}, not {shown(kind)}")
     return kind
 
 
@@ -219,25 +222,23 @@ def _check_common(fields: Fields, heads: int, kv_heads: int) -> None:
     if fields.values["model_type"] == "mistral":
         fields.refuse("attention_bias", (False,))
     if heads % kv_heads:
-        raise CheckpointError(
-            f"{fields.source}: {heads} attention heads do not divide among {kv_heads} for K and V"
-        )
+        raise fields.error(f"{heads} attention heads do not divide among {kv_heads} for K and V")
 
 
 def _head_dim(fields: Fields, kind: str, hidden: int, heads: int) -> int:
     default = _QWEN3_HEAD_DIM_DEFAULT if kind == "qwen3" else hidden // heads
     head_dim = fields.integer("head_dim", default)
     if head_dim < 1:
-        raise CheckpointError(f"{fields.source}: {heads} attention heads share {hidden} elements")
+        raise fields.error(f"{heads} attention heads share {hidden} elements")
     if head_dim % 2:
-        raise CheckpointError(f"{fields.source}: head_dim {head_dim} is odd, rotation needs pairs")
+        raise fields.error(f"head_dim {head_dim} is odd, rotation needs pairs")
     return head_dim
 
 
 def _dtype(fields: Fields) -> str:
     name = fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"
     if name not in ("float32", "float16", "bfloat16"):
-        raise CheckpointError(f"{fields.source}: dtype {shown(name)} is not supported")
+        raise fields.error(f"dtype {shown(name)} is not supported")
     return str(name)
 
 
@@ -266,7 +267,7 @@ def _qwen_windows(fields: Fields) -> tuple[int | None, ...]:
         full = fields.integer("max_window_layers") if window is not None else layers
         return tuple(window if i >= full else None for i in range(layers))
     if not isinstance(types, list) or len(types) != layers:
-        raise CheckpointError(f"{fields.source}: layer_types must name {layers} layers")
+        raise fields.error(f"layer_types must name {layers} layers")
     return tuple(_qwen_window(fields, name, window) for name in types)
 
 
@@ -275,7 +276,7 @@ def _qwen_window(fields: Fields, name: object, window: int | None) -> int | None
         return None
     if name == "sliding_attention" and window is not None:
         return window
-    raise CheckpointError(f"{fields.source}: layer type {shown(name)} with sliding_window {window}")
+    raise fields.error(f"layer type {shown(name)} with sliding_window {window}")
 
 
 _WINDOWS: dict[str, Callable[[Fields], tuple[int | None, ...]]] = {
@@ -291,7 +292,7 @@ def _rope(fields: Fields) -> tuple[Rope, int]:
     context = fields.integer("max_position_embeddings")
     given = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if not isinstance(given, dict):
-        raise CheckpointError(f"{fields.source}: the rope parameters must be an object")
+        raise fields.error("the rope parameters must be an object")
     scaling = Fields({k: v for k, v in given.items() if v is not None}, f"{fields.source} (rope)")
     kind = str(given.get("rope_type") or given.get("type") or "default")
     _check_rope_keys(scaling, kind)
@@ -309,16 +310,11 @@ def _rope(fields: Fields) -> tuple[Rope, int]:
 def _check_rope_keys(scaling: Fields, kind: str) -> None:
     if kind not in _ROPE_KEYS:
         known = ", ".join(_ROPE_KEYS)
-        raise CheckpointError(f"{scaling.source}: type must be one of {known}, not {shown(kind)}")
+        raise scaling.error(f"type must be one of {known}, not {shown(kind)}")
     scaling.refuse("partial_rotary_factor", (1, 1.0))
-    common = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    unknown = set(scaling.values) - _ROPE_KEYS[kind] - common
-    # Qwen's own configurations have the original context with type default, too.
-    unknown.discard("original_max_position_embeddings")
+    unknown = set(scaling.values) - _ROPE_KEYS[kind] - _ROPE_COMMON_KEYS
     if unknown:
-        raise CheckpointError(
-            f"{scaling.source}: unknown keys {shown(sorted(unknown))} with {kind}"
-        )
+        raise scaling.error(f"unknown keys {shown(sorted(unknown))} with {kind}")
 
 
 def _scaled_rope(scaling: Fields, kind: str, theta: float, original: int, context: int) -> Rope:
@@ -342,7 +338,7 @@ def _scaled_rope(scaling: Fields, kind: str, theta: float, original: int, contex
         mscale_all_dim=scaling.number("mscale_all_dim", 0.0),
     )
     if kind == "yarn" and theta <= 1:
-        raise CheckpointError(f"{scaling.source}: rope_theta must exceed 1, not {theta:g}")
+        raise scaling.error(f"rope_theta must exceed 1, not {theta:g}")
     if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
-        raise CheckpointError(f"{scaling.source}: high_freq_factor must exceed low_freq_factor")
+        raise scaling.error("high_freq_factor must exceed low_freq_factor")
     return rope

@@ -96,11 +96,6 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> dict[str, Any]:
-    """Return the JSON object in a file; CheckpointError, also if it is missing."""
-    return parse_json(path, read_file(path, bytes_max))
-
-
 def read_optional_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, {} if there is no file; CheckpointError."""
     found = read_optional(path)

@@ -8,13 +8,14 @@ reads all of them.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from symphony_kernel.executor.base import KVLayout
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.shapes import product_shapes
-from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES_MAX, PAGE_TOKENS
+from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES_MAX
 
 _log = logging.getLogger(__name__)
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -59,11 +60,9 @@ class MemoryNeeds:
 
     def _pool(self) -> int:
         """Return the bytes of one rank's pool: whole pages, at least one."""
-        room = KV_POOL_BYTES_DEFAULT if self.pool_bytes is None else self.pool_bytes
-        config = self.config
-        kv_heads = max(1, config.kv_heads // self.ranks)
-        page = page_bytes(config, kv_heads, _ELEMENT_BYTES[self.dtype])
-        return page * max(1, min(room // page, KV_POOL_PAGES_MAX))
+        kv_heads = max(1, self.config.kv_heads // self.ranks)
+        layout = replace(self.config, kv_heads=kv_heads).kv_layout(self.dtype)
+        return layout.page_bytes * max(1, pool_pages(layout, self.pool_bytes))
 
     def _check(
         self, weights: int, pools: int, whose: str, available: int | None, *, usual_pool: bool
@@ -89,9 +88,10 @@ class MemoryNeeds:
         )
 
 
-def page_bytes(config: ModelConfig, kv_heads: int, element_bytes: int) -> int:
-    """Return the bytes of a page: K and V of its entries, in all layers."""
-    return 2 * config.layers * kv_heads * config.head_dim * element_bytes * PAGE_TOKENS
+def pool_pages(layout: KVLayout, pool_bytes: int | None) -> int:
+    """Return how many pages a pool of so many bytes has; None: of the default size."""
+    room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
+    return min(room // layout.page_bytes, KV_POOL_PAGES_MAX)
 
 
 def _mib(size: int) -> str:

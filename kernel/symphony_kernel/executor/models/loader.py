@@ -1,8 +1,7 @@
 """A checkpoint's tensors: safetensors files, single or sharded with an index.
 
 Each tensor is read when the network takes it, and converted to its dtype, so that at most one
-tensor exists twice. Tensors that are not taken are an error: a network that ignored them would not
-be the model.
+tensor exists twice. Tensors that the network would ignore are an error: it would not be the model.
 """
 
 from collections.abc import Callable
@@ -14,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.tensor_headers import IGNORED, read_headers, refuse_others
+from symphony_kernel.executor.models.tensor_headers import check_tensors
 
 Progress = Callable[[float], None]
 
@@ -26,12 +26,9 @@ class Tensors(Protocol):
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor in the network's dtype and on its device; check its shape."""
 
-    def drop(self, name: str) -> None:
-        """Mark a tensor as optional and unused."""
-
 
 class Weights:
-    """The tensors of a checkpoint by name, each taken once.
+    """The tensors of a checkpoint by name, checked against its config; each taken once.
 
     A context manager: leaving it without an error checks that all tensors were taken.
     """
@@ -39,6 +36,7 @@ class Weights:
     def __init__(
         self,
         directory: Path,
+        config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress | None = None,
@@ -46,7 +44,8 @@ class Weights:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._where = {name: each.path for name, each in read_headers(directory).items()}
+        headers = check_tensors(directory, config)
+        self._where = {name: each.path for name, each in headers.items()}
         self._files = {path: self._open(path) for path in sorted(set(self._where.values()))}
         self._count = len(self._where)
         self._directory = directory
@@ -57,18 +56,6 @@ class Weights:
             return safe_open(path, framework="pt", device="cpu")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} is no safetensors file: {error}") from error
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
-    @staticmethod
-    def _check_shape(
-        name: str, path: Path, found: tuple[int, ...], wanted: tuple[int, ...]
-    ) -> None:
-        if found != wanted:
-            raise CheckpointError(
-                f"{name} in {path} has shape {found}, config.json implies {wanted}"
-            )
 
     def take(
         self, name: str, *shape: int, part: Callable[[Tensor], Tensor] | None = None
@@ -81,17 +68,13 @@ class Weights:
         if path is None:
             raise CheckpointError(f"{self._directory} has no tensor {name}")
         tensor: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]
-        self._check_shape(name, path, tuple(tensor.shape), shape)
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise CheckpointError(f"{name} in {path} is {tensor.dtype}: quantized, not supported")
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"{name} in {path} has shape {tuple(tensor.shape)}, not {shape}")
         if self._progress is not None:
             self._progress(1.0 - len(self._where) / self._count)
         if part is not None:
             tensor = part(tensor)
         return tensor.to(device=self._device, dtype=self._dtype)
-
-    def drop(self, name: str) -> None:
-        self._where.pop(name, None)
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +86,4 @@ class Weights:
         traceback: TracebackType | None,
     ) -> None:
         self._files.clear()
-        if kind is None:
-            left = sorted(name for name in self._where if not IGNORED.search(name))
-            refuse_others(self._directory, left)
+        assert kind is not None or not self._where, f"tensors were not taken: {self._where}"

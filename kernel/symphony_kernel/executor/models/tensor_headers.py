@@ -23,7 +23,7 @@ from symphony_kernel.executor.models.shapes import tensor_shapes
 
 INDEX = "model.safetensors.index.json"
 # Buffers that older versions of transformers saved; they follow from the configuration.
-IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+_IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 _LENGTH_BYTES = 8
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -41,14 +41,16 @@ class Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def check_tensors(directory: Path, config: ModelConfig) -> None:
+def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Header]:
     """Compare a configuration with the tensors, before memory is allocated for them.
+
+    Returns the tensors of the model, by name.
 
     Raises:
         CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape or
             of an unsupported dtype.
     """
-    headers = read_headers(directory)
+    headers, mine = read_headers(directory), {}
     for name, shape in tensor_shapes(config):
         found = headers.pop(name, None)
         if found is None:
@@ -62,17 +64,14 @@ def check_tensors(directory: Path, config: ModelConfig) -> None:
             raise CheckpointError(
                 f"{name} in {found.path} is {found.dtype}: quantized, not supported"
             )
-    left = sorted(name for name in headers if not IGNORED.search(name))
+        mine[name] = found
     if config.tied:
-        left = [name for name in left if name != "lm_head.weight"]
-    refuse_others(directory, left)
-
-
-def refuse_others(directory: Path, left: list[str]) -> None:
-    """Raise `CheckpointError` if tensors are left that no part of the model has taken."""
+        headers.pop("lm_head.weight", None)
+    left = sorted(name for name in headers if not _IGNORED.search(name))
     if left:
         names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise CheckpointError(f"{directory} has {len(left)} unexpected tensors: {names}")
+    return mine
 
 
 def read_headers(directory: Path) -> dict[str, Header]:
@@ -117,9 +116,10 @@ def _read_header(path: Path) -> dict[str, Header]:
         size = os.fstat(descriptor).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 2 <= length <= min(size - _LENGTH_BYTES, INDEX_BYTES_MAX):
-            raise CheckpointError(
-                f"{path} is not a safetensors file: it has {size} bytes, and its header claims "
-                f"{length} (at most {INDEX_BYTES_MAX} are supported)"
+            raise _broken(
+                path,
+                f"it has {size} bytes, and its header claims {length} "
+                f"(at most {INDEX_BYTES_MAX} are supported)",
             )
         entries = parse_json(path, file.read(length))
     entries.pop("__metadata__", None)
@@ -135,24 +135,23 @@ def _read_header(path: Path) -> dict[str, Header]:
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[Header, int, int]:
     """Return a header's tensor and where it lies; CheckpointError."""
-    where = f"{path} is not a safetensors file: {shown(name)}"
+    where = shown(name)
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{where} is {shown(entry)}")
+        raise _broken(path, f"{where} is {shown(entry)}")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     place: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES | _DTYPES_REFUSED:
-        raise CheckpointError(f"{where} has the unknown dtype {shown(dtype)}")
+        raise _broken(path, f"{where} has the unknown dtype {shown(dtype)}")
     if not _are_sizes(shape):
-        raise CheckpointError(f"{where} has the shape {shown(shape)}")
+        raise _broken(path, f"{where} has the shape {shown(shape)}")
     if not _are_sizes(place) or len(place) != 2:
-        raise CheckpointError(f"{where} has the data_offsets {shown(place)}")
+        raise _broken(path, f"{where} has the data_offsets {shown(place)}")
     wanted = (_DTYPE_BYTES | _DTYPES_REFUSED)[dtype] * math.prod(shape)
     if place[1] - place[0] != wanted:
-        raise CheckpointError(
-            f"{where} has {shown(place[1] - place[0])} bytes, its dtype and shape take "
-            f"{shown(wanted)}"
-        )
+        size = shown(place[1] - place[0])
+        words = f"{where} has {size} bytes, its dtype and shape take {shown(wanted)}"
+        raise _broken(path, words)
     return Header(path, dtype, tuple(shape)), place[0], place[1]
 
 
@@ -170,13 +169,12 @@ def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> 
     at = 0
     for begin, end, name in places:
         if begin != at:
-            raise CheckpointError(
-                f"{path} is not a safetensors file: {shown(name)} begins at {begin}, and what lies "
-                f"before it ends at {at}"
-            )
+            words = f"{shown(name)} begins at {begin}, and what lies before it ends at {at}"
+            raise _broken(path, words)
         at = end
     if at != size:
-        raise CheckpointError(
-            f"{path} is not a safetensors file: its tensors have {size} bytes, "
-            f"and its header claims {at}"
-        )
+        raise _broken(path, f"its tensors have {size} bytes, and its header claims {at}")
+
+
+def _broken(path: Path, words: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a safetensors file: {words}")

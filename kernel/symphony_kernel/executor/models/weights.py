@@ -76,6 +76,5 @@ def take_head(config: ModelConfig, weights: Tensors, embedding: Tensor) -> tuple
     """
     norm = weights.take("model.norm.weight", config.hidden_size)
     if config.tied:
-        weights.drop("lm_head.weight")
         return norm, embedding
     return norm, weights.take("lm_head.weight", config.vocab_size, config.hidden_size)

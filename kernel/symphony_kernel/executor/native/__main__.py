@@ -7,28 +7,21 @@ a server would find, and the exit code is 1 if torch would compute.
 
 import sys
 
-from symphony_kernel.executor.native.build import NativeUnavailable, built_library, library_path
+from symphony_kernel.executor.native.build import built_library, library_path
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 
 def main(check: bool) -> int:
-    if check:
-        return _check()
     try:
-        path = built_library(say=_say)
-    except NativeUnavailable as error:
-        _say(f"no native kernels, torch will compute: {error}")
-    else:
-        _say(f"native kernels are ready: {path}")
-    return 0
-
-
-def _check() -> int:
-    try:
+        if not check:
+            _say(f"native kernels are ready: {built_library(say=_say)}")
+            return 0
         path, there = library_path()
-    except NativeUnavailable as error:
-        _say(f"{error}; torch computes, several times slower")
-        return 1
-    _say(f"{path}" if there else "not compiled yet: the first start of a server does it")
+    except LibraryUnavailable as error:
+        slower = f"{error}; torch computes, several times slower"
+        _say(slower if check else f"no native kernels, torch will compute: {error}")
+        return int(check)
+    _say(str(path) if there else "not compiled yet: the first start of a server does it")
     return 0
 
 

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from symphony_kernel.executor.native.build import NativeUnavailable, built_library
+from symphony_kernel.executor.native.build import built_library
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +65,10 @@ def load_library(say: Callable[[str], None] = _log.info) -> Library:
     """Return the kernels for this machine, compiled now if necessary.
 
     Raises:
-        NativeUnavailable: the machine has none, for the reason in the message.
+        LibraryUnavailable: the machine has none, for the reason in the message.
     """
     path = built_library(say)
     try:
         return Library(path)
     except OSError as error:
-        raise NativeUnavailable(f"{path} cannot be loaded: {error}") from error
+        raise LibraryUnavailable(f"{path} cannot be loaded: {error}") from error

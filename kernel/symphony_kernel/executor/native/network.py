@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
+from ctypes import POINTER, byref, c_int32, c_void_p
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -17,9 +17,8 @@ from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
 from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
-from symphony_kernel.executor.native.attention import AttentionShape, PagePool, PoolShape
-from symphony_kernel.executor.native.host_pages import NativePages
-from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.library import Function, Library
+from symphony_kernel.executor.native.pages import AttentionShape, NativePages, PoolShape
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep
 from symphony_kernel.executor.sampling import SamplingRequest
@@ -30,56 +29,28 @@ _log = logging.getLogger(__name__)
 _POSITIONS_MIN = 1024
 
 
-class _Part(IntEnum):
-    """`Part` of decoder.h."""
-
-    QUERY = 0
-    KEY = 1
-    VALUE = 2
-    OUTPUT = 3
-    GATE = 4
-    UP = 5
-    DOWN = 6
-    INPUT_NORM = 7
-    QUERY_NORM = 8
-    KEY_NORM = 9
-    MIDDLE_NORM = 10
-    HEAD = 11
-    LAST_NORM = 12
-
-
-class _Fault(IntEnum):
-    """`Fault` of decoder.h."""
-
-    NONE = 0
-    MEMORY = 1
-    TOKEN = 2
-    PAGE = 3
-    POSITION = 4
-    UNANSWERED = 5
-
-
+# `Part` and `Fault` of decoder.h.
+_Part = IntEnum(
+    "_Part",
+    "QUERY KEY VALUE OUTPUT GATE UP DOWN INPUT_NORM QUERY_NORM KEY_NORM MIDDLE_NORM HEAD LAST_NORM",
+    start=0,
+)
+_Fault = IntEnum("_Fault", "NONE MEMORY TOKEN PAGE POSITION UNANSWERED", start=0)
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
 
-class _DecoderShape(Structure):
-    _fields_ = (
-        ("layers", c_int32),
+class _DecoderShape(AttentionShape):
+    """`DecoderShape` of decoder.h: the fields of attention, and these."""
+
+    _fields_ = (  # type: ignore[assignment]
         ("hidden", c_int32),
         ("middle", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
         ("vocab", c_int32),
-        ("element_bytes", c_int32),
-        ("threads", c_int32),
-        ("norm_epsilon", c_float),
         ("qkv_bias", c_int32),
         ("output_bias", c_int32),
         ("mlp_bias", c_int32),
         ("qk_norm", c_int32),
         ("quantized", c_int32),
-        ("wide", c_int32),
     )
 
 
@@ -94,6 +65,8 @@ class NativeNetwork:
 
     A step computes the logits of at most `logits_places` places within itself.
     """
+
+    computes = "native"
 
     def __init__(
         self,
@@ -112,16 +85,23 @@ class NativeNetwork:
         wide = dtype.itemsize == 2 and library.widens
         if wide:
             _log.info("bfloat16 is multiplied as float32 (SYMPHONY_PRODUCTS)")
-        self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads, wide))
-        self.pages = NativePages(library, self._pool)
-        shape = _decoder_shape(config, dtype, threads, quantized, wide)
+        pool = PoolShape(
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            element_bytes=dtype.itemsize,
+            pages=pages,
+            windows=config.windows,
+            norm_epsilon=config.norm_epsilon,
+            threads=threads,
+            wide=wide,
+        )
+        self.pages = NativePages(library, pool)
         create = library.function(
-            "symphony_decoder_create",
-            POINTER(_DecoderShape), POINTER(AttentionShape), c_void_p,
-            result=c_void_p,
-        )  # fmt: skip
+            "symphony_decoder_create", POINTER(_DecoderShape), c_void_p, result=c_void_p
+        )
         self._destroy = library.function("symphony_decoder_destroy", c_void_p)
-        self._decoder = create(byref(shape), byref(self._pool.structure), self._pool.address)
+        self._decoder = create(byref(self._shape(quantized)), self.pages.address)
         if not self._decoder:
             raise MemoryError("no memory for the weights, or no threads")
         self._step = library.function(
@@ -194,7 +174,7 @@ class NativeNetwork:
         if first + count > self._computed or first:
             self._computed = 0  # overwritten
             self._more_logits(self._decoder, first, count, self._logits_at)
-        return self._sampler.answer_at(self._logits_at, requests)
+        return self._sampler.answer(self._logits_at, requests)
 
     def _run(self, step: PreparedStep, count: int, wanted: _ResultArguments) -> bool:
         """Compute a step, the logits of its first `count` places, and results from them.
@@ -223,7 +203,6 @@ class NativeNetwork:
             self._destroy(self._decoder)
             self._decoder = 0
         self.pages.close()
-        self._pool.close()
 
     def profile(self, on: bool) -> dict[str, float]:
         """Switch profiling on or off; return each phase's seconds since the last switch."""
@@ -231,6 +210,20 @@ class NativeNetwork:
         self._profile[:] = 0.0
         self._set_profile(self._decoder, self._profile.ctypes.data if on else None)
         return found
+
+    def _shape(self, quantized: bool) -> _DecoderShape:
+        config, attention = self.config, self.pages.structure
+        return _DecoderShape(
+            *(getattr(attention, name) for name, _ in AttentionShape._fields_),
+            hidden=config.hidden_size,
+            middle=config.intermediate_size,
+            vocab=config.vocab_size,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            mlp_bias=config.mlp_bias,
+            qk_norm=config.qk_norm,
+            quantized=quantized,
+        )
 
     def _extend_rotation(self, positions: int) -> None:
         """Extend the rotation tables to at least `positions` positions."""
@@ -255,18 +248,16 @@ class _Filler:
         weights: Weights,
         quantized: bool,
     ) -> None:
-        given = c_void_p, c_int32, c_int32, c_void_p
-        self._set_matrix = library.function("symphony_decoder_set_matrix", *given)
-        self._set_quantized = library.function(
-            "symphony_decoder_set_quantized", c_void_p, c_int32, c_int32, c_void_p, c_void_p
-        )
-        self._quantized = quantized
-        self._set_bias = library.function("symphony_decoder_set_bias", *given)
-        self._set_norm = library.function("symphony_decoder_set_norm", *given)
-        self._set_embedding = library.function("symphony_decoder_set_embedding", c_void_p, c_void_p)
-        self._decoder = decoder
-        self._config = config
-        self._weights = weights
+        def setter(name: str, *arguments: type) -> Function:
+            return library.function(f"symphony_decoder_set_{name}", c_void_p, *arguments)
+
+        one = c_int32, c_int32, c_void_p  # a part, a layer, an address
+        self._set_matrix = setter("matrix", *one)
+        self._set_quantized = setter("quantized", *one, c_void_p)
+        self._set_bias, self._set_norm = setter("bias", *one), setter("norm", *one)
+        self._set_embedding = setter("embedding", c_void_p)
+        self._decoder, self._quantized = decoder, quantized
+        self._config, self._weights = config, weights
 
     def fill(self) -> Tensor:
         """Take all tensors; return the embedding, which the decoder keeps reading."""
@@ -276,7 +267,7 @@ class _Filler:
         for layer in range(config.layers):
             self._layer(layer)
         norm, head = take_head(config, weights, embedding)
-        self._norm(_Part.LAST_NORM, 0, norm)
+        self._vector(self._set_norm, _Part.LAST_NORM, 0, norm)
         self._pack(_Part.HEAD, 0, head)
         return embedding
 
@@ -287,63 +278,22 @@ class _Filler:
             weight, bias = given.matrix(product)
             self._pack(part, layer, weight)
             if bias is not None:
-                values = bias.float().contiguous()
-                self._set_bias(self._decoder, part, layer, values.data_ptr())
+                self._vector(self._set_bias, part, layer, bias)
         norms = given.norms()
-        self._norm(_Part.INPUT_NORM, layer, norms.input)
-        self._norm(_Part.MIDDLE_NORM, layer, norms.middle)
+        self._vector(self._set_norm, _Part.INPUT_NORM, layer, norms.input)
+        self._vector(self._set_norm, _Part.MIDDLE_NORM, layer, norms.middle)
         if norms.query is not None and norms.key is not None:
-            self._norm(_Part.QUERY_NORM, layer, norms.query)
-            self._norm(_Part.KEY_NORM, layer, norms.key)
+            self._vector(self._set_norm, _Part.QUERY_NORM, layer, norms.query)
+            self._vector(self._set_norm, _Part.KEY_NORM, layer, norms.key)
 
     def _pack(self, part: _Part, layer: int, matrix: Tensor) -> None:
         if self._quantized:
-            found = quantize(matrix)
-            values, scales = found.values.data_ptr(), found.scales.data_ptr()
-            self._set_quantized(self._decoder, part, layer, values, scales)
+            values, scales = quantize(matrix)
+            self._set_quantized(self._decoder, part, layer, values.data_ptr(), scales.data_ptr())
             return
         matrix = matrix.contiguous()
         self._set_matrix(self._decoder, part, layer, matrix.data_ptr())
 
-    def _norm(self, part: _Part, layer: int, norm: Tensor) -> None:
-        values = norm.float().contiguous()
-        self._set_norm(self._decoder, part, layer, values.data_ptr())
-
-
-def _pool_shape(
-    config: ModelConfig, dtype: torch.dtype, pages: int, threads: int, wide: bool
-) -> PoolShape:
-    return PoolShape(
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        element_bytes=dtype.itemsize,
-        pages=pages,
-        windows=config.windows,
-        norm_epsilon=config.norm_epsilon,
-        threads=threads,
-        wide=wide,
-    )
-
-
-def _decoder_shape(
-    config: ModelConfig, dtype: torch.dtype, threads: int, quantized: bool, wide: bool
-) -> _DecoderShape:
-    return _DecoderShape(
-        layers=config.layers,
-        hidden=config.hidden_size,
-        middle=config.intermediate_size,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        vocab=config.vocab_size,
-        element_bytes=dtype.itemsize,
-        threads=threads,
-        norm_epsilon=config.norm_epsilon,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-        mlp_bias=config.mlp_bias,
-        qk_norm=config.qk_norm,
-        quantized=quantized,
-        wide=wide,
-    )
+    def _vector(self, put: Function, part: _Part, layer: int, vector: Tensor) -> None:
+        values = vector.float().contiguous()
+        put(self._decoder, part, layer, values.data_ptr())

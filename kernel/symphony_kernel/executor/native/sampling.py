@@ -7,13 +7,12 @@ two scores lie so close that the last bit of a logarithm decides.
 from collections.abc import Sequence
 from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of
@@ -40,19 +39,10 @@ _PLACE = np.dtype(
     ]
 )
 _PLAIN = Sampling()
+_NOTHING = np.array((0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0), _PLACE).tobytes()
 
 
-class PlaceRequest(Protocol):
-    """A `SamplingRequest`, or a row that wants a result at its only token."""
-
-    @property
-    def options(self) -> PredOptions: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def positions(self) -> Int32: ...
+PlaceRequest: TypeAlias = SamplingRequest | Row  # of a row: the result at its only token
 
 
 class NativeSampler:
@@ -82,15 +72,9 @@ class NativeSampler:
             self.address = 0
 
     def answer(
-        self, logits: Tensor, requests: Sequence[SamplingRequest]
-    ) -> list[bytes | SyscallError]:
-        """Return each request's bytes or error (see `executor.sampling.answer`)."""
-        return self.answer_at(logits.data_ptr(), requests)
-
-    def answer_at(
         self, logits: int, requests: Sequence[SamplingRequest]
     ) -> list[bytes | SyscallError]:
-        """Do the same with the logits at an address."""
+        """Do as `executor.sampling.answer` with the logits at an address."""
         places = self._places
         masks = [
             0 if request.mask is None else int(request.mask.ctypes.data) for request in requests
@@ -167,7 +151,7 @@ class ResultPlaces:
             [each.template * count for each, count in zip(wanted, counts, strict=True)]
         )
         self._wanted = wanted
-        self._draws = any(each.draws for each in wanted)
+        self._draws = any(each.options.get is Get.SAMPLE for each in wanted)
         places = self._places = np.frombuffer(bytearray(templates), _PLACE)
         self.count = len(places)
         sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
@@ -189,48 +173,25 @@ class _Wanted:
     template: bytes  # a `_PLACE` without noise and output address
     size: int  # bytes of a result
     problem: SyscallError | None  # why there is no result
-    kept: list[npt.NDArray[np.generic]]  # what the template points to
-
-    @property
-    def draws(self) -> bool:
-        return self.options.get is Get.SAMPLE
+    kept: Sequence[npt.NDArray[np.generic]]  # what the template points to
 
 
 def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     problem = problem_of(options, vocab_size)
     if problem is not None:
-        return _Wanted(options, np.array(_NOTHING, _PLACE).tobytes(), 0, problem, [])
-    kept: list[npt.NDArray[np.generic]] = []
-    template = np.array(_template(options, vocab_size, kept), _PLACE).tobytes()
-    return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
-
-
-_NOTHING = (0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0)
-
-
-def _template(
-    options: PredOptions, vocab_size: int, kept: list[npt.NDArray[np.generic]]
-) -> tuple[float, ...]:
+        return _Wanted(options, _NOTHING, 0, problem, [])
     sampling = options.sampling or _PLAIN
-
-    def address(values: npt.NDArray[np.generic]) -> int:
-        kept.append(values)
-        return int(values.ctypes.data)
-
-    allow = bias_tokens = bias_values = of = 0
-    if options.allow is not None:
-        allow = address(np.frombuffer(options.allow, np.uint8))
     tokens, values = _biases(options, vocab_size)
-    if len(tokens):
-        bias_tokens, bias_values = address(tokens), address(values)
-    if options.of:
-        of = address(np.array(options.of, np.uint32))
+    allow = np.frombuffer(options.allow or b"", np.uint8)
+    kept: list[npt.NDArray[np.generic]] = [allow, tokens, values, np.array(options.of, np.uint32)]
     count = {Get.TOP: options.top, Get.OF: len(options.of)}.get(options.get, options.logprobs)
-    return (
-        0, allow, bias_tokens, bias_values, of, 0,
+    place = (
+        0, *(int(each.ctypes.data) if len(each) else 0 for each in kept), 0,
         mass_wanted(sampling.top_p), sampling.min_p, sampling.temperature, sampling.top_k,
         int(options.get), count, len(tokens), 0,
     )  # fmt: skip
+    template = np.array(place, _PLACE).tobytes()
+    return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
 
 
 def _biases(

@@ -5,19 +5,35 @@ and writes its requests only where they change. Other steps make new arrays.
 """
 
 from collections.abc import Sequence
-from ctypes import Structure, addressof, c_int32, c_void_p
+from ctypes import Structure, addressof, c_int32, c_void_p, pointer
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Row, UInt32
 from symphony_kernel.executor.bitmask import BitmaskBuffers
-from symphony_kernel.executor.native.attention import FlatRows, StepRows
 from symphony_kernel.executor.native.sampling import NativeSampler, ResultPlaces
 from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
 
 _ROWS_MIN, _TABLES_MIN = 16, 256
+
+
+class StepRows(Structure):
+    """`StepRows` of attention.h."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("tokens", c_int32),
+        ("offsets", c_void_p),
+        ("starts", c_void_p),
+        ("table_offsets", c_void_p),
+        ("tables", c_void_p),
+        ("positions", c_void_p),
+        ("parents", c_void_p),
+        ("trees", c_void_p),
+    )
 
 
 class StepTokens(Structure):
@@ -27,16 +43,18 @@ class StepTokens(Structure):
 
 
 @dataclass(slots=True)
-class Step:
-    """A step's rows, flat: what attention reads, the tokens, and the places."""
+class FlatStep:
+    """A step's rows as C reads them, and what else a step has."""
 
-    rows: FlatRows
+    rows: StepRows
+    kept: tuple[npt.NDArray[np.generic] | None, ...]  # what `rows` points to
+    positions: Int32  # [tokens]
     tokens: UInt32  # [tokens]
     wanted: Int32  # [w] indices of tokens with results
     wanting: list[int]  # the rows with places
 
 
-def flat_step(rows: Sequence[Row]) -> Step:
+def flat_step(rows: Sequence[Row]) -> FlatStep:
     """Return the arrays of a step of at least one row, in the order of the rows."""
     offsets = _offsets([len(row.tokens) for row in rows])
     parents, trees = _trees(rows, offsets)
@@ -45,18 +63,20 @@ def flat_step(rows: Sequence[Row]) -> Step:
     wanted = np.concatenate(places, dtype=np.int32) if places else np.empty(0, np.int32)
     if len(rows) > 1 and places:
         wanted += np.repeat(offsets[wanting], [len(given) for given in places])
-    flat = FlatRows(
-        offsets=offsets,
-        starts=np.array([row.start for row in rows], np.int32),
-        table_offsets=_offsets([len(row.block_table) for row in rows]),
-        tables=np.concatenate([row.block_table for row in rows], dtype=np.int32),
-        positions=np.concatenate([row.positions for row in rows], dtype=np.int32),
-        parents=parents,
-        trees=trees,
-    )
-    return Step(
-        flat, np.concatenate([row.tokens for row in rows], dtype=np.uint32), wanted, wanting
-    )
+    positions = np.concatenate([row.positions for row in rows], dtype=np.int32)
+    arrays: dict[str, npt.NDArray[np.generic] | None] = {
+        "offsets": offsets,
+        "starts": np.array([row.start for row in rows], np.int32),
+        "table_offsets": _offsets([len(row.block_table) for row in rows]),
+        "tables": np.concatenate([row.block_table for row in rows], dtype=np.int32),
+        "positions": positions,
+        "parents": parents,
+        "trees": trees,
+    }
+    addresses = {name: each.ctypes.data for name, each in arrays.items() if each is not None}
+    tokens = np.concatenate([row.tokens for row in rows], dtype=np.uint32)
+    structure = StepRows(len(rows), len(tokens), **addresses)
+    return FlatStep(structure, tuple(arrays.values()), positions, tokens, wanted, wanting)
 
 
 def _offsets(counts: list[int]) -> Int32:
@@ -89,7 +109,7 @@ class PreparedStep:
         self.count = 0  # number of rows
         self._rows, self._tokens = StepRows(), StepTokens()
         self.rows, self.tokens = addressof(self._rows), addressof(self._tokens)
-        self._flat: Step | None = None  # the arrays, unless the step only decodes
+        self._flat: FlatStep | None = None  # the arrays, unless the step only decodes
         self._wanting: list[int] | None = None  # rows with results, None: all
         self._decoding = False  # whether the structures point to the arrays below
         self._allocate_rows(_ROWS_MIN)
@@ -118,7 +138,7 @@ class PreparedStep:
 
     @property
     def positions(self) -> Int32:
-        return self._positions[: self.count] if self._flat is None else self._flat.rows.positions
+        return self._positions[: self.count] if self._flat is None else self._flat.positions
 
     def results(self) -> list[bytes | SyscallError]:
         answers = self.places.answers()
@@ -191,9 +211,7 @@ class PreparedStep:
     def _fill(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         step = self._flat = flat_step(rows)
         self._decoding, self._wanting = False, step.wanting
-        structure = step.rows.structure()
-        for name, _ in StepRows._fields_:
-            setattr(self._rows, name, getattr(structure, name))
+        pointer(self._rows)[0] = step.rows
         tokens = self._tokens
         tokens.tokens, tokens.wanted = step.tokens.ctypes.data, step.wanted.ctypes.data
         tokens.wanted_count = len(step.wanted)

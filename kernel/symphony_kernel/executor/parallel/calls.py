@@ -1,9 +1,8 @@
 """The calls that rank 0 sends to the others, as bytes.
 
 A call of a network or of its pages is a length (u32, little-endian) and a msgpack array, [name,
-arguments...]. Arrays are sent as their bytes; their type follows from the call. The rows of a step
-are joined, array by array, so that a step of many rows is few objects. Requests at their places
-stay with rank 0.
+arguments...]. An array is sent as [type, shape, bytes]. The rows of a step are joined, array by
+array, so that a step of many rows is few objects. Requests at their places stay with rank 0.
 """
 
 import struct
@@ -17,45 +16,43 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Int32, Row
 
 _LENGTH: Final = struct.Struct("<I")
-# Of each row: new tokens, pages, places, 1 if it has parents, start.
-_COUNTS: Final = 5
 
 
 def pack(*call: Any) -> bytes:
-    """Return the bytes of a call or of a reply, with arrays as their bytes."""
+    """Return the bytes of a call or of a reply."""
     body: bytes = msgpack.packb(
-        [part.tobytes() if isinstance(part, np.ndarray) else part for part in call]
+        [
+            (part.dtype.str, part.shape, part.tobytes()) if isinstance(part, np.ndarray) else part
+            for part in call
+        ]
     )
     return _LENGTH.pack(len(body)) + body
 
 
 def receive(stream: IO[bytes]) -> list[Any] | None:
-    """Return the next call from a stream; None at its end."""
-    head = _exactly(stream, _LENGTH.size)
-    body = None if head is None else _exactly(stream, _LENGTH.unpack(head)[0])
-    if body is None:
+    """Return the next call or reply, its arrays writable; None at the end of the stream.
+
+    The stream is buffered: `read` returns less than it was asked for only at the end.
+    """
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
         return None
-    call: list[Any] = msgpack.unpackb(body)
-    return call
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        return None
+    return [_array(*part) if type(part) is list else part for part in msgpack.unpackb(body)]
 
 
-def _exactly(stream: IO[bytes], count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        part = stream.read(count - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
-
-
-def array(data: bytes, dtype: npt.DTypeLike = np.int32, shape: tuple[int, ...] = (-1,)) -> Any:
-    """Return a writable array from its bytes."""
+def _array(dtype: str, shape: list[int], data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def pack_rows(rows: Sequence[Row]) -> tuple[npt.NDArray[Any], ...]:
-    """Return a step's counts, tokens, positions, tables, places and parents as arrays."""
+    """Return a step's counts, tokens, positions, tables, places and parents as arrays.
+
+    The counts are [rows, 5]: new tokens, pages, places, 1 if it has parents, start.
+    """
     counts = np.array(
         [
             (len(r.tokens), len(r.block_table), len(r.places), r.parents is not None, r.start)
@@ -78,15 +75,12 @@ def _joined(parts: Sequence[Int32]) -> Int32:
     return np.concatenate(parts).astype(np.int32, copy=False)
 
 
-def unpack_rows(packed: Sequence[bytes]) -> list[Row]:
+def unpack_rows(packed: Sequence[npt.NDArray[Any]]) -> list[Row]:
     """Return the rows of `pack_rows`; they want no results at their places."""
-    counts = array(packed[0], shape=(-1, _COUNTS))
+    counts, *joined = packed
     new, pages, places, trees, starts = counts.T
-    tokens = _row_parts(array(packed[1], np.uint32), new)
-    positions, tables = _row_parts(array(packed[2]), new), _row_parts(array(packed[3]), pages)
-    wanted, parents = (
-        _row_parts(array(packed[4]), places),
-        _row_parts(array(packed[5]), new * trees),
+    tokens, positions, tables, wanted, parents = map(
+        _row_parts, joined, (new, new, pages, places, new * trees)
     )
     rows = []
     for start, tree in zip(starts.tolist(), trees.tolist(), strict=True):

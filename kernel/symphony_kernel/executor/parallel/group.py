@@ -59,8 +59,3 @@ class Group:
             parts = [torch.empty_like(part) for _ in range(self._ranks)]
         self._backend.allgather([parts], [part.contiguous()]).wait()
         return torch.cat(parts, dim=1)[:, :width]
-
-    def leave(self) -> None:
-        if self._backend is not None and hasattr(self._backend, "shutdown"):
-            self._backend.shutdown()
-        self._backend = None

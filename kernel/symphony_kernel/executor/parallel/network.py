@@ -13,7 +13,7 @@ import numpy as np
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Pages, Row
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.network import ForwardOnlyNetwork, Network
-from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
+from symphony_kernel.executor.parallel.calls import pack, pack_rows, unpack_rows
 from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
 from symphony_kernel.executor.sampling import SamplingRequest
@@ -21,6 +21,9 @@ from symphony_kernel.protocol.errno import KernelBug, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 
 _NOTHING = PredOptions(get=Get.NONE)
+# Calls of pages, with a reply and without.
+_REPLYING = {"open_host", "read_frames", "read_host", "settle"}
+_SILENT = {"copy", "load", "poison", "save", "write_frames", "write_host"}
 
 
 class ParallelNetwork(ForwardOnlyNetwork):
@@ -32,6 +35,7 @@ class ParallelNetwork(ForwardOnlyNetwork):
 
     def __init__(self, local: Network, ranks: Ranks, config: ModelConfig) -> None:
         self.local = local
+        self.computes = local.computes
         self._ranks = ranks
         self.pages = ParallelPages(local.pages, ranks, config)
 
@@ -94,11 +98,11 @@ class ParallelPages:
         return max(mine, *seconds)
 
     def copy(self, group: Int64) -> None:
-        self._ranks.send_with_next(pack("copy", group))
+        self._ranks.send(pack("copy", group))
         self._local.copy(group)
 
     def poison(self, frames: Int32) -> None:
-        self._ranks.send_with_next(pack("poison", frames))
+        self._ranks.send(pack("poison", frames))
         self._local.poison(frames)
 
     def read_frames(self, frames: Int32) -> KVArray:
@@ -123,40 +127,20 @@ class ParallelPages:
         )
 
     def _whole(self, mine: KVArray) -> KVArray:
-        parts = [array(data, mine.dtype, mine.shape) for data in self._ranks.receive_replies()]
-        return whole_pages(self._config, [mine, *parts])
+        return whole_pages(self._config, [mine, *self._ranks.receive_replies()])
 
 
 def execute_call(network: Network, call: list[Any]) -> bytes | None:
     """Execute rank 0's call on another rank; return the reply, if the call has one."""
     name, *given = call
-    pages = network.pages
-    match name:
-        case "forward":
-            network.forward(unpack_rows(given))
-        case "answer":
-            first, count = given
-            network.answer(first, [SamplingRequest(_NOTHING, 0, np.zeros(count, np.int32))])
-        case "copy":
-            pages.copy(array(given[0], np.int64, (2, -1)))
-        case "poison":
-            pages.poison(array(given[0]))
-        case "save" | "load":
-            move = pages.save if name == "save" else pages.load
-            move(array(given[0]), array(given[1]))
-        case "settle":
-            return pack(True, pages.settle())
-        case "open_host":
-            pages.open_host(given[0])
-            return pack(True, None)
-        case "read_frames" | "read_host":
-            read = pages.read_frames if name == "read_frames" else pages.read_host
-            return pack(True, read(array(given[0])))
-        case "write_frames" | "write_host":
-            write = pages.write_frames if name == "write_frames" else pages.write_host
-            numbers = array(given[0])
-            shape = pages.layout.shape(len(numbers))
-            write(numbers, array(given[1], pages.layout.numpy, shape))
-        case _:
-            raise KernelBug(f"unknown call {name!r} from rank 0")
+    if name == "forward":
+        network.forward(unpack_rows(given))
+    elif name == "answer":
+        first, count = given
+        network.answer(first, [SamplingRequest(_NOTHING, 0, np.zeros(count, np.int32))])
+    elif name in _REPLYING or name in _SILENT:
+        result = getattr(network.pages, name)(*given)
+        return pack(True, result) if name in _REPLYING else None
+    else:
+        raise KernelBug(f"unknown call {name!r} from rank 0")
     return None

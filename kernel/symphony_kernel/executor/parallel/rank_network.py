@@ -16,7 +16,7 @@ from symphony_kernel.executor.parallel.calls import pack
 from symphony_kernel.executor.parallel.group import Group
 from symphony_kernel.executor.parallel.network import ParallelNetwork
 from symphony_kernel.executor.parallel.ranks import Parallel, Ranks, Share
-from symphony_kernel.executor.parallel.sharding import shard
+from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
 
@@ -42,14 +42,15 @@ def load_share(share: Share, group: Group, progress: Progress | None = None) -> 
         torch.cuda.set_device(place)
     directory, kind = Path(share.directory), getattr(torch, share.dtype)
     whole = load_config(directory)
-    with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
-        tensors, config = shard(weights, whole, share.rank, share.ranks)
+    mine = Shard(whole, share.rank, share.ranks)
+    with torch.inference_mode(), Weights(directory, whole, kind, place, progress) as weights:
+        tensors = ShardWeights(weights, mine)
         reduce, gather = group.reduce, partial(group.gather, width=whole.vocab_size)
         if place.type == "cuda":
-            decoder = CudaDecoder(config, tensors, kind, reduce=reduce, gather=gather)
+            decoder = CudaDecoder(mine.config, tensors, kind, reduce=reduce, gather=gather)
             # Graphs are captured as the network is made, before the ranks meet.
             return CudaNetwork(decoder, share.pages, share.places, graph_rows=())
-        plain = Decoder(config, tensors, kind, share.quantized, reduce=reduce, gather=gather)
+        plain = Decoder(mine.config, tensors, kind, share.quantized, reduce=reduce, gather=gather)
         return TorchNetwork(plain, share.pages)
 
 

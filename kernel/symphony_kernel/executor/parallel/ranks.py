@@ -26,7 +26,6 @@ from symphony_kernel.executor.parallel.calls import pack, receive
 
 _log = logging.getLogger(__name__)
 _END_SECONDS_MAX = 20.0
-_PENDING_BYTES_MAX = 1 << 16
 
 DeviceLost = Callable[[str], None]
 
@@ -67,20 +66,14 @@ class Share:
     ranks: int = 1
     meeting: str = ""
 
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
 
 class Ranks:
     """The processes of all ranks but 0. Calls come from one thread."""
 
     def __init__(self, parallel: Parallel) -> None:
-        self._directory = Path(
-            tempfile.mkdtemp(prefix="ranks-", dir=parallel.meeting_directory)
-        )  # mode 0700
+        # mode 0700
+        self._directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parallel.meeting_directory))
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._pending: list[bytes] = []  # calls to send with the next one
-        self._pending_bytes = 0
         self._device_lost = parallel.device_lost
         self._lock = threading.Lock()
         self._ending = threading.Event()  # the ranks are being ended, or lost
@@ -92,10 +85,6 @@ class Ranks:
     def meeting(self) -> Path:
         return self._directory / "meeting"
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
     def start(self, share: Share) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "symphony_kernel.executor.parallel"],
@@ -103,7 +92,7 @@ class Ranks:
             stdout=subprocess.PIPE,
         )
         self._processes.append(process)
-        _write(process, share.line())
+        _write(process, json.dumps(asdict(share)).encode() + b"\n")
 
     def watch(self) -> None:
         """Report a rank that ends from now on to `device_lost`."""
@@ -134,23 +123,14 @@ class Ranks:
             self._fail(f"rank 0 failed in a call that all ranks execute: {error!r}")
             raise
 
-    def send_with_next(self, call: bytes) -> None:
-        """Send a small call to all ranks, together with the next call."""
-        self._pending.append(call)
-        self._pending_bytes += len(call)
-        if self._pending_bytes > _PENDING_BYTES_MAX:
-            self.send(b"")
-
     def send(self, call: bytes) -> None:
         """Send a call to all ranks; RankError."""
         self.send_each([call] * len(self._processes))
 
     def send_each(self, calls: list[bytes]) -> None:
         """Send each rank its own call; RankError."""
-        before = b"".join(self._pending)
-        self._pending, self._pending_bytes = [], 0
         for process, call in zip(self._processes, calls, strict=True):
-            _write(process, before + call)
+            _write(process, call)
 
     def receive_replies(self) -> list[Any]:
         """Return each rank's reply to the last call that has one.

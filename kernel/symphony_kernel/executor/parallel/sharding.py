@@ -85,21 +85,6 @@ def whole_pages(config: ModelConfig, parts: list[KVArray]) -> KVArray:
     return np.concatenate(parts[::every], axis=_HEADS_AXIS)
 
 
-def shard(
-    weights: Weights, config: ModelConfig, rank: int, ranks: int
-) -> tuple["ShardWeights", ModelConfig]:
-    """Return a rank's share of a checkpoint, to load like one, and its config.
-
-    The network must sum the results of output and down projections over the ranks (one rank has
-    their biases), and gather its logits: see `group.Group`.
-
-    Raises:
-        CheckpointError: the model cannot be divided among `ranks` ranks.
-    """
-    share = Shard(config, rank, ranks)
-    return ShardWeights(weights, share), share.config
-
-
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """`size` of a matrix's `whole` rows (dimension 0) or columns (1), from `begin`."""
@@ -116,8 +101,10 @@ class _Cut:
 class ShardWeights:
     """The tensors of a rank's share, by their whole tensors' names; each taken once.
 
-    Shapes are those of the share's configuration. Only the head is requested with the whole
-    vocabulary; all ranks get the same number of rows of it.
+    The network must sum the results of output and down projections over the ranks (one rank has
+    their biases), and gather its logits: see `group.Group`. Shapes are those of the share's
+    configuration. Only the head is requested with the whole vocabulary; all ranks get the same
+    number of rows of it.
     """
 
     def __init__(self, weights: Weights, share: Shard) -> None:
@@ -125,9 +112,6 @@ class ShardWeights:
         self._share = share
         self._cuts = _cuts(share)
         self._embedding = torch.empty(0)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._weights
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor's share in the network's dtype and on its device."""
@@ -146,17 +130,12 @@ class ShardWeights:
         whole[cut.dimension] = cut.whole
         return self._weights.take(name, *whole, part=cut)
 
-    def drop(self, name: str) -> None:
-        """Mark a tensor as optional and unused."""
-        self._weights.drop(name)
-
     def _head(self, name: str, vocab_size: int, hidden: int) -> Tensor:
         mine = self._share.vocabulary
         size = mine.stop - mine.start
         begin = min(mine.start, vocab_size)
         cut = _Cut(0, vocab_size, begin, min(mine.stop, vocab_size) - begin)
         if self._share.whole.tied:
-            self._weights.drop(name)
             part = self._embedding.narrow(0, cut.begin, cut.size)
         else:
             part = self._weights.take(name, vocab_size, hidden, part=cut)

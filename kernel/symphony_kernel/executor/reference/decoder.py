@@ -36,6 +36,7 @@ class Inputs:
     slots: Tensor  # where K and V of each token go
     groups: dict[int | None, list[Group]]  # by window
     wanted: Tensor  # [w] int64: tokens with results
+    indices: list[int]  # of the rows with places in the batch, in the order of `wanted`
 
 
 @dataclass(slots=True)

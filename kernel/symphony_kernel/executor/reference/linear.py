@@ -30,10 +30,10 @@ class Linear:
         self._packed = packed
         self._quantized = None
         if quantized:
-            found = quantize(weight)
+            values, scales = quantize(weight)
             self._padding = -weight.shape[1] % _QUANTIZED_STEP
-            values = pad(found.values, (0, self._padding)).contiguous()
-            self._quantized = values, found.scales.to(weight.dtype)
+            values = pad(values, (0, self._padding)).contiguous()
+            self._quantized = values, scales.to(weight.dtype)
             self._packed = packed = False
             weight = weight.new_empty(0)
         self._bias = bias
@@ -41,27 +41,19 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W' + b, [n, out]."""
-        if not self._packed:
-            return self._linear(x)
-        return self._unary(x, "none")
+        return self._unary(x, "none") if self._packed else self._linear(x)
 
     def silu(self, x: Tensor) -> Tensor:
         """Return silu(x W' + b), [n, out]."""
-        if not self._packed:
-            return silu(self._linear(x))
-        return self._unary(x, "swish")
+        return self._unary(x, "swish") if self._packed else silu(self._linear(x))
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """Return (x W' + b) * other, [n, out]."""
-        if not self._packed:
-            return self._linear(x).mul_(other)
-        return self._binary(x, other, "mul")
+        return self._binary(x, other, "mul") if self._packed else self._linear(x).mul_(other)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """Return x W' + b + other, [n, out]."""
-        if not self._packed:
-            return self._linear(x).add_(other)
-        return self._binary(x, other, "add")
+        return self._binary(x, other, "add") if self._packed else self._linear(x).add_(other)
 
     def _linear(self, x: Tensor) -> Tensor:
         if self._quantized is None:

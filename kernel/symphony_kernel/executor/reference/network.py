@@ -21,6 +21,8 @@ class TorchNetwork(ForwardOnlyNetwork):
     it has a page of zeros, which belongs to no file and pads gathered entries.
     """
 
+    computes = "torch"
+
     def __init__(self, decoder: Decoder, pages: int) -> None:
         self._decoder = decoder
         config = decoder.config
@@ -36,9 +38,9 @@ class TorchNetwork(ForwardOnlyNetwork):
         self._hidden = self._pool.new_empty(0)
 
     def forward(self, rows: Sequence[Row]) -> list[int]:
-        plan = plan_step(rows, self._geometry)
-        self._hidden = self._decoder.forward(plan.inputs, self._pool)
-        return plan.indices
+        inputs = plan_step(rows, self._geometry)
+        self._hidden = self._decoder.forward(inputs, self._pool)
+        return inputs.indices
 
     def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         count = sum(len(request.positions) for request in requests)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout
+from symphony_kernel.executor.base import Int32, Int64, KVArray
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -13,13 +13,12 @@ class TorchPages:
     """The pages of a torch pool (see `base.Pages`).
 
     `pool` is [layers, slots, 2, kv_heads, head_dim]. A host slot is a page of it, [layers,
-    PAGE_TOKENS, 2, kv_heads, head_dim]. With a GPU, host memory is pinned, so that pages move while
-    the host does something else.
+    PAGE_TOKENS, 2, kv_heads, head_dim].
     """
 
     def __init__(self, config: ModelConfig, pool: Tensor) -> None:
         dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
-        self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        self.layout = config.kv_layout(dtype)
         self._slots = pool
         # A view: [layers, pages, PAGE_TOKENS, 2, kv_heads, head_dim].
         self._pool = pool.view(config.layers, -1, PAGE_TOKENS, *pool.shape[2:])
@@ -32,12 +31,8 @@ class TorchPages:
         if len(self._host):
             assert pages == len(self._host), "host memory has another size already"
             return
-        page = self._pool[:, 0].shape
-        pinned = self._pool.device.type == "cuda"
         try:
-            self._host = torch.empty(
-                (pages, *page), dtype=self._pool.dtype, device="cpu", pin_memory=pinned
-            )
+            self._host = torch.empty((pages, *self._pool[:, 0].shape), dtype=self._pool.dtype)
         except RuntimeError as error:
             raise MemoryError(f"no memory for {pages} pages on the host") from error
 
@@ -47,21 +42,10 @@ class TorchPages:
 
     def save(self, frames: Int32, slots: Int32) -> None:
         pages = self._pool.index_select(1, self._index(frames)).transpose(0, 1)
-        if self._pool.device.type == "cpu":
-            self._host.index_copy_(0, _cpu_index(slots), pages)
-            return
-        pages = pages.contiguous()
-        for index, slot in enumerate(slots.tolist()):
-            self._host[slot].copy_(pages[index], non_blocking=True)
-        torch.cuda.current_stream(self._pool.device).synchronize()
+        self._host.index_copy_(0, _cpu_index(slots), pages.cpu())
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        if self._pool.device.type == "cpu":
-            pages = self._host.index_select(0, _cpu_index(slots))
-        else:
-            pages = self._pool.new_empty((len(slots), *self._host.shape[1:]))
-            for index, slot in enumerate(slots.tolist()):
-                pages[index].copy_(self._host[slot], non_blocking=True)
+        pages = self._host.index_select(0, _cpu_index(slots)).to(self._pool.device)
         self._pool.index_copy_(1, self._index(frames), pages.transpose(0, 1))
 
     def settle(self) -> float:

@@ -10,6 +10,8 @@ is the same in every batch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -37,15 +39,6 @@ class Geometry:
 
 
 @dataclass(slots=True)
-class Plan:
-    """A step, ready to run: the network's inputs, and the order of the results."""
-
-    inputs: Inputs
-    rows: list[Row]  # with places, in the order of `inputs.wanted`
-    indices: list[int]  # of these rows in the batch
-
-
-@dataclass(slots=True)
 class _Span:
     """New tokens [begin, end) of a row, as attention sees them through one window."""
 
@@ -69,22 +62,22 @@ def rounded_entries(count: int) -> int:
     return -(-count // step) * step
 
 
-def plan_step(rows: Sequence[Row], geometry: Geometry) -> Plan:
-    """Return the plan of a step of at least one row."""
+def plan_step(rows: Sequence[Row], geometry: Geometry) -> Inputs:
+    """Return the network's inputs in a step of at least one row."""
     order = sorted(range(len(rows)), key=lambda index: _shape(rows[index]))
     ordered = [rows[index] for index in order]
     counts = np.array([len(row.tokens) for row in ordered])
     first = np.cumsum(counts) - counts
     wanting = [i for i, row in enumerate(ordered) if len(row.places)]
     wanted = [ordered[i].places + first[i] for i in wanting]
-    inputs = Inputs(
+    return Inputs(
         tokens=_tensor(np.concatenate([row.tokens for row in ordered]), geometry),
         positions=_tensor(np.concatenate([row.positions for row in ordered]), geometry),
         slots=_tensor(np.concatenate([_new_slots(row) for row in ordered]), geometry),
         groups={window: _groups(ordered, window, geometry) for window in geometry.windows},
         wanted=_tensor(np.concatenate(wanted) if wanted else np.empty(0, np.int64), geometry),
+        indices=[order[i] for i in wanting],
     )
-    return Plan(inputs, [ordered[i] for i in wanting], [order[i] for i in wanting])
 
 
 def _shape(row: Row) -> tuple[int, bool, int]:
@@ -106,15 +99,11 @@ def _new_slots(row: Row) -> Int64:
 
 def _groups(rows: Sequence[Row], window: int | None, geometry: Geometry) -> list[Group]:
     groups: list[Group] = []
-    spans: list[_Span] = []
     first = 0
-    for span in (span for row in rows for span in _spans(row, window)):
-        if spans and span.key != spans[0].key:
-            groups.append(_group(spans, first, window, geometry))
-            first += groups[-1].rows * groups[-1].q
-            spans = []
-        spans.append(span)
-    groups.append(_group(spans, first, window, geometry))
+    spans = (span for row in rows for span in _spans(row, window))
+    for _, alike in groupby(spans, attrgetter("key")):
+        groups.append(_group(list(alike), first, window, geometry))
+        first += groups[-1].rows * groups[-1].q
     return groups
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 PAGES, HOST_SLOTS = 40, 24
 CONFIG = ModelConfig(
-    architecture="llama", vocab_size=8, hidden_size=8, intermediate_size=8, layers=3, heads=4,
+    vocab_size=8, hidden_size=8, intermediate_size=8, layers=3, heads=4,
     kv_heads=2, head_dim=4, max_context=64, norm_epsilon=1e-5, tied=True, qkv_bias=False,
     output_bias=False, mlp_bias=False, qk_norm=False, windows=(None,) * 3, rope=Rope(),
     dtype="float32", bos=None, eos=(),

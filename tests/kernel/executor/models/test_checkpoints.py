@@ -305,7 +305,7 @@ def _change(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]
 
 def test_products_of_the_same_inputs_are_taken_as_one(model: Path) -> None:
     config, there = load_config(model), load_file(model / "model.safetensors")
-    with Weights(model, torch.float32, torch.device("cpu")) as weights:
+    with Weights(model, config, torch.float32, torch.device("cpu")) as weights:
         embedding = take_embedding(config, weights)
         for index in range(config.layers):
             layer = LayerWeights(config, weights, index)
@@ -384,7 +384,8 @@ def test_a_tensor_in_two_files_is_an_error(model: Path) -> None:
 
 
 def test_an_error_inside_is_not_hidden_by_leftover_tensors(model: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Weights(model, torch.float32, torch.device("cpu")):
+    config, cpu = load_config(model), torch.device("cpu")
+    with pytest.raises(ZeroDivisionError), Weights(model, config, torch.float32, cpu):
         raise ZeroDivisionError
 
 

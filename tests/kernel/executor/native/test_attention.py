@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import PagePool, PoolShape
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.pages import NativePages, PoolShape
 from symphony_kernel.executor.native.step import flat_step
-from symphony_kernel.executor.reference.attention import reference_attention
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import make_row
 from tests.support.executor.native import native_library
 from tests.support.executor.native_kernels import LayerWork, LoneAttention
@@ -65,7 +65,7 @@ def _floats(bits: npt.NDArray[np.generic]) -> Tensor:
 class Scene:
     """Rows with their entries, in a pool whose other slots are all NaN."""
 
-    pool: PagePool
+    pool: NativePages
     rows: list[Row]
     norms: tuple[Float, Float] | None = None
     entries: list[Tensor] = field(default_factory=list)  # of each row, [start, 2, kv_heads, dim]
@@ -162,7 +162,7 @@ def _compute(
     """Return each member's [q, heads, head_dim], layer after layer."""
     scene.pool.structure.threads = threads
     attention = LoneAttention(library, scene.pool)
-    attention.plan(flat_step([scene.rows[i] for i in members]).rows)
+    attention.plan(flat_step([scene.rows[i] for i in members]))
     works = [scene.work(layer, members) for layer in range(len(scene.pool.shape.windows))]
     attention.compute(works)
     attention.close()
@@ -199,7 +199,7 @@ class SceneMaker:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._pools: list[PagePool] = []
+        self._pools: list[NativePages] = []
 
     def __call__(
         self,
@@ -214,7 +214,7 @@ class SceneMaker:
     def of_rows(
         self, shape: PoolShape, rows: list[Row], random: np.random.Generator, norms: bool = False
     ) -> Scene:
-        pool = PagePool(self._library, shape)
+        pool = NativePages(self._library, shape)
         self._pools.append(pool)
         weights = tuple(random.uniform(0.5, 1.5, shape.head_dim).astype(np.float32) for _ in "qk")
         scene = Scene(pool, rows, (weights[0], weights[1]) if norms else None)
@@ -330,13 +330,13 @@ def test_any_step_equals_the_oracle(
 def test_entries_far_below_the_others_cost_no_more(library: Library, small: PoolShape) -> None:
     """A weight of 1e-40 is no normal number; products of such took fifty times as long."""
     shape = replace(small, heads=9, kv_heads=3, head_dim=64, pages=65)
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     row = make_row([1], np.arange(65, dtype=np.int32), 1024)
     plain = np.ones((1024, 2, 3, 64), np.float32)
     plain[:, 0] = -1 / 64
     plain[::256, 0] = 0  # a block's weights are relative to its own maximum
     attention = LoneAttention(library, pool)
-    attention.plan(flat_step([row]).rows)
+    attention.plan(flat_step([row]))
 
     def least(nats: float, value: float = 1.0) -> float:
         """Return the seconds of a token whose entries are so far below those of score 0."""
@@ -427,7 +427,7 @@ def test_padding_between_the_rows_of_qkv_and_out_is_left_alone(
     wide = np.full((21, work.out.shape[1] + 3), 7.0, np.float32)
     padded = np.concatenate((work.qkv, np.full((21, 5), np.nan, np.float32)), axis=1)
     attention = LoneAttention(library, scene.pool)
-    attention.plan(flat_step(scene.rows).rows)
+    attention.plan(flat_step(scene.rows))
     attention.compute([work, replace(work, qkv=padded, out=wide)])
     attention.close()
     np.testing.assert_array_equal(wide[:, :-3], work.out)
@@ -441,7 +441,7 @@ def test_an_attention_plans_one_step_after_another(
     [expected] = _compute(scene, library, list(range(len(scene.rows))), threads=2)
     attention = LoneAttention(library, scene.pool)
     for members in ([0], [8, 9], [1, 4, 8], list(range(len(scene.rows))), [2]):
-        attention.plan(flat_step([scene.rows[i] for i in members]).rows)
+        attention.plan(flat_step([scene.rows[i] for i in members]))
         work = scene.work(0, members)
         attention.compute([work])
         whole = torch.cat([expected[i] for i in members]).view(len(work.qkv), -1)
@@ -452,7 +452,7 @@ def test_an_attention_plans_one_step_after_another(
 # --- The pool -------------------------------------------------------------------------------------
 
 
-def _pool_contents(pool: PagePool) -> npt.NDArray[np.generic]:
+def _pool_contents(pool: NativePages) -> npt.NDArray[np.generic]:
     slots = np.arange(pool.shape.pages * PAGE_TOKENS)
     return np.stack([pool.read(layer, slots) for layer in range(len(pool.shape.windows))])
 
@@ -465,7 +465,7 @@ def test_copies_are_those_of_plain_slots(
 ) -> None:
     pages = 6
     shape = PoolShape(4, 2, 6, element_bytes, pages, (None, None))
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     random = np.random.default_rng(0)
     slots = np.arange(pages * PAGE_TOKENS)
     high = 2**16 if element_bytes == 2 else 2**31
@@ -498,7 +498,7 @@ def test_copies_are_those_of_plain_slots(
 @BOTH
 def test_poison_fills_its_pages_and_no_others(library: Library, element_bytes: int) -> None:
     shape = PoolShape(2, 2, 24, element_bytes, 5, (None, None))
-    pool = PagePool(library, shape)
+    pool = NativePages(library, shape)
     assert not _pool_contents(pool).any()
     pool.poison(np.array([3, 1], np.int32))
     contents = _floats(_pool_contents(pool).reshape(2, 5, -1))
@@ -508,6 +508,6 @@ def test_poison_fills_its_pages_and_no_others(library: Library, element_bytes: i
 
 
 def test_a_pool_takes_the_bytes_of_its_entries(library: Library) -> None:
-    pool = PagePool(library, PoolShape(9, 3, 64, 2, 10, (None,) * 30))
+    pool = NativePages(library, PoolShape(9, 3, 64, 2, 10, (None,) * 30))
     assert pool.bytes == 10 * PAGE_TOKENS * 30 * 2 * 3 * 64 * 2
     pool.close()

@@ -13,7 +13,6 @@ from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.native.build import (
     FLAGS,
     SOURCES,
-    NativeUnavailable,
     built_library,
     compile_library,
 )
@@ -21,6 +20,7 @@ from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 from tests.support.executor.models import (
     ALL_LOGITS,
@@ -109,7 +109,7 @@ def test_a_damaged_library_is_not_loaded_but_built_again(
 
 
 def test_a_compiler_that_fails_is_named_with_its_message(cache: Path, no_compiler: Path) -> None:
-    with pytest.raises(NativeUnavailable, match=r"broken-c.*the disk is full"):
+    with pytest.raises(LibraryUnavailable, match=r"broken-c.*the disk is full"):
         built_library()
     assert [path.suffix for path in sorted(cache.iterdir())] == [".sha256", ".so"]
 
@@ -117,13 +117,13 @@ def test_a_compiler_that_fails_is_named_with_its_message(cache: Path, no_compile
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     native_library()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(NativeUnavailable, match=r"no C.. compiler is called no-such-compiler"):
+    with pytest.raises(LibraryUnavailable, match=r"no C.. compiler is called no-such-compiler"):
         built_library()
 
 
 def test_a_directory_that_others_may_write_to_holds_no_code(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(NativeUnavailable, match="writable by other users"):
+    with pytest.raises(LibraryUnavailable, match="writable by other users"):
         built_library()
     cache.chmod(0o700)
 
@@ -132,7 +132,7 @@ def test_the_cache_directory_is_made_for_its_user_alone(
     tmp_path: Path, no_compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYMPHONY_CACHE_DIR", str(tmp_path / "new"))
-    with pytest.raises(NativeUnavailable):
+    with pytest.raises(LibraryUnavailable):
         built_library()
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 

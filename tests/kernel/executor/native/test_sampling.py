@@ -56,7 +56,8 @@ def _compare(
     sampler: NativeSampler, logits: Tensor, asks: list[SamplingRequest]
 ) -> list[bytes | SyscallError]:
     expected = answer(logits.clone(), asks)
-    found = sampler.answer(logits.clone(), asks)
+    kept = logits.clone()
+    found = sampler.answer(kept.data_ptr(), asks)
     for ask, mine, theirs in zip(asks, found, expected, strict=True):
         _same(mine, theirs, ask.options.get)
     return found
@@ -263,7 +264,8 @@ def test_the_noise_is_the_same(library: Library) -> None:
         )
         for index in range(rows)
     ]
-    found = sampler.answer(torch.zeros(rows, vocab), asks)
+    logits = torch.zeros(rows, vocab)
+    found = sampler.answer(logits.data_ptr(), asks)
     tokens = [np.frombuffer(part, PAIR)["token"][0] for part in found if isinstance(part, bytes)]
     assert tokens == values.argmax(-1).tolist()
     sampler.close()

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.native.attention import StepRows
 from symphony_kernel.executor.native.sampling import NativeSampler
-from symphony_kernel.executor.native.step import PreparedStep, StepTokens, flat_step
+from symphony_kernel.executor.native.step import PreparedStep, StepRows, StepTokens, flat_step
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 
 from tests.support.executor.models import make_row
@@ -85,8 +84,8 @@ def test_a_step_that_is_filled_again_says_what_a_fresh_one_does(
         fresh = flat_step(step)
         tokens = StepTokens(fresh.tokens.ctypes.data, fresh.wanted.ctypes.data, len(fresh.wanted))
         found = StepRows.from_address(kept.rows), StepTokens.from_address(kept.tokens)
-        assert _arrays(*found) == _arrays(fresh.rows.structure(), tokens)
-        assert kept.positions.tolist() == fresh.rows.positions.tolist()
+        assert _arrays(*found) == _arrays(fresh.rows, tokens)
+        assert kept.positions.tolist() == fresh.positions.tolist()
         assert kept.wanted_count == kept.places.count == len(fresh.wanted)
 
 

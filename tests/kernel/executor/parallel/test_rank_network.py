@@ -19,7 +19,7 @@ from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.calls import pack, pack_rows, receive
 from symphony_kernel.executor.parallel.network import execute_call
-from symphony_kernel.executor.parallel.sharding import shard
+from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.sampling import SamplingRequest
@@ -67,8 +67,9 @@ class ThreadGroup:
 
 
 def make_network(kind: str, directory: Path, ranks: int, rank: int, group: ThreadGroup) -> Network:
-    weights = Weights(directory, torch.float32, torch.device("cpu"))
-    tensors, config = shard(weights, load_config(directory), rank, ranks)
+    share = Shard(load_config(directory), rank, ranks)
+    weights = Weights(directory, share.whole, torch.float32, torch.device("cpu"))
+    tensors, config = ShardWeights(weights, share), share.config
     reduce, gather = partial(group.reduce, rank), partial(group.gather, rank)
     if kind == "torch":
         plain = Decoder(config, tensors, torch.float32, reduce=reduce, gather=gather)

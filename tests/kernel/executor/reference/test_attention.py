@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.reference.attention import Group, attend, reference_attention
+from symphony_kernel.executor.reference.attention import Group, attend
 from symphony_kernel.executor.reference.step_plan import (
     Geometry,
     ancestors,
@@ -13,6 +13,7 @@ from symphony_kernel.executor.reference.step_plan import (
 )
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import make_row
 from tests.support.kernel.dense_attention import visible_entries
 
@@ -64,9 +65,10 @@ def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
     count = sum(len(row.tokens) for row in rows)
     queries = torch.randn(count, HEADS, HEAD_DIM)
     for exact in (False, True):
-        out = attend(queries, pool, plan.inputs.groups[window], exact)
-        places = iter(plan.inputs.wanted.tolist())
-        for row, index in zip(plan.rows, plan.indices, strict=True):
+        out = attend(queries, pool, plan.groups[window], exact)
+        places = iter(plan.wanted.tolist())
+        for index in plan.indices:
+            row = rows[index]
             mine = [next(places) for _ in row.places]
             keys, values = pool[owned[index]].unbind(1)
             visible = torch.from_numpy(visible_entries(row, window))
@@ -111,7 +113,7 @@ def test_rows_alike_share_a_group_and_strangers_do_not() -> None:
     random = np.random.default_rng(0)
     geometry = Geometry((None,), PAGES * PAGE_TOKENS, torch.float32, torch.device("cpu"))
     mix = [(1, 64, False), (30, 0, False), (1, 66, False), (1, 140, False), (30, 0, False)]
-    groups = plan_step(_rows(mix, random), geometry).inputs.groups[None]
+    groups = plan_step(_rows(mix, random), geometry).groups[None]
     assert [(g.rows, g.q, g.entries, g.causal) for g in groups] == [
         (2, 1, 80, False),
         (1, 1, 160, False),
@@ -147,4 +149,4 @@ def test_results_keep_the_order_of_places() -> None:
     silent.places = np.empty(0, np.int32)
     plan = plan_step([row, silent], geometry)
     assert plan.indices == [0]
-    assert plan.inputs.tokens[plan.inputs.wanted].tolist() == [4, 0, 0]
+    assert plan.tokens[plan.wanted].tolist() == [4, 0, 0]

@@ -206,11 +206,11 @@ class TypedDecoder : public Decoder {
     using Factors = typename T::Factors;
     using Factor = typename Factors::Element;
 
-    TypedDecoder(const DecoderShape &shape, const AttentionShape &attention, void *pool)
+    TypedDecoder(const DecoderShape &shape, void *pool)
         : shape_(shape),
           team_(shape.threads),
-          attention_(attention, pool),
-          pages_(attention.pages),
+          attention_(shape, pool),
+          pages_(shape.pages),
           weights_(shape),
           stream_(rounded_up(shape.hidden, PANEL)),
           chosen_(rounded_up(shape.hidden, PANEL)),
@@ -445,10 +445,9 @@ class TypedDecoder : public Decoder {
 
 }  // namespace
 
-std::unique_ptr<Decoder> Decoder::make(const DecoderShape &shape, const AttentionShape &attention,
-                                       void *pool) {
+std::unique_ptr<Decoder> Decoder::make(const DecoderShape &shape, void *pool) {
     return with_units(shape.element_bytes, shape.wide, [&](auto units) -> std::unique_ptr<Decoder> {
-        return std::make_unique<TypedDecoder<decltype(units)>>(shape, attention, pool);
+        return std::make_unique<TypedDecoder<decltype(units)>>(shape, pool);
     });
 }
 

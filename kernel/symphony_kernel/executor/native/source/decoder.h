@@ -17,15 +17,12 @@
 
 namespace symphony {
 
-struct DecoderShape {
-    int32_t layers, hidden, middle, heads, kv_heads, head_dim, vocab;
-    int32_t element_bytes;  // 2: bfloat16, 4: float32
-    int32_t threads;
-    float norm_epsilon;
+struct DecoderShape : AttentionShape {
+    int32_t hidden, middle, vocab;
     int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether the model has them
     int32_t quantized;  // whether matrices are int8 with a factor for each output
-    int32_t wide;       // whether bfloat16 is multiplied as float32
 };
+static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 * sizeof(int32_t), "as in Python");
 
 // The tensors of a checkpoint. Those from HEAD on belong to no layer.
 enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NORM, QUERY_NORM,
@@ -56,8 +53,7 @@ enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION, UNANSWERED };
 // Not for two calls at once. Pointers marked "kept" must stay valid.
 class Decoder {
   public:
-    static std::unique_ptr<Decoder> make(const DecoderShape &shape, const AttentionShape &attention,
-                                         void *pool);
+    static std::unique_ptr<Decoder> make(const DecoderShape &shape, void *pool);
     virtual ~Decoder() = default;
 
     // Packs a matrix [outputs][inputs] in the model's type, or copies a vector in float32.

@@ -8,9 +8,8 @@
 using namespace symphony;
 
 // Null if there is no memory or no thread.
-SYMPHONY_EXPORT void *symphony_decoder_create(const DecoderShape *shape,
-                                              const AttentionShape *attention, void *pool) try {
-    return Decoder::make(*shape, *attention, pool).release();
+SYMPHONY_EXPORT void *symphony_decoder_create(const DecoderShape *shape, void *pool) try {
+    return Decoder::make(*shape, pool).release();
 } catch (const std::exception &) {
     return nullptr;
 }
