@@ -49,22 +49,6 @@ _RETRY_SECONDS = 1.0  # before events that the database did not take are written
 _ENDED_BYTES_KEPT = 32 << 10  # that stay in memory after the end, for connected readers
 
 
-class Reader(Protocol):
-    """A reader of a run. Close it: an open one that does not read holds up the run.
-
-    It holds a place in the stream, and none of the events that it returned.
-    """
-
-    async def next(self, seconds: float | None = None) -> list[Event] | None:
-        """Return the next events; [] when none came within `seconds`, None after the last.
-
-        They are about PART_BYTES, or a part of one message. A call confirms what the previous call
-        returned as taken.
-        """
-
-    def close(self) -> None: ...
-
-
 class EventStream:
     """Events of one live run. `on_credit` gets the message bytes newly taken."""
 
@@ -315,7 +299,11 @@ class EphemeralStream(EventStream):
 
 
 class LiveReader:
-    """A reader of a live run. `taken` counts the message bytes it confirmed."""
+    """A reader of a live run. `taken` counts the message bytes it confirmed.
+
+    It holds a place in the stream, and none of the events that it returned. Close it: an open one
+    that does not read holds up the run.
+    """
 
     def __init__(self, stream: EventStream, after: int, taken: int) -> None:
         self.taken = taken
@@ -324,6 +312,11 @@ class LiveReader:
         self._total = taken
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
+        """Return the next events; [] when none came within `seconds`, None after the last.
+
+        They are about PART_BYTES, or a part of one message. A call confirms what the previous call
+        returned as taken.
+        """
         if self.taken != self._total:
             self.taken = self._total
             self._stream.schedule_credit()
@@ -359,6 +352,9 @@ class StoredReader:
         self._cursor.close()
 
 
+Reader = LiveReader | StoredReader
+
+
 def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
     async def fetch(after: int) -> list[Event]:
         return await store.stored_events.events_after(tenant, run, after)
@@ -387,18 +383,12 @@ def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[i
 
 def last_event(connection: Connection, run: int) -> tuple[int, int]:
     """Return the id and the total of a run's last stored event, or (0, 0)."""
-    rows = _rows(connection, run, "ORDER BY first DESC LIMIT 1")
-    if not rows:
+    sql = "SELECT first, body FROM run_events WHERE run = ? ORDER BY first DESC LIMIT 1"
+    row = connection.execute(sql, (run,)).fetchone()
+    if row is None:
         return 0, 0
-    last = unpack_events(*rows[0])[-1]
+    last = unpack_events(row["first"], row["body"])[-1]
     return last.id, last.total
-
-
-def _rows(
-    connection: Connection, run: int, order: str = "ORDER BY first"
-) -> list[tuple[int, bytes]]:
-    sql = f"SELECT first, body FROM run_events WHERE run = ? {order}"  # noqa: S608 - ours
-    return [(row["first"], row["body"]) for row in connection.execute(sql, (run,))]
 
 
 def _pack(events: list[Event]) -> bytes:
