@@ -3,7 +3,7 @@
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
@@ -80,50 +80,50 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
     yield [_failure(run.end or run.record, shipped=True)]
 
 
-async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield the same of a stored run, from its beginning."""
-    records, reader = Records(), runs.open_reader(run, 0)
-    try:
-        while (events := await reader.next(_LOOK_SECONDS)) is not None:
-            if not events and (unstored := _unstored(run)):
-                yield unstored
-                return
-            messages = b"".join(event.data for event in events if event.kind == "message")
-            batch = records.feed(messages) if messages else []
-            if batch:
-                yield batch
-                if not isinstance(batch[-1], Piece):
-                    return
-    finally:
-        reader.close()
-    yield [_failure(_ended(run), shipped=True)]
+def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Return the same of a stored run, from its beginning."""
+    return _read_stored(runs, run, Records().feed, lambda record: [_failure(record, shipped=True)])
 
 
-async def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield a program's messages as the text of one choice, then its usage."""
+def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Return a program's messages as the text of one choice, then its usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(messages: bytes) -> list[Record]:
+        text = decoder.decode(messages)
+        return [Piece(0, text, None)] if text else []
+
+    def end(record: RunRecord) -> list[Record]:
+        if (record.status, record.exit_code) != ("exited", 0):
+            return [_failure(record)]
+        used = record.usage or {}
+        counts = (used.get(f"{kind}_tokens", 0) for kind in ("prompt", "cached", "completion"))
+        return [Piece(0, decoder.decode(b"", final=True), "stop"), Usage(*counts)]
+
+    return _read_stored(runs, run, feed, end)
+
+
+async def _read_stored(
+    runs: Runs,
+    run: Run | RunRecord,
+    feed: Callable[[bytes], list[Record]],
+    end: Callable[[RunRecord], list[Record]],
+) -> Batches:
+    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`."""
     reader = runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
             if not events and (unstored := _unstored(run)):
                 yield unstored
                 return
-            messages = [event.data for event in events if event.kind == "message"]
-            if messages and (text := decoder.decode(b"".join(messages))):
-                yield [Piece(0, text, None)]
+            messages = b"".join(event.data for event in events if event.kind == "message")
+            if messages and (batch := feed(messages)):
+                yield batch
+                if not isinstance(batch[-1], Piece):
+                    return
     finally:
         reader.close()
-    record = _ended(run)
-    if (record.status, record.exit_code) != ("exited", 0):
-        yield [_failure(record)]
-        return
-    used = record.usage or {}
-    usage = Usage(
-        used.get("prompt_tokens", 0),
-        used.get("cached_tokens", 0),
-        used.get("completion_tokens", 0),
-    )
-    yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+    yield end(run.record if isinstance(run, Run) else run)
 
 
 def _unstored(run: Run | RunRecord) -> list[Record]:
@@ -132,10 +132,6 @@ def _unstored(run: Run | RunRecord) -> list[Record]:
         return []
     problem = run.unstored
     return [Failure(problem.status, problem.kind.replace("-", "_"), None, problem.detail)]
-
-
-def _ended(run: Run | RunRecord) -> RunRecord:
-    return run.record if isinstance(run, Run) else run
 
 
 def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
