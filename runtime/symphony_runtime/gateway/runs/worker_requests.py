@@ -64,11 +64,7 @@ class WorkerRequests:
         self._pending: dict[Worker, dict[int, _Pending]] = {}
 
     def handle_ask(self, worker: Worker, message: m.Ask) -> None:
-        """Take a request; the answer may follow much later.
-
-        Raises:
-            MessageError: workers have no such request.
-        """
+        """Take a request; the answer may follow much later. MessageError: no such one."""
         try:
             if message.what == "spawn":
                 self._runs.spawn(self._spawn_child(worker, message.seq, message.args))
@@ -200,7 +196,8 @@ class WorkerRequests:
         if len(run.instances) > (most := run.record.limits["children"]):
             raise LimitError(Errno.EDQUOT, "children", f"children: at most {most}")
         program = await self._child_program(run, parent, args.get("program"))
-        _check_entry(program, args.get("entry"))
+        if (entry := args.get("entry")) and entry not in program.manifest.entries:
+            raise SyscallError(Errno.ENOENT, "the program has no such entry")
         artefact = await self._runs.module_for(worker, program)
         instance = self._runs.new_instance()
         if self._runs.run_of(worker, parent) is not run:
@@ -228,8 +225,3 @@ class WorkerRequests:
         if found is None:
             raise SyscallError(Errno.ENOENT, "no such program")
         return found
-
-
-def _check_entry(program: Program, entry: Any) -> None:
-    if entry and entry not in program.manifest.entries:
-        raise SyscallError(Errno.ENOENT, "the program has no such entry")
