@@ -52,6 +52,7 @@ from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.changes import ChangeFeed, gateway_name
 from symphony_runtime.gateway.storage.crash_log import clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
@@ -113,13 +114,14 @@ async def serve(
         load = ServerLoad(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
         runs = Runs(
-            store, programs, channels, config, members.boot, retention, egress,
+            store, programs, config, members.boot, retention, egress,
             _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = administration.send_weights
         administration.runs = runs
-        cpu = compiler.account = CpuReporter(runs, kernel, store)
+        requests = WorkerRequests(runs, programs, channels, egress)
+        cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
         progress = progress or StartupProgress()
         workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
         runs.attach(kernel, workers)

@@ -49,19 +49,14 @@ from symphony_runtime.gateway.openai.requests.parsing import (
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.openai.run_records import (
     Batches,
-    Inbox,
     kept_records,
     program_records,
     shipped_records,
 )
-from symphony_runtime.gateway.openai.serving import (
-    Answer,
-    Clients,
-    answer_stream,
-    answer_whole,
-)
+from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs

@@ -20,6 +20,7 @@ from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.crash_log import Entry
 from symphony_runtime.gateway.storage.store import Store
 
@@ -59,10 +60,12 @@ class _Timed(Generic[T]):
 
 
 class CpuReporter:
-    """Passes workers' messages to `runs` and times them (`WorkerEvents`)."""
+    """Passes workers' messages on and times them (`WorkerEvents`)."""
 
-    def __init__(self, runs: Runs, kernel: KernelLink, store: Store) -> None:
-        self._runs, self._kernel = runs, kernel
+    def __init__(
+        self, runs: Runs, requests: WorkerRequests, kernel: KernelLink, store: Store
+    ) -> None:
+        self._runs, self._requests, self._kernel = runs, requests, kernel
         store.crash_log.on_written = self.charge_crash_log
         store.on_committed = self.charge_commit
         kernel.on_pace = self._start_pause
@@ -84,15 +87,15 @@ class CpuReporter:
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
         if not self._shared and not self._is_shared():
-            self._runs.worker_message(worker, message)
+            self._requests.worker_message(worker, message)
             return
         whose = self._weights_by_run(worker, _items(message))
         began = time.thread_time()
-        self._runs.worker_message(worker, message)
+        self._requests.worker_message(worker, message)
         self._charge_runs(whose, time.thread_time() - began)
 
     def worker_lost(self, worker: Worker) -> None:
-        self._runs.worker_lost(worker)
+        self._requests.worker_lost(worker)
 
     def charge_crash_log(self, entries: list[Entry], seconds: float) -> None:
         if self._shared:

@@ -16,8 +16,9 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, problem_of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
-from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream, Listener
+from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream
 from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.storage.database import StorageError
@@ -35,7 +36,7 @@ class Run:
         program: Program,
         worker: Worker,
         store: Store,
-        listener: Listener | None = None,
+        listener: Inbox | None = None,
     ) -> None:
         """Admit a run; with a listener it is ephemeral: its messages are not stored.
 

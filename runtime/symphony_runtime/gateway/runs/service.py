@@ -29,14 +29,9 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Wo
 from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
-from symphony_runtime.gateway.runs.channels import Channels
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor
-from symphony_runtime.gateway.runs.events.stream import (
-    Listener,
-    Reader,
-    StoredReader,
-    stored_cursor,
-)
+from symphony_runtime.gateway.runs.events.stream import Reader, StoredReader, stored_cursor
 from symphony_runtime.gateway.runs.live_run import Run, admit_trace, check_stored, new_record
 from symphony_runtime.gateway.runs.record import (
     BOOT_BITS,
@@ -54,7 +49,6 @@ from symphony_runtime.gateway.runs.record import (
 from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.trace import RunTrace, store_end
 from symphony_runtime.gateway.runs.usage import RunUsage
-from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -73,7 +67,6 @@ class Runs:
         self,
         store: Store,
         programs: Programs,
-        channels: Channels,
         config: GatewayConfig,
         boot: int,
         retention: Retention,
@@ -92,7 +85,6 @@ class Runs:
         self._config = config
         self._programs = programs
         self.egress = egress
-        self._worker_requests = WorkerRequests(self, programs, channels, egress)
         self._retention = retention
         self.metrics = metrics
         self._next_instance = boot << BOOT_BITS
@@ -115,7 +107,7 @@ class Runs:
         request: RunRequest,
         *,
         tenant: str | None = None,
-        listener: Listener | None = None,
+        listener: Inbox | None = None,
         run_id: str | None = None,
     ) -> Run:
         """Start a run of a program for `tenant`, by default the program's.
@@ -415,7 +407,6 @@ class Runs:
 
     # -- WorkerEvents --------------------------------------------------------------------------
     def worker_lost(self, worker: Worker) -> None:
-        self._worker_requests.forget_worker(worker)
         for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
 
@@ -427,14 +418,10 @@ class Runs:
             self._handle_received(worker, message)
         elif isinstance(message, m.Ended):
             self._handle_end(worker, message)
-        elif isinstance(message, m.Ask):
-            self._worker_requests.handle_ask(worker, message)
         elif isinstance(message, m.Traced):
             run = self.run_of(worker, message.instance)
             if run is not None and run.trace is not None:
                 run.trace.add_calls(message.events)
-        elif isinstance(message, m.Unask):
-            self._worker_requests.cancel_ask(worker, message.seq)
         else:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
@@ -470,7 +457,6 @@ class Runs:
 
     def _handle_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)
-        self._worker_requests.forget_instance(worker, message.instance)
         if run is None:
             return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:

@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import Any
 
 from aiohttp import web
 from symphony_kernel.protocol.errno import SyscallError
@@ -167,20 +168,19 @@ class Administration:
     async def _send_limits(self, tenants: Iterable[str]) -> None:
         """Send tenants' limits to the kernel; it gets those of others before a first run."""
         for tenant in tenants:
-            try:
-                await self.runs.kernel_limits.send_limits(tenant)
-            except KernelAwayError:
-                _log.info("the kernel is away: it gets the limits when it is linked")
-            except SyscallError as error:
-                _log.error("the kernel refuses the limits of %s: %s", tenant, error)
+            await self._tell(f"the limits of {tenant}", self.runs.kernel_limits.send_limits(tenant))
 
     async def _send_weight(self, tenant: str, weight: float | None) -> None:
+        asking = self.runs.kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+        await self._tell(f"the weight {weight} of {tenant}", asking)
+
+    async def _tell(self, what: str, asking: Awaitable[Any]) -> None:
         try:
-            await self.runs.kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+            await asking
         except KernelAwayError:
-            _log.info("the kernel is away: it gets the weights when it is linked")
+            _log.info("the kernel is away: it gets %s when it is linked", what)
         except SyscallError as error:
-            _log.error("the kernel refuses the weight %s of %s: %s", weight, tenant, error)
+            _log.error("the kernel refuses %s: %s", what, error)
 
     # -- Audit ---------------------------------------------------------------------------------
     def record_request(

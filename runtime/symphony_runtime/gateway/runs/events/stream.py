@@ -32,11 +32,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
 
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
 from symphony_runtime.gateway.storage.crash_log import ENDED, CrashLog
 from symphony_runtime.gateway.storage.database import Connection
@@ -251,16 +252,6 @@ class EventStream:
 _CREDIT_BYTES = SEND_WINDOW_BYTES // 4  # credit is given in batches: most runs end before the first
 
 
-class Listener(Protocol):
-    """The client of an ephemeral run."""
-
-    def message(self, data: bytes) -> None:
-        """Take a message that the program sent."""
-
-    def ended(self) -> None:
-        """Take the end of the run; nothing follows."""
-
-
 class EphemeralStream(EventStream):
     """Events of a run that is not stored: only its client gets the messages.
 
@@ -268,7 +259,7 @@ class EphemeralStream(EventStream):
     """
 
     def __init__(
-        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Listener
+        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Inbox
     ) -> None:
         super().__init__(store, run, on_credit)
         self._listener = listener
