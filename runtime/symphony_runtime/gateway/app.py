@@ -29,9 +29,9 @@ from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
-from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.config import GatewayConfig, refused_for
 from symphony_runtime.gateway.connections.listener import check_host, listen
-from symphony_runtime.gateway.connections.slow_clients import SlowBounds, SlowClients
+from symphony_runtime.gateway.connections.slow_clients import SlowBodies, SlowClients
 from symphony_runtime.gateway.connections.slow_readers import SlowReaders
 from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.injection import Injector
@@ -52,6 +52,7 @@ from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.changes import ChangeFeed, gateway_name
 from symphony_runtime.gateway.storage.crash_log import clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
@@ -64,7 +65,6 @@ from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
 _SHRINK_SECONDS = 1.0  # between attempts to shrink the database
-_SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
 DIED = "the gateway died while it ran"
 
 
@@ -95,42 +95,45 @@ async def serve(
     check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
-        store = _open_store(config)
+        disk = DiskBudget(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
+        with refused_for(StoreError):
+            store = Store(config.data_dir / "symphony.sqlite", config.store, disk)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
         administration = await Administration.open(store, keys, config.behind_proxy)
         administration.start()
         stack.push_async_callback(administration.stop)
-        boot, deletion = await _register_gateway(
-            store, await _fail_interrupted_runs(store, config), administration
-        )
+        members = await _register_gateway(store, config)
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         metrics = RunMetrics()
         channels = Channels(limits=limits, reached=metrics.count_limit)
-        retention = Retention(store, _retention_bounds(config), now_ms)
-        await retention.load_counts()
-        vault = _open_vault(store, config)
-        egress = await _open_egress(config, vault, stack)
+        retention = await _open_retention(store, config)
+        vault, egress = await _open_egress(store, config, stack)
         load = ServerLoad(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
         runs = Runs(
-            store, programs, channels, config, boot, retention, egress,
-            _admission(config, load), administration, limits, metrics,
+            store, programs, config, members.boot, retention, egress,
+            _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked = lambda: administration.send_weights(kernel)
-        administration.attach(runs)
-        cpu = compiler.account = CpuReporter(runs, kernel, store)
+        kernel.on_linked = administration.send_weights
+        administration.runs = runs
+        requests = WorkerRequests(runs, programs, channels, egress)
+        cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
         progress = progress or StartupProgress()
         workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
         runs.attach(kernel, workers)
+        idempotency = Idempotency(store, now_ms, members.boot)
+        deletion = TenantDeletion(
+            store, members, administration, programs, channels, retention, idempotency.forget_tenant
+        )
+        await deletion.reload()
         if store.shared:
-            holders = deletion, administration, programs
-            _start_task(stack, ChangeFeed(store, deletion.members.record_alive, *holders).run())
+            reloads = deletion.reload, administration.reload, programs.reload
+            _start_task(stack, ChangeFeed(store, members.record_alive, *reloads).run())
         _start_task(stack, runs.worker_assignment.run())
-        idempotency = Idempotency(store, now_ms, boot)
         _start_task(stack, idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
@@ -146,22 +149,24 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services)
-        runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        port = await listen(runner, config, services.connections, stack)
+        port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
 
 
-async def _fail_interrupted_runs(store: Store, config: GatewayConfig) -> str:
-    """Fail the runs that an earlier start of this gateway left; return the gateway's name."""
-    name, left = _gateway_name(config), read_crash_log(config.data_dir)
+async def _register_gateway(store: Store, config: GatewayConfig) -> Members:
+    """Fail the runs that an earlier start of this gateway left, and register this start."""
+    with refused_for(StoreError):
+        name = gateway_name(config.data_dir)
+    left = read_crash_log(config.data_dir)
     failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
     clear_crash_log(config.data_dir)
     if failed:
         _log.warning("%d runs were live when the last gateway died", failed)
-    return name
+    boot = await store.write(lambda connection: next_boot(connection, name))
+    members = Members(store, name, boot, now_ms)
+    await members.record_start()
+    return members
 
 
 def _start_task(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +201,7 @@ def _start_deletions(
     stack: contextlib.AsyncExitStack, server: Services, config: GatewayConfig
 ) -> None:
     """Start the deletion of tenants and of unused programs, and the notes of their use."""
-    _start_task(stack, server.deletion.run(server))
+    _start_task(stack, server.deletion.run())
     program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
     _start_task(stack, program_usage.run())
@@ -205,25 +210,25 @@ def _start_deletions(
     )
 
 
-async def _register_gateway(
-    store: Store, name: str, administration: Administration
-) -> tuple[int, TenantDeletion]:
-    """Register this start of the gateway; return its number, and the pending deletions."""
-    boot = await store.write(lambda connection: next_boot(connection, name))
-    deletion = TenantDeletion(Members(store, name, boot, now_ms), administration)
-    await deletion.members.record_start()
-    await deletion.reload()
-    return boot, deletion
+async def _open_retention(store: Store, config: GatewayConfig) -> Retention:
+    bounds = Bounds(
+        config.run_kept_seconds_max, config.tenant_runs_kept_max, config.tenant_kept_bytes_max
+    )
+    retention = Retention(store, bounds, now_ms)
+    await retention.load_counts()
+    return retention
 
 
 async def _open_egress(
-    config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
-) -> Egress:
+    store: Store, config: GatewayConfig, stack: contextlib.AsyncExitStack
+) -> tuple[Vault, Egress]:
+    with refused_for(VaultError):
+        vault = Vault(store, config.data_dir, now_ms)
     injector = Injector(vault.reveal_secrets, plain_loopback=config.secrets_plain_loopback)
     egress = Egress(config, injector)
     stack.push_async_callback(egress.stop)
     await egress.start()
-    return egress
+    return vault, egress
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
@@ -258,7 +263,7 @@ async def _count_request(request: web.Request, handler: Handler) -> web.StreamRe
     finally:
         server.bodies.release(request)
     name = request.match_info.route.name or "none"
-    server.runs.metrics.count_response(name, response.status)
+    server.runs.metrics.responses[name, response.status] += 1
     if response.status in (401, 403) or name in _OPERATORS_CHANGES:
         server.administration.record_request(
             request, name, response.status, admin=name in _OPERATORS_CHANGES
@@ -335,23 +340,8 @@ def _admission(config: GatewayConfig, load: ServerLoad) -> Admission:
 
 
 def _slow_clients(config: GatewayConfig) -> SlowClients:
-    bounds = SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)
-    return SlowClients(bounds, SlowReaders(config.slow_reader_seconds))
-
-
-def _retention_bounds(config: GatewayConfig) -> Bounds:
-    return Bounds(
-        seconds=config.run_kept_seconds_max,
-        runs=config.tenant_runs_kept_max,
-        bytes=config.tenant_kept_bytes_max,
-    )
-
-
-def _open_vault(store: Store, config: GatewayConfig) -> Vault:
-    try:
-        return Vault(store, config.data_dir, now_ms)
-    except VaultError as error:
-        raise ConfigError(str(error)) from error
+    bodies = SlowBodies(config.slow_grace_seconds, config.slow_bytes_a_second)
+    return SlowClients(bodies, SlowReaders(config.slow_reader_seconds))
 
 
 def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
@@ -359,18 +349,3 @@ def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
         return bool(runs().live_by_tenant().keys() - {tenant})
 
     return Compiler(require_containment=config.require_containment, others_running=others_run)
-
-
-def _gateway_name(config: GatewayConfig) -> str:
-    try:
-        return gateway_name(config.data_dir)
-    except StoreError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _open_store(config: GatewayConfig) -> Store:
-    disk = DiskBudget(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
-    try:
-        return Store(config.data_dir / "symphony.sqlite", config.store, disk)
-    except StoreError as error:
-        raise ConfigError(str(error)) from error

@@ -1,5 +1,7 @@
 """The gateway's configuration: one JSON line from the supervisor."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,15 @@ from symphony_runtime.config.transport import is_loopback as is_loopback
 
 class ConfigError(Exception):
     """The configuration cannot be served. The message is for the operator."""
+
+
+@contextmanager
+def refused_for(kind: type[Exception]) -> Iterator[None]:
+    """Turn errors of a kind, whose messages are for the operator, into ConfigError."""
+    try:
+        yield
+    except kind as error:
+        raise ConfigError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

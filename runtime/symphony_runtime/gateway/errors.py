@@ -73,6 +73,14 @@ def bad_request(kind: str, detail: str, **fields: Any) -> Problem:
     return Problem(400, kind, detail, **fields)
 
 
+def parse_cursor(after: str) -> tuple[int, str]:
+    """Return the number and the text of a page's cursor; Problem 400."""
+    number, _, text = after.partition(".")
+    if not (number.isascii() and number.isdigit() and len(number) < 19):
+        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
+    return int(number), text
+
+
 def not_found(what: str) -> Problem:
     """Return 404. A missing thing and another tenant's look the same."""
     return Problem(404, "not-found", f"there is no such {what}")
@@ -84,6 +92,10 @@ def too_large(what: str, limit: int) -> Problem:
 
 def unavailable(detail: str, retry_after: int = 1) -> Problem:
     return Problem(503, "unavailable", detail, retry_after=retry_after)
+
+
+def internal() -> Problem:
+    return Problem(500, "internal", "the server made a mistake; its log says which")
 
 
 def problem_of_storage(error: Exception) -> Problem | None:
@@ -115,7 +127,7 @@ def problem_of(request: web.Request, error: Exception) -> Problem | None:
         _log.warning("%s %s: %s", request.method, request.path, error)
         return failing
     _log.error("%s %s failed", request.method, request.path, exc_info=error)
-    return Problem(500, "internal", "the server made a mistake; its log says which")
+    return internal()
 
 
 @web.middleware

@@ -26,7 +26,7 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.retry_estimates import EventInterval, Outage, retry_after
-from symphony_runtime.gateway.errors import Problem, unavailable
+from symphony_runtime.gateway.errors import Problem
 
 REASONS = ("draining", "tenant_runs", "runs", "memory", "tenant_queue", "queue", "kernel", "worker")
 _RESTART_SECONDS = 2.0  # from the end of a drain to the next server, if one follows
@@ -166,6 +166,4 @@ class Admission:
     def _refuse(self, reason: str, status: int, kind: str, detail: str, seconds: float) -> Problem:
         assert reason in REASONS
         self.refused[reason] += 1
-        if status == 503:
-            return unavailable(detail, retry_after(seconds))
         return Problem(status, kind, detail, retry_after=retry_after(seconds))

@@ -39,14 +39,9 @@ class RateLimiters:
         if bucket.take(1.0, now):
             return
         self._reached(tenant, "requests_per_second")
-        limit = int(bucket.size)
-        raise Problem(
-            429,
-            "too-many-requests",
-            f"the tenant may make {limit} requests a second",
-            retry_after=retry_after(bucket.seconds(now)),
-            limit=limit,
-        )
+        limit, seconds = int(bucket.size), retry_after(bucket.seconds(now))
+        detail = f"the tenant may make {limit} requests a second"
+        raise Problem(429, "too-many-requests", detail, retry_after=seconds, limit=limit)
 
     def headers(self, tenant: str, tokens: tuple[int, int, int] | None = None) -> dict[str, str]:
         """Return OpenAI's headers of what is left.
@@ -80,13 +75,9 @@ class RateLimiters:
 
 
 def tokens_refused(limit: int, left: int, ms: int) -> Problem:
-    return Problem(
-        429,
-        "too-many-tokens",
-        f"the tenant may compute {limit} tokens a minute; {left} are left",
-        retry_after=retry_after(ms / 1000),
-        limit=limit,
-    )
+    detail = f"the tenant may compute {limit} tokens a minute; {left} are left"
+    seconds = retry_after(ms / 1000)
+    return Problem(429, "too-many-tokens", detail, retry_after=seconds, limit=limit)
 
 
 def _headers(what: str, limit: int, left: float, rate: float) -> dict[str, str]:

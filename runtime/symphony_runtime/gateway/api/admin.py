@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_M
 
 from symphony_runtime.gateway.api.requests import TenantBody, TenantChange, parse_body, parse_key
 from symphony_runtime.gateway.clock import now_ms
-from symphony_runtime.gateway.errors import bad_request
+from symphony_runtime.gateway.errors import bad_request, parse_cursor
 from symphony_runtime.gateway.http.context import (
     answer,
     flag,
@@ -23,7 +23,7 @@ from symphony_runtime.gateway.http.context import (
     services,
 )
 from symphony_runtime.gateway.runs.usage import COLUMNS, UsageQuery, usage_page
-from symphony_runtime.gateway.tenancy import audit, deletion
+from symphony_runtime.gateway.tenancy import audit
 from symphony_runtime.gateway.tenancy.administration import WORDS
 from symphony_runtime.gateway.tenancy.authentication import Key
 from symphony_runtime.gateway.tenancy.tenants import Tenant
@@ -73,7 +73,8 @@ async def delete_tenant(request: web.Request) -> web.StreamResponse:
     everything = flag(request, "everything")
     if everything:
         request[WORDS] = "everything"
-    await deletion.delete_tenant(services(request), _tenant(request).id, everything=everything)
+    deletion = services(request).deletion
+    await deletion.delete_tenant(_tenant(request).id, everything=everything)
     return web.Response(status=204)
 
 
@@ -162,7 +163,8 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     limit, kind = page_limit(request), request.query.get("kind", "")
     if kind not in ("", audit.ADMIN, audit.DENIED):
         raise bad_request("bad-request", "`kind` must be admin or denied")
-    before = _place(request.query["after"]) if request.query.get("after") else audit.LATEST
+    after = request.query.get("after")
+    before = parse_cursor(after) if after else audit.LATEST
     wanted = audit.AuditQuery(kind, request.query.get("tenant", ""), before)
     rows = await services(request).administration.audit.page(wanted, limit + 1)
     return await answer(page_of(rows, limit, lambda row: f"{row['at_ms']}.{row['id']}"))
@@ -180,13 +182,6 @@ def _chosen(request: web.Request) -> UsageQuery:
     return UsageQuery(query.get("tenant", ""), first, last, (day, tenant))
 
 
-def _place(after: str) -> tuple[int, str]:
-    at, _, note = after.partition(".")
-    if not (at.isascii() and at.isdigit() and len(at) < 19):
-        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
-    return int(at), note
-
-
 async def _send_csv(request: web.Request, chosen: UsageQuery) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
@@ -195,19 +190,13 @@ async def _send_csv(request: web.Request, chosen: UsageQuery) -> web.StreamRespo
         }
     )
     await response.prepare(request)
-    async for lines in _csv(request, chosen):
-        await response.write(lines)
+    await response.write(_lines([dict(zip(COLUMNS, COLUMNS, strict=True))]))
+    page = partial(usage_page, limit=_CSV_ROWS)
+    while rows := await services(request).store.read(partial(page, query=chosen)):
+        await response.write(_lines(rows))
+        chosen = replace(chosen, after=(rows[-1]["day"], rows[-1]["tenant"]))
     await response.write_eof()
     return response
-
-
-async def _csv(request: web.Request, chosen: UsageQuery) -> AsyncIterator[bytes]:
-    store = services(request).store
-    yield _lines([dict(zip(COLUMNS, COLUMNS, strict=True))])
-    while rows := await store.read(partial(usage_page, query=chosen, limit=_CSV_ROWS)):
-        yield _lines(rows)
-        last = rows[-1]
-        chosen = UsageQuery(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:

@@ -92,7 +92,7 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,
         "The usage by tenant and by the day (UTC) on which runs ended",
-        {200: Answer("a page; or all of it, as CSV", "UsagePage", text=admin.CSV)},
+        {200: Answer("a page; or all of it, as CSV", "UsagePage", also={admin.CSV: None})},
         problems=(507,),  # sums in memory cannot be written
         parameters=(
             Parameter("tenant", "only this one's"),

@@ -7,10 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from symphony_runtime.gateway.admission.rate_limit import ASKING
-from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, Scrape, render
-from symphony_runtime.gateway.http.context import Services, answer, services
+from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, render
+from symphony_runtime.gateway.http.context import answer, services
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
-from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
 
 METRICS = "text/plain"
 _KERNEL_SECONDS = 0.75  # for the kernel's answer: it may hang
@@ -91,36 +90,5 @@ async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
 
 # --- Metrics -------------------------------------------------------------------------------------
 async def metrics(request: web.Request) -> web.StreamResponse:
-    server = services(request)
-    tenant = request.get(ASKING)
-    scrape = Scrape(
-        model=str(server.runs.kernel.about.get("model", {}).get("name", "")),
-        kernel=await server.kernel_metrics.latest(),
-        kernel_restarts=server.kernel_metrics.restarts,
-        runs=server.runs.metrics,
-        live=server.runs.live_by_tenant(),
-        roles=_roles(server) if tenant is None else {},
-        store=server.store.statistics(),
-        egress=server.runs.egress.metrics,
-        refused=server.runs.admission.refused,
-        slow={"body": server.slow.uploads.cut, "reader": server.slow.readers.cut},
-        connections=server.connections.statistics(),
-        hanging=server.progress.silent,
-        memory_free=server.runs.admission.memory.left(),
-        disk=server.store.disk.statistics(),
-        audit_lost=server.administration.audit.lost,
-        disk_of=server.store.disk.held,
-    )
-    whole = tenant is not None and server.keys.is_only_tenant(tenant)
-    text = render(scrape, tenant=tenant, whole=whole)
+    text = await render(services(request), request.get(ASKING))
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
-
-
-def _roles(server: Services) -> dict[str, ProcessMetrics | None]:
-    """Return the metrics of every expected process."""
-    kernel, workers = server.runs.kernel, server.runs.workers
-    pids = {"gateway": os.getpid(), "kernel": kernel.pid}
-    for name in workers.expected:
-        worker = workers.workers.get(name)
-        pids[name] = worker.pid if worker is not None else 0
-    return {name: read_role(pid) if pid else None for name, pid in pids.items()}

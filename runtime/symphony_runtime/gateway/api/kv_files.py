@@ -106,9 +106,8 @@ async def _send(request: web.Request, path: str) -> web.StreamResponse:
             }
         )
         at, piece = 0, await _read(request, transfer, 0)
-        await response.prepare(
-            request
-        )  # after the first piece, so that a read error is a problem document
+        # After the first piece, so that a read error is a problem document.
+        await response.prepare(request)
         while piece:
             at += len(piece)
             await response.write(piece)
@@ -159,11 +158,7 @@ def _expiry(request: web.Request) -> int:
 
 
 async def _ask(request: web.Request, what: str, **args: Any) -> Any:
-    """Return the kernel's answer.
-
-    Raises:
-        Problem: the kernel is away, or refuses.
-    """
+    """Return the kernel's answer; Problem: the kernel is away, or refuses."""
     kernel, admission = services(request).runs.kernel, services(request).runs.admission
     try:
         await services(request).runs.kernel_limits.send_limits(tenant_of(request))

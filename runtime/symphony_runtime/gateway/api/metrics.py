@@ -1,18 +1,19 @@
 """`GET /metrics`: the metrics of gateway and kernel, in Prometheus' text format.
 
-    KernelMetrics, RunMetrics, roles  ->  Scrape  ->  families  ->  text
+    KernelMetrics, RunMetrics, roles  ->  families  ->  text
 
 Names are vLLM's where vLLM has the metric (`symphony:` for `vllm:`): see docs/metrics.md.
 The admin key sees everything, by tenant. A tenant's key sees the server's sums if it is the only
 tenant, else only its own runs: a sum over two tenants would tell each about the other.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,8 +25,9 @@ from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.admission.admission import REASONS
 from symphony_runtime.gateway.egress.metrics import KINDS, EgressMetrics
-from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, RunMetrics, TenantMetrics
-from symphony_runtime.gateway.metrics.process import ProcessMetrics
+from symphony_runtime.gateway.http.context import Services
+from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, TenantMetrics
+from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
 from symphony_runtime.gateway.runs.record import FINAL
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,42 +36,24 @@ _Labels = Mapping[str, str]
 _Samples = Iterable[tuple[_Labels, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """All values of one answer."""
-
-    model: str  # "" before the first kernel is ready
-    kernel: dict[str, Any]  # of `KernelMetrics.latest`
-    kernel_restarts: int
-    runs: RunMetrics
-    live: Mapping[str, int]  # runs, by tenant
-    roles: Mapping[str, ProcessMetrics | None]  # None: away
-    store: Mapping[str, int]
-    egress: EgressMetrics
-    refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
-    slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
-    connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
-    hanging: Collection[str] = ()  # roles
-    memory_free: int | None = None  # bytes; None: unknown
-    disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
-    audit_lost: int = 0  # lines, see `Audit`
-    disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
-
-
-def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
-    """Return the text for the admin (`tenant` None), or for a tenant's key.
-
-    `whole`: it is the only tenant, so the server's sums are its own.
-    """
+async def render(server: Services, tenant: str | None) -> bytes:
+    """Return the text for the admin (`tenant` None), or for a tenant's key."""
+    kernel = await server.kernel_metrics.latest()
+    text = _Text(str(server.runs.kernel.about.get("model", {}).get("name", "")))
     if tenant is None:
-        families = [*_tenants(scrape), *_server(scrape), *_operators(scrape)]
-    elif whole:
-        families = [*_sums(scrape), *_server(scrape)]
+        families = [
+            *_families(text, _tenants(server, kernel)),
+            *_server(text, server, kernel),
+            *_operators(server),
+        ]
+    elif server.keys.is_only_tenant(tenant):
+        live, counted = server.runs.live_by_tenant(), server.runs.metrics.tenants()
+        names = {*kernel.get("tenants", {}), *counted, *live}
+        whole = _Part.of(server, kernel, names, {})
+        families = [*_families(text, [whole]), *_server(text, server, kernel)]
     else:
-        families = list(_own(scrape, tenant))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
-    return generate_latest(registry)
+        families = list(_families(text, [_Part.of(server, kernel, [tenant], {})]))
+    return generate_latest(_Families(families))
 
 
 class _Families(Collector):
@@ -83,27 +67,6 @@ class _Families(Collector):
 
 
 # --- Runs: of all tenants, by tenant, or of one --------------------------------------------------
-def _tenants(scrape: Scrape) -> Iterator[Metric]:
-    names = {*scrape.kernel.get("tenants", {}), *scrape.live}
-    for name in sorted(names):
-        scrape.runs.of_tenant(name)  # reserves a label of its own, if one is left
-    labelled = [name for name in scrape.runs.tenants() if name != OTHERS]
-    parts = [_Part.of(scrape, [name], {"tenant": name}) for name in labelled]
-    if OTHERS in scrape.runs.tenants():
-        rest = {OTHERS, *names}.difference(labelled)
-        parts.append(_Part.of(scrape, rest, {"tenant": OTHERS}))
-    return _families(scrape, parts)
-
-
-def _sums(scrape: Scrape) -> Iterator[Metric]:
-    names = {*scrape.kernel.get("tenants", {}), *scrape.runs.tenants(), *scrape.live}
-    return _families(scrape, [_Part.of(scrape, names, {})])
-
-
-def _own(scrape: Scrape, tenant: str) -> Iterator[Metric]:
-    return _families(scrape, [_Part.of(scrape, [tenant], {})])
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The sums of some tenants' runs, and the labels that they are shown with."""
@@ -111,28 +74,41 @@ class _Part:
     labels: _Labels
     live: int
     counts: TenantMetrics
-    kernel: dict[str, int]
+    kernel: Counter[str]
     disk: int
 
     @staticmethod
-    def of(scrape: Scrape, names: Iterable[str], labels: _Labels) -> "_Part":
-        counts, live, disk = TenantMetrics(), 0, 0
-        kernel: dict[str, int] = {}
-        used, counted = scrape.kernel.get("tenants", {}), scrape.runs.tenants()
+    def of(
+        server: Services, kernel: dict[str, Any], names: Iterable[str], labels: _Labels
+    ) -> "_Part":
+        counts, live, disk, held = TenantMetrics(), 0, 0, Counter[str]()
+        used, counted = kernel.get("tenants", {}), server.runs.metrics.tenants()
+        live_runs = server.runs.live_by_tenant()
         for name in names:
-            live += scrape.live.get(name, 0)
-            disk += scrape.disk_of(name)
+            live += live_runs.get(name, 0)
+            disk += server.store.disk.held(name)
             if name in counted:
                 counts.add(counted[name])
-            for key, value in used.get(name, {}).items():
-                kernel[key] = kernel.get(key, 0) + value
-        return _Part(labels, live, counts, kernel, disk)
+            held.update(used.get(name, {}))
+        return _Part(labels, live, counts, held, disk)
 
 
-def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
+def _tenants(server: Services, kernel: dict[str, Any]) -> list[_Part]:
+    """Return a part for each tenant with a label of its own, and one for the others."""
+    runs = server.runs.metrics
+    names = {*kernel.get("tenants", {}), *server.runs.live_by_tenant()}
+    for name in sorted(names):
+        runs.of_tenant(name)  # reserves a label of its own, if one is left
+    labelled = [name for name in runs.tenants() if name != OTHERS]
+    parts = [_Part.of(server, kernel, [name], {"tenant": name}) for name in labelled]
+    if OTHERS in runs.tenants():
+        rest = {OTHERS, *names}.difference(labelled)
+        parts.append(_Part.of(server, kernel, rest, {"tenant": OTHERS}))
+    return parts
+
+
+def _families(text: "_Text", parts: list[_Part]) -> Iterator[Metric]:
     """Yield the metrics of runs, each part with its labels."""
-    parts = list(parts)
-    text = _Text(scrape.model)
 
     def each(key: str) -> _Samples:
         return [(part.labels, part.kernel[key]) for part in parts if key in part.kernel]
@@ -180,22 +156,21 @@ def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
 
 
 # --- The server ----------------------------------------------------------------------------------
-def _server(scrape: Scrape) -> Iterator[Metric]:
+def _server(text: "_Text", server: Services, kernel: dict[str, Any]) -> Iterator[Metric]:
     """Yield the metrics of the model and the device."""
-    text, kernel = _Text(scrape.model), scrape.kernel
     for name, key, words in _GAUGES:
         if key in kernel:
-            yield text.gauge(name, words, [({}, kernel[key])])
+            yield text.gauge(name, words, kernel[key])
     if "pages" in kernel:
-        yield text.gauge("kv_cache_usage_perc", "share of the pages in use; 1 is all",
-                         [({}, _usage(kernel))])  # fmt: skip
+        words = "share of the pages in use; 1 is all"
+        yield text.gauge("kv_cache_usage_perc", words, _usage(kernel))
     for name, key, unit, words in _COUNTERS:
         if key in kernel:
-            yield text.counter(name, words, [({}, kernel[key] * unit)])
+            yield text.counter(name, words, kernel[key] * unit)
     for name, key, words in _HISTOGRAMS:
         if key in kernel.get("histograms", {}):
             yield text.histogram(name, words, kernel["histograms"][key])
-    runs = scrape.runs
+    runs = server.runs.metrics
     for name, counted, words in (
         ("e2e_request_latency_seconds", runs.run_seconds, "from a run's admission to its end"),
         ("run_start_seconds", runs.start_seconds, "from a run's admission to its worker"),
@@ -216,11 +191,7 @@ _GAUGES = (
     ("kv_pages_shared", "pages_shared", "pages that several files share"),
     ("prefix_cache_pages", "prefix_cache_pages", "pages of offered prefixes"),
     ("kv_durable_bytes", "durable_bytes", "bytes of durable KV files on disk"),
-    (
-        "kv_pages_on_host",
-        "tiers_host_pages",
-        "held pages in host memory that are not on the device",
-    ),
+    ("kv_pages_on_host", "tiers_host_pages", "held pages in host memory, not on the device"),
     ("kv_pages_on_disk", "tiers_disk_pages", "held pages in the disk tier only"),
     ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages that are recomputed when used"),
     ("kv_host_slots", "tiers_host_slots", "pages that fit into host memory"),
@@ -272,14 +243,14 @@ def _usage(kernel: dict[str, Any]) -> float:
     return float(used / kernel["pages"])
 
 
-def _operators(scrape: Scrape) -> Iterator[Metric]:
+def _operators(server: Services) -> Iterator[Metric]:
     """Yield the metrics that only operators see: processes, requests, the database."""
-    text, roles = _Text(""), scrape.roles
+    text, roles, silent = _Text(""), _roles(server), server.progress.silent
     there = {name: found for name, found in roles.items() if found is not None}
     yield text.gauge("role_up", "1 while the process runs",
                      [({"role": name}, name in there) for name in roles])  # fmt: skip
     yield text.gauge("role_hangs", "1 while the process sends no heartbeat",
-                     [({"role": name}, name in scrape.hanging) for name in roles])  # fmt: skip
+                     [({"role": name}, name in silent) for name in roles])  # fmt: skip
     yield text.counter("role_cpu_seconds", "processor time of the process",
                        [({"role": n}, f.cpu_seconds) for n, f in there.items()])  # fmt: skip
     yield text.gauge("role_resident_memory_bytes", "resident memory of the process",
@@ -288,24 +259,35 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
         "role_open_fds", "open descriptors of the process",
         [({"role": n}, f.descriptors) for n, f in there.items() if f.descriptors is not None],
     )  # fmt: skip
-    yield text.counter("kernel_restarts", "kernels that replaced a crashed one",
-                       [({}, scrape.kernel_restarts)])  # fmt: skip
+    words = "kernels that replaced a crashed one"
+    yield text.counter("kernel_restarts", words, server.kernel_metrics.restarts)
     yield text.counter(
         "http_responses", "answers, by route and status",
         [({"route": route, "status": str(status)}, count)
-         for (route, status), count in sorted(scrape.runs.responses.items())],
+         for (route, status), count in sorted(server.runs.metrics.responses.items())],
     )  # fmt: skip
+    written = server.store.statistics()
     for name, words in (
         ("writes", "operations that changed the database"),
         ("commits", "transactions; one holds several operations"),
         ("failed_writes", "operations that failed"),
         ("unwritten_events", "events of live runs that were held in memory only"),
     ):
-        yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
-    yield text.counter("audit_notes_lost", "lines of the audit log that were lost",
-                       [({}, scrape.audit_lost)])  # fmt: skip
-    yield from _overload(text, scrape)
-    yield from _egress(text, scrape.egress)
+        yield text.counter(f"store_{name}", words, written[name])
+    words = "lines of the audit log that were lost"
+    yield text.counter("audit_notes_lost", words, server.administration.audit.lost)
+    yield from _overload(text, server)
+    yield from _egress(text, server.runs.egress.metrics)
+
+
+def _roles(server: Services) -> dict[str, ProcessMetrics | None]:
+    """Return the metrics of every expected process, None for one that is away."""
+    kernel, workers = server.runs.kernel, server.runs.workers
+    pids = {"gateway": os.getpid(), "kernel": kernel.pid}
+    for name in workers.expected:
+        worker = workers.workers.get(name)
+        pids[name] = worker.pid if worker is not None else 0
+    return {name: read_role(pid) if pid else None for name, pid in pids.items()}
 
 
 _DISK = {
@@ -317,22 +299,24 @@ _DISK = {
 }
 
 
-def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
+def _overload(text: "_Text", server: Services) -> Iterator[Metric]:
+    admission, slow = server.runs.admission, server.slow
     yield text.counter("runs_refused", "runs that were not admitted, by reason",
-                       [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
+                       [({"reason": r}, admission.refused[r]) for r in REASONS])  # fmt: skip
+    cut = {"body": slow.uploads.cut, "reader": slow.readers.cut}
     yield text.counter("slow_clients", "slow clients that were cut off, by kind",
-                       [({"kind": kind}, n) for kind, n in scrape.slow.items()])  # fmt: skip
+                       [({"kind": kind}, n) for kind, n in cut.items()])  # fmt: skip
+    connections = server.connections.statistics()
     for key, words in (("closed", "closed to make room for others"),
                        ("refused", "refused to addresses that show no key")):  # fmt: skip
-        number = scrape.connections.get(f"connections_{key}", 0)
-        yield text.counter(f"connections_{key}", f"connections that were {words}", [({}, number)])
-    yield text.gauge("connections", "open connections",
-                     [({}, scrape.connections.get("connections", 0))])  # fmt: skip
-    for key, value in scrape.disk.items():
-        yield text.gauge(key, _DISK[key], [({}, value)])
-    if scrape.memory_free is not None:
-        yield text.gauge("memory_free_bytes", "free memory of machine and cgroup",
-                         [({}, scrape.memory_free)])  # fmt: skip
+        name = f"connections_{key}"
+        yield text.counter(name, f"connections that were {words}", connections[name])
+    yield text.gauge("connections", "open connections", connections["connections"])
+    for key, value in server.store.disk.statistics().items():
+        yield text.gauge(key, _DISK[key], value)
+    free = admission.memory.left()
+    if free is not None:
+        yield text.gauge("memory_free_bytes", "free memory of machine and cgroup", free)
 
 
 def _egress(text: "_Text", egress: EgressMetrics) -> Iterator[Metric]:
@@ -344,8 +328,7 @@ def _egress(text: "_Text", egress: EgressMetrics) -> Iterator[Metric]:
         [({"kind": kind, "errno": errno}, count)
          for (kind, errno), count in sorted(failed.items())],
     )  # fmt: skip
-    yield text.counter("tool_errors", "tool answers that report an error",
-                       [({}, egress.tool_errors)])  # fmt: skip
+    yield text.counter("tool_errors", "tool answers that report an error", egress.tool_errors)
 
 
 class _Text:
@@ -354,10 +337,10 @@ class _Text:
     def __init__(self, model: str) -> None:
         self._common = {"model_name": model} if model else {}
 
-    def gauge(self, name: str, words: str, samples: _Samples) -> Metric:
+    def gauge(self, name: str, words: str, samples: _Samples | float) -> Metric:
         return self._fill(GaugeMetricFamily(_PREFIX + name, words), "", samples)
 
-    def counter(self, name: str, words: str, samples: _Samples) -> Metric:
+    def counter(self, name: str, words: str, samples: _Samples | float) -> Metric:
         return self._fill(CounterMetricFamily(_PREFIX + name, words), "_total", samples)
 
     def histogram(self, name: str, words: str, view: dict[str, Any]) -> Metric:
@@ -369,7 +352,7 @@ class _Text:
         family.add_metric(list(self._common.values()), buckets, view["sum"])
         return family
 
-    def _fill(self, family: Metric, suffix: str, samples: _Samples) -> Metric:
-        for labels, value in samples:
+    def _fill(self, family: Metric, suffix: str, samples: _Samples | float) -> Metric:
+        for labels, value in [({}, samples)] if isinstance(samples, int | float) else samples:
             family.add_sample(family.name + suffix, {**self._common, **labels}, float(value))
         return family

@@ -85,22 +85,21 @@ def _version() -> str:
 
 
 def _operation(route: "Route") -> dict[str, Any]:
-    in_path = [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.doc,
         "parameters": in_path + [_parameter(parameter) for parameter in route.parameters],
         "responses": _responses(route),
+        "security": _SECURITY[route.access.value],
     }
-    operation["security"] = _SECURITY[route.access.value]
     if route.body is not None:
         content, schema = route.body
         operation["requestBody"] = {"content": {content: {"schema": reference(schema)}}}
     return operation
-
-
-def _path_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _parameter(parameter: "Parameter") -> dict[str, Any]:
@@ -114,9 +113,8 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
-    known = (
-        set() if route.access.value == "open" else {401, 403, 503}
-    )  # 503: the database may be away
+    # 503: the database may be away.
+    known = set() if route.access.value == "open" else {401, 403, 503}
     stored = {507} if route.writes else set()
     paced = {429} if route.access.value in ("tenant", "any") else set()
     named = {404} if "{" in route.path else set()
@@ -132,13 +130,11 @@ def _responses(route: "Route") -> dict[str, Any]:
 
 
 def _answer(answer: "Answer") -> dict[str, Any]:
-    described: dict[str, Any] = {"description": answer.doc}
-    if answer.schema is not None:
-        described["content"] = {answer.content: {"schema": reference(answer.schema)}}
-    if answer.streamed is not None:
-        described["content"][EVENTS] = {"schema": reference(answer.streamed)}
-    if answer.text is not None:
-        described["content"][answer.text] = {"schema": {"type": "string"}}
-    if answer.file:
-        described["content"]["application/octet-stream"] = {"schema": reference("Safetensors")}
-    return described
+    if answer.schema is None:
+        return {"description": answer.doc}
+    kinds = {answer.content: answer.schema, **answer.also}
+    content = {
+        kind: {"schema": reference(schema) if schema else {"type": "string"}}
+        for kind, schema in kinds.items()
+    }
+    return {"description": answer.doc, "content": content}

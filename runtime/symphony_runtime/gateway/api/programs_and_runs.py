@@ -31,10 +31,9 @@ from symphony_runtime.gateway.http.context import (
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
-from symphony_runtime.gateway.programs.store import Program, ProgramQuota, count_refusals, digest_of
+from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
-from symphony_runtime.gateway.runs.record import Record, RunRequest, check_here
-from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.trace import find_trace, trace_events
 from symphony_runtime.gateway.tenancy.deletion import unload
 
@@ -96,7 +95,17 @@ async def start_run(request: web.Request) -> web.StreamResponse:
     detach = flag(request, "detach")
     run, again, stream = await _find_or_start(request, detach)
     services(request).bodies.release(request)  # the worker has its input, and the run may last
-    return await _answer_start(request, run, REPLAYED if again else {}, detach, stream)
+    headers = REPLAYED if again else {}
+    if stream:
+        return await stream_events(request, run, after=0, headers=headers)
+    if detach:
+        run_id = run.record.id if isinstance(run, Run) else run.id
+        response = await answer({"id": run_id}, status=202)
+        response.headers.update({"Location": f"/v1/runs/{run_id}", **headers})
+        return response
+    if isinstance(run, Run):
+        await _wait_over(run)
+    return await _result(request, run, headers)
 
 
 async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Record, bool, bool]:
@@ -112,38 +121,17 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
         raise bad_request(
             "bad-request", "a run is either detached (`detach`) or streamed (`stream`), not both"
         )
-    start = partial(_start, server.runs, program, wanted)
-    run, again = await start_run_once(server.idempotency, server.runs, once, start)
+    run, again = await start_run_once(
+        server.idempotency,
+        server.runs,
+        once,
+        lambda run_id: server.runs.start(program, wanted, run_id=run_id),
+    )
     return run, again, wanted.stream
 
 
-async def _start(runs: Runs, program: Program, wanted: RunRequest, run_id: str | None) -> Run:
-    return await runs.start(program, wanted, run_id=run_id)
-
-
-async def _answer_start(
-    request: web.Request, run: Run | Record, headers: dict[str, str], detach: bool, stream: bool
-) -> web.StreamResponse:
-    if detach:
-        run_id = run.record.id if isinstance(run, Run) else run.id
-        response: web.StreamResponse = await answer({"id": run_id}, status=202)
-        headers = {"Location": f"/v1/runs/{run_id}", **headers}
-    elif stream:
-        return await stream_events(request, run, after=0, headers=headers)
-    else:
-        if isinstance(run, Run):
-            await _wait_over(run)
-        return await _result(request, run, headers)
-    response.headers.update(headers)
-    return response
-
-
 async def _wait_over(run: Run) -> None:
-    """Wait until a run has ended.
-
-    Raises:
-        Problem: 503, 507: its end cannot be stored.
-    """
+    """Wait until a run has ended; Problem 503, 507: its end cannot be stored."""
     await asyncio.shield(run.known)
     if not run.over.done():
         await asyncio.wait([run.over], timeout=_PATIENCE_SECONDS)
@@ -165,7 +153,7 @@ async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
     runs, tenant = services(request).runs, tenant_of(request)
     if request.query.get("after"):
         raise bad_request("bad-cursor", "`live` has no pages: it lists the newest, up to `limit`")
-    held = await _ask_kernel(request, "lips")
+    held = await _ask_kernel(request, "lips", tenant=tenant)
     shown = runs.live(tenant)[:limit]
     data = [{**record.view(), "held": held.get(record.seq)} for record in shown]
     return await answer({"data": data, "next": None})
@@ -236,20 +224,18 @@ async def _result(
 async def statistics(request: web.Request) -> web.StreamResponse:
     """Answer with the counters of kernel and gateway; `check` audits the kernel first."""
     server = services(request)
-    try:
-        if flag(request, "check"):
-            await server.runs.kernel.ask("check_integrity")
-        kernel = await server.runs.kernel.ask("statistics")
-    except KernelAwayError as error:
-        raise server.runs.admission.unavailable("kernel", str(error)) from error
+    if flag(request, "check"):
+        await _ask_kernel(request, "check_integrity")
+    kernel = await _ask_kernel(request, "statistics")
     counted = (server.administration.active_requests, server.runs, server.store, server.channels,
                server.bodies, server.connections, server.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 
 
-async def _ask_kernel(request: web.Request, what: str) -> Any:
+async def _ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
+    runs = services(request).runs
     try:
-        return await services(request).runs.kernel.ask(what, tenant=tenant_of(request))
+        return await runs.kernel.ask(what, **args)
     except KernelAwayError as error:
-        raise services(request).runs.admission.unavailable("kernel", str(error)) from error
+        raise runs.admission.unavailable("kernel", str(error)) from error

@@ -102,11 +102,7 @@ def parse_body(model: type[Body], body: Any) -> Body:
 
 
 def parse_run(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
-    """Return the run that a body asks for; `limits` are its tenant's.
-
-    Raises:
-        Problem: 400; 413, the input is too large.
-    """
+    """Return a body's run; `limits` are its tenant's. Problem 400; 413: the input."""
     wanted = parse_body(RunBody, body)
     return RunRequest(
         input=_input(wanted.input),

@@ -23,6 +23,8 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
+_SSE = {EVENTS: "OpenAIChunks"}
+_KV_FILE = {kv_files.FILE: "Safetensors"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
     "Idempotency-Key",
@@ -73,7 +75,8 @@ ROUTES: tuple[Route, ...] = (
         "Run a program: wait for its end, stream it (`stream`), or only start it (`detach`)",
         {
             200: Answer(
-                "the run has ended; or, with `stream`, its events", "RunResult", streamed="Events"
+                "the run has ended; or, with `stream`, its events",
+                "RunResult", also={EVENTS: "Events"},
             ),
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
@@ -140,7 +143,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
         "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
-        {200: Answer("its description, or the file", "KvFile", file=True)},
+        {200: Answer("its description, or the file", "KvFile", also=_KV_FILE)},
         problems=(507,),
         parameters=(Parameter("download", "send the file itself", FLAG),),
     ),
@@ -189,8 +192,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
         "OpenAI's completions, by the server's own program or the one that `model` names",
-        {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
-                     streamed="OpenAIChunks")},
+        {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion", also=_SSE)},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAICompletionRequest"),
         errors="OpenAIError",
@@ -198,8 +200,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
         "OpenAI's chat completions, by either kind of program",
-        {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
-                     streamed="OpenAIChunks")},
+        {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion", also=_SSE)},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAIChatRequest"),
         errors="OpenAIError",
@@ -207,8 +208,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/responses", "createResponse", openai.create_response,
         "OpenAI's responses, for text: nothing is stored, and there are no tools",
-        {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
-                     streamed="OpenAIChunks")},
+        {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse", also=_SSE)},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",

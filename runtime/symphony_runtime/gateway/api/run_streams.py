@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
@@ -12,10 +12,11 @@ from symphony_runtime.gateway.api.results import message_json
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, has_gone
 from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
+from symphony_runtime.gateway.http.responses import EVENT_STREAM
 from symphony_runtime.gateway.runs.events.reader import Event
 from symphony_runtime.gateway.runs.events.stream import Reader
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.record import Record, encode_message
+from symphony_runtime.gateway.runs.record import Record
 from symphony_runtime.gateway.runs.service import Runs
 
 _HEARTBEAT_SECONDS = 15.0  # so that proxies and the server notice a lost client
@@ -29,7 +30,8 @@ _LONGEST = struct.Struct("!BBQ")
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Follow a run from its beginning, or from the event after Last-Event-ID."""
     run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
-    return await stream_events(request, run, _resume_point(request), follow=_follow(request))
+    follow = flag(request, "follow", default=True)
+    return await stream_events(request, run, _resume_point(request), follow=follow)
 
 
 async def stream_events(
@@ -44,15 +46,13 @@ async def stream_events(
     run_id = run.record.id if isinstance(run, Run) else run.id
     response = web.StreamResponse(
         headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",
+            **EVENT_STREAM,
             "Location": f"/v1/runs/{run_id}",
             "X-Run-Id": run_id,
             **(headers or {}),
         }
     )
-    with _following(services(request).runs.open_reader(run, after)) as reader:
+    with contextlib.closing(services(request).runs.open_reader(run, after)) as reader:
         await response.prepare(request)
         patience = _HEARTBEAT_SECONDS if follow else 0
         while (batch := await reader.next(patience)) is not None and (batch or follow):
@@ -67,11 +67,17 @@ async def stream_events(
 
 def encode_event(event: Event) -> bytes:
     """Return an event as text/event-stream; the joined parts of one are the whole event."""
-    if event.begins and event.ends:
-        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
-        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
-    opening = b'id: %d\nevent: message\ndata: {"message":' % event.id if event.begins else b""
-    return opening + message_json(event) + (b"}\n\n" if event.ends else b"")
+    return _wrapped(event, b"id: %d\nevent: %s\ndata: ", b"\n\n")
+
+
+def _wrapped(event: Event, head: bytes, tail: bytes) -> bytes:
+    """Return an event's data as JSON between `head`, which takes id and kind, and `tail`."""
+    opening = head % (event.id, event.kind.encode()) if event.begins else b""
+    closing = tail if event.ends else b""
+    if event.kind != "message":
+        return opening + to_json(event.data) + closing
+    left = b'{"message":' if event.begins else b""
+    return opening + left + message_json(event) + (b"}" + closing if event.ends else b"")
 
 
 async def websocket(request: web.Request) -> web.StreamResponse:
@@ -92,11 +98,9 @@ async def websocket(request: web.Request) -> web.StreamResponse:
     if not socket.can_prepare(request):
         raise Problem(426, "upgrade-required", "this route takes WebSocket handshakes only",
                       headers={"Upgrade": "websocket"})  # fmt: skip
-    with _following(runs.open_reader(run, _resume_point(request))) as reader:
+    with contextlib.closing(runs.open_reader(run, _resume_point(request))) as reader:
         await socket.prepare(request)
-        sending = asyncio.create_task(
-            _send_events(socket, WebSocketFrames(request), reader, encode)
-        )
+        sending = asyncio.create_task(_send_events(socket, request, reader, encode))
         try:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -122,57 +126,48 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Requ
 
 
 # --- WebSocket frames ----------------------------------------------------------------------------
-class WebSocketFrames:
-    """Writes a WebSocket's data frames: a large message is sent in several (RFC 6455).
+def _encode_frame(opcode: int, data: bytes, *, begins: bool = True, ends: bool = True) -> bytes:
+    """Return the data frame of a message, or of a part that begins or ends it (RFC 6455).
 
-    aiohttp sends a message as one frame, all of it at once. It still sends pongs and the close:
-    such control frames may come between the frames of a message.
+    A large message is sent in several: aiohttp would send it as one frame, all of it at once. It
+    still sends pongs and the close. Such control frames may come between the frames of a message.
     """
+    first = (_FINAL if ends else 0) | (opcode if begins else _CONTINUATION)
+    if len(data) < 126:
+        return _SHORT.pack(first, len(data)) + data
+    if len(data) < 1 << 16:
+        return _LONG.pack(first, 126, len(data)) + data
+    return _LONGEST.pack(first, 127, len(data)) + data
 
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
 
-    def encode(self, opcode: int, data: bytes, *, begins: bool, ends: bool) -> bytes:
-        """Return the frame of a message, or of a part that begins or ends it."""
-        first = (_FINAL if ends else 0) | (opcode if begins else _CONTINUATION)
-        if len(data) < 126:
-            return _SHORT.pack(first, len(data)) + data
-        if len(data) < 1 << 16:
-            return _LONG.pack(first, 126, len(data)) + data
-        return _LONGEST.pack(first, 127, len(data)) + data
-
-    async def write(self, frames: bytes) -> None:
-        """Write frames; return when there is room for more.
-
-        Raises:
-            ConnectionError: the client has gone.
-        """
-        transport = self._request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        self._request[WRITING].frames += len(frames)
-        transport.write(frames)
-        del frames
-        await self._request.writer.drain()
+async def _write_frames(request: web.BaseRequest, frames: bytes) -> None:
+    """Write frames; return when there is room for more. ConnectionError: the client has gone."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client has gone")
+    request[WRITING].frames += len(frames)
+    transport.write(frames)
+    del frames
+    await request.writer.drain()
 
 
 Encode = Callable[[Event], tuple[int, bytes] | None]
 
 
 async def _send_events(
-    socket: web.WebSocketResponse, frames: WebSocketFrames, reader: Reader, encode: Encode
+    socket: web.WebSocketResponse, request: web.Request, reader: Reader, encode: Encode
 ) -> None:
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone
         while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
-            encoded = [] if batch else [frames.encode(WSMsgType.PING, b"", begins=True, ends=True)]
+            encoded = [] if batch else [_encode_frame(WSMsgType.PING, b"")]
             for event in batch:
                 if (message := encode(event)) is not None:
-                    encoded.append(frames.encode(*message, begins=event.begins, ends=event.ends))
+                    encoded.append(_encode_frame(*message, begins=event.begins, ends=event.ends))
                 if event.kind == "status":
                     outcome = event.data["status"]
             del batch  # only the unread bytes stay in memory
-            await frames.write(b"".join(encoded))
+            await _write_frames(request, b"".join(encoded))
         await socket.close(message=outcome.encode())
 
 
@@ -185,23 +180,7 @@ def _as_message(event: Event) -> tuple[int, bytes] | None:
 
 def _as_event(event: Event) -> tuple[int, bytes]:
     """Return an event in one JSON object."""
-    if event.begins and event.ends:
-        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
-        return WSMsgType.TEXT, to_json({"id": event.id, "event": event.kind, "data": data})
-    opening = b'{"id":%d,"event":"message","data":{"message":' % event.id if event.begins else b""
-    return WSMsgType.TEXT, opening + message_json(event) + (b"}}" if event.ends else b"")
-
-
-@contextlib.contextmanager
-def _following(reader: Reader) -> Iterator[Reader]:
-    try:
-        yield reader
-    finally:
-        reader.close()
-
-
-def _follow(request: web.Request) -> bool:
-    return flag(request, "follow", default=True)
+    return WSMsgType.TEXT, _wrapped(event, b'{"id":%d,"event":"%s","data":', b"}")
 
 
 def _resume_point(request: web.Request) -> int:

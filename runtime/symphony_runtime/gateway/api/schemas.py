@@ -108,10 +108,7 @@ _BOUND = _object(
 )
 _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
-    {
-        "progress": _object({"what": _STRING, "share": {"type": "number"}}),
-        "hangs": {"const": True},
-    },
+    {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),

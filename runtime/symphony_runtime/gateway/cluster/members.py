@@ -29,13 +29,13 @@ class Members:
 
     def __init__(self, store: Store, name: str, boot: int, now_ms: Callable[[], int]) -> None:
         self.name = name
+        self.boot = boot
         self._store = store
-        self._boot = boot
         self._now_ms = now_ms
 
     async def record_start(self) -> None:
         alone, now = not self._store.shared, self._now_ms()
-        await self._store.write(lambda c: _enter(c, self.name, self._boot, now, alone=alone))
+        await self._store.write(lambda c: _enter(c, self.name, self.boot, now, alone=alone))
 
     async def record_alive(self) -> None:
         """Record that this gateway runs; a dropped one is a member again."""

@@ -21,6 +21,7 @@ import resource
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from ssl import SSLContext
 from typing import Any, cast
 
 from aiohttp import web
@@ -37,8 +38,9 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.config.transport import is_loopback
 from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.connections.slow_readers import bound_buffers
-from symphony_runtime.gateway.errors import Problem, bad_request
+from symphony_runtime.gateway.errors import Problem, bad_request, internal
 
+_BACKLOG = 4_096  # connections that arrive at once
 _WORDS_MAX = 200  # characters of an error's words, which repeat the request
 
 
@@ -86,11 +88,7 @@ class Connections:
 
     @contextmanager
     def count_request(self, tenant: str | None) -> Iterator[None]:
-        """Count a request of a tenant, or of an operator (None), while it is answered.
-
-        Raises:
-            Problem: 429, the tenant has too many.
-        """
+        """Count a tenant's request (None: an operator's) while answered; Problem 429."""
         if tenant is None:
             yield
             return
@@ -114,20 +112,17 @@ class Connections:
             request.protocol.key, request.protocol.tenant = key, tenant
             self._uncount_stranger(request.protocol)
 
-    def cut_keys(self, keys: Container[str]) -> int:
-        return self._cut(lambda each: each.key in keys)
+    def cut_keys(self, keys: Container[str]) -> None:
+        self._cut(lambda each: each.key in keys)
 
-    def cut_tenant(self, tenant: str) -> int:
-        return self._cut(lambda each: each.tenant == tenant)
+    def cut_tenant(self, tenant: str) -> None:
+        self._cut(lambda each: each.tenant == tenant)
 
-    def _cut(self, is_theirs: Callable[["_Connection"], bool]) -> int:
-        cut = 0
+    def _cut(self, is_theirs: Callable[["_Connection"], bool]) -> None:
         for each in filter(is_theirs, tuple(self._open)):
             shared = not self._bounded_addresses and each in self._silent
             if each.transport is not None and not shared:
                 each.transport.abort()
-                cut += 1
-        return cut
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -196,64 +191,41 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer invalid HTTP, and requests that failed before our code saw them."""
-        if not isinstance(exc, HttpProcessingError):
-            self.log_exception("a request failed", exc_info=exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun: there cannot be another")
         if isinstance(exc, HttpProcessingError):
             words = " ".join((message or "").split())[:_WORDS_MAX]
-            response = bad_request("bad-http", f"the request is not valid HTTP: {words}").response()
+            problem = bad_request("bad-http", f"the request is not valid HTTP: {words}")
         else:
-            words = "the server made a mistake; its log says which"
-            response = Problem(500, "internal", words).response()
+            self.log_exception("a request failed", exc_info=exc)
+            problem = internal()
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun: there cannot be another")
+        response = problem.response()
         response.force_close()
         return response
 
 
-class ConnectionGate(web.BaseSite):
-    """A TCP port whose connections are bounded."""
+async def open_port(
+    server: web.Server, connections: Connections, host: str, port: int, context: SSLContext | None
+) -> asyncio.Server:
+    """Listen for connections, which are bounded; OSError: the address is taken, or not ours."""
+    loop = asyncio.get_running_loop()
 
-    __slots__ = ("_connections", "_host", "_port")
-
-    def __init__(
-        self, runner: web.BaseRunner, connections: Connections, host: str, port: int, **options: Any
-    ) -> None:
-        """`options` are those of any site: `backlog`, `ssl_context`."""
-        super().__init__(runner, **options)
-        self._connections = connections
-        self._host = host
-        self._port = port
-
-    @property
-    def name(self) -> str:
-        return f"{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address is taken, or not this machine's.
-        """
-        await super().start()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._make_connection,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            # A connection is not counted before its handshake is done.
-            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if self._ssl_context else None,
-            backlog=self._backlog,
-        )
-
-    def _make_connection(self) -> _Connection:
-        server = self._runner.server
-        assert server is not None
+    def connect() -> _Connection:
         return _Connection(
-            self._connections,
+            connections,
             server,
-            loop=asyncio.get_running_loop(),
+            loop=loop,
             access_log=None,
             keepalive_timeout=HTTP_HEAD_SECONDS_MAX,
             auto_decompress=False,  # else a bomb is unpacked before its sender has shown a key
         )
+
+    return await loop.create_server(
+        connect,
+        host,
+        port,
+        ssl=context,
+        # A connection is not counted before its handshake is done.
+        ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if context else None,
+        backlog=_BACKLOG,
+    )

@@ -52,18 +52,8 @@ _KEPT_SECONDS = 4.0
 Turn = AbstractAsyncContextManager[None]
 
 
-class BodyMemory:
-    """Bytes of bodies that each tenant's calls hold, with a bound per tenant."""
-
-    def __init__(self) -> None:
-        self._held: Counter[str] = Counter()
-
-    def open_account(self, tenant: str) -> "HeldBytes":
-        return HeldBytes(self._held, tenant)
-
-
 class HeldBytes:
-    """The bytes that one call holds, until its `with` ends."""
+    """The bytes of bodies that one call holds, until its `with` ends."""
 
     def __init__(self, all_held: Counter[str], tenant: str) -> None:
         self._all_held = all_held
@@ -134,7 +124,7 @@ class HttpEgress:
         self._rules = rules
         self._injector = injector or Injector(_no_secrets)
         self._resolver = resolver or ResolverThreads().resolver_for
-        self._bodies = BodyMemory()
+        self._held: Counter[str] = Counter()  # bytes of bodies, by tenant
         self._tenant_locks = TenantLocks()  # for masking secrets in answers
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
 
@@ -155,7 +145,7 @@ class HttpEgress:
         most_ms = request.timeout_ms or HTTP_MS_DEFAULT
         try:
             async with asyncio.timeout(most_ms / 1000):
-                with self._bodies.open_account(tenant) as held:
+                with HeldBytes(self._held, tenant) as held:
                     held.add(len(request.body))
                     return await self._follow(tenant, request, held, injected)
         except SyscallError as error:

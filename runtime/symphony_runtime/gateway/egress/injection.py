@@ -9,7 +9,6 @@ encode it. The server could encode it in another way: a secret goes only to trus
 
 import base64
 import html
-import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,6 +19,7 @@ from symphony_kernel.protocol.limits import HTTP_HEADER_BYTES_MAX, REQUEST_SECRE
 from yarl import URL
 
 from symphony_runtime.abi.egress_requests import HttpRequest
+from symphony_runtime.config.transport import is_loopback
 from symphony_runtime.gateway.egress.vault import Secret, VaultError
 
 _PLACEHOLDER = re.compile(r"\{\{secret:([^{}]*)\}\}")
@@ -116,7 +116,7 @@ class Injected:
 
     def _value(self, name: str, url: URL) -> str:
         secret = self._secrets[name]
-        plain = self._plain_loopback and _is_loopback(url.raw_host or "")
+        plain = self._plain_loopback and is_loopback(url.raw_host or "")
         if url.scheme != "https" and not plain:
             raise SyscallError(Errno.EACCES, f"secret {name!r} may go by https only")
         if not secret.may_go_to(url):
@@ -130,15 +130,6 @@ NOTHING = Injected({}, plain_loopback=False)
 def without_secrets(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers that name no secret, for another origin."""
     return {name: text for name, text in headers.items() if not _PLACEHOLDER.search(text)}
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _forms(value: str) -> set[bytes]:

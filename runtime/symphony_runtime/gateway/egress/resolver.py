@@ -51,31 +51,30 @@ class ResolverThreads:
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[tuple[Any, ...]]] = loop.create_future()
 
-        def done(answer: Sequence[tuple[Any, ...]], error: Exception | None) -> None:
+        def done(answer: Sequence[tuple[Any, ...]] | Exception) -> None:
             self._of_all.release()
             slots.release()
             if found.done():
                 return  # the caller is gone
-            if error is not None:
-                found.set_exception(error)
+            if isinstance(answer, Exception):
+                found.set_exception(answer)
             else:
                 found.set_result(answer)
 
         def work() -> None:
-            answer: Sequence[tuple[Any, ...]] = ()
-            failed = None
+            answer: Sequence[tuple[Any, ...]] | Exception
             try:
                 answer = self._lookup(host, port, family)
             except Exception as error:
-                failed = error
+                answer = error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(done, answer, failed)
+                loop.call_soon_threadsafe(done, answer)
 
         # Not a ThreadPoolExecutor: a process joins its threads before it exits.
         try:
             threading.Thread(target=work, name="lookup", daemon=True).start()
         except RuntimeError as error:
-            done((), OSError(f"no thread for the lookup: {error}"))
+            done(OSError(f"no thread for the lookup: {error}"))
         return await found
 
 

@@ -24,7 +24,7 @@ from symphony_kernel.protocol.limits import (
 from yarl import URL
 
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
-from symphony_runtime.gateway.programs.files import write_durably
+from symphony_runtime.gateway.storage.data_directory import write_durably
 from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
@@ -106,11 +106,7 @@ class Vault:
             raise not_found("secret")
 
     async def reveal_secrets(self, tenant: str, names: Iterable[str]) -> dict[str, Secret]:
-        """Decrypt those of the named secrets that exist.
-
-        Raises:
-            VaultError: the key does not decrypt them.
-        """
+        """Decrypt those of the named secrets that exist; VaultError: the key does not."""
         wanted = list(names)
         rows = await self._store.read(lambda c: _rows(c, tenant, wanted))
         return {row["name"]: self._open(tenant, row) for row in rows}
@@ -198,12 +194,7 @@ def _make_key(path: Path) -> AESGCM:
 
 # --- The database --------------------------------------------------------------------------------
 def _put(
-    connection: Connection,
-    tenant: str,
-    name: str,
-    sealed: bytes,
-    hosts: list[str],
-    now_ms: int,
+    connection: Connection, tenant: str, name: str, sealed: bytes, hosts: list[str], now_ms: int
 ) -> bool | None:
     """Store a secret; return whether it is new, or None if there are too many."""
     values = (sealed, json.dumps(hosts), now_ms, tenant, name)

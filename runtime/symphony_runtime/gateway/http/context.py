@@ -45,6 +45,7 @@ _IN_THREAD_BYTES = 64 << 10  # larger JSON would delay other requests
 _CHUNK_BYTES = 1 << 16  # of a body, read in one call
 _BYTE_SECONDS = 5e-9  # processor time for a byte of a long body, about
 _COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class BodyMemory:
@@ -135,11 +136,7 @@ def body_owner(request: web.Request) -> str:
 
 
 def check_unencoded(request: web.Request) -> None:
-    """Check that a body is not compressed.
-
-    Raises:
-        Problem: 415, by Content-Encoding or Transfer-Encoding.
-    """
+    """Check that a body is not compressed; Problem 415."""
     content = request.headers.get("Content-Encoding", "identity")
     transfer = request.headers.get("Transfer-Encoding", "chunked")
     if content.lower() != "identity" or transfer.strip().lower() != "chunked":
@@ -184,11 +181,7 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:
-    """Return the body's JSON; an empty body is {}.
-
-    Raises:
-        Problem: 400 no JSON, 413 too large, others as `read_body`.
-    """
+    """Return the body's JSON, {} if empty; Problem 400, 413, others as `read_body`."""
     body = await read_body(request, what, limit)
     return await parse_json(request, body) if body else {}
 
@@ -257,15 +250,11 @@ async def answer(document: dict[str, Any], status: int = 200) -> web.Response:
 
 def to_json(document: Any) -> bytes:
     """Return compact JSON."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return compact(document).encode()
 
 
 def page_limit(request: web.Request) -> int:
-    """Return how many items a page of a listing has.
-
-    Raises:
-        Problem: 400.
-    """
+    """Return how many items a page of a listing has; Problem 400."""
     text = request.query.get("limit", str(PAGE_ITEMS_DEFAULT))
     return number(text, "limit", 1, PAGE_ITEMS_MAX)
 
@@ -277,22 +266,14 @@ def page_of(items: list[Any], limit: int, cursor: Callable[[Any], str]) -> dict[
 
 
 def number(text: str, what: str, low: int, high: int) -> int:
-    """Return the integer in a header or a query.
-
-    Raises:
-        Problem: 400.
-    """
+    """Return the integer in a header or a query; Problem 400."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
         raise bad_request("bad-request", f"`{what}` must be an integer from {low} to {high}")
     return int(text)
 
 
 def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
-    """Return whether a flag of the query is set (1 or true).
-
-    Raises:
-        Problem: 400 for any value but 0, 1, false, true.
-    """
+    """Return whether a flag of the query is set; Problem 400: not 0, 1, false, true."""
     value = request.query.get(name, "1" if default else "0")
     if value not in ("0", "1", "false", "true"):
         raise bad_request("bad-request", f"`{name}` must be 0 or 1")

@@ -13,6 +13,12 @@ from symphony_runtime.gateway.http.context import body_owner, services
 _SMALL_BYTES = 32 << 10  # written at once: the system buffers more
 _PIECE_BYTES = 16 << 10
 _JSON = "application/json"
+# Headers of server-sent events.
+EVENT_STREAM = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
 
 
 async def send_pieces(
@@ -43,11 +49,7 @@ async def send_pieces(
 async def send_whole(
     request: web.Request, body: bytes, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
-    """Answer with JSON that is built whole.
-
-    Raises:
-        Problem: 429, 503 as `BodyMemory.hold`.
-    """
+    """Answer with JSON that is built whole; Problem 429, 503 as `BodyMemory.hold`."""
     if len(body) <= _SMALL_BYTES:
         return web.Response(body=body, content_type=_JSON, headers=headers)
     services(request).bodies.hold(request, body_owner(request), len(body))

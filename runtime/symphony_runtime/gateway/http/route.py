@@ -1,5 +1,6 @@
 """Routes: method and path, who may call, parameters and answers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -34,16 +35,13 @@ class Parameter:
 class Answer:
     """A successful answer; `schema` names a component, None for no body.
 
-    `streamed` names the component of the events that a client may ask for instead. `file`: it may
-    be a safetensors file. `text`: another content type that a client may ask for.
+    `also`: other content types that a client may ask for, with their components; None for a text.
     """
 
     doc: str
     schema: str | None = None
     content: str = "application/json"
-    streamed: str | None = None
-    file: bool = False
-    text: str | None = None
+    also: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,7 @@ class KernelLimits:
         self._sent: dict[str, TenantLimits] = {}
 
     async def send_limits(self, tenant: str) -> None:
-        """Send the kernel a tenant's limits, if it does not know them.
-
-        Raises:
-            KernelAwayError, SyscallError: as the link does.
-        """
+        """Send the kernel a tenant's limits unless it knows them; errors as the link's."""
         limits = self._limits.of(tenant)
         if self._life != self._kernel.life:
             self._sent.clear()

@@ -282,10 +282,6 @@ class Worker:
         self.process: Started | None = None  # according to the system and the supervisor
         self._link = link
 
-    def inherit_assignment(self, before: "Worker") -> None:
-        """Inherit the assignment of an earlier link of the same process."""
-        self.tenant, self.retiring = before.tenant, before.retiring
-
     @property
     def away(self) -> bool:
         return self._link.closed
@@ -416,7 +412,7 @@ class WorkerLinks:
         worker.process = process
         gone = self._gone.pop(message.name, None)
         if process is not None and gone is not None and gone.process == process:
-            worker.inherit_assignment(gone)
+            worker.tenant, worker.retiring = gone.tenant, gone.retiring
         worker.send(m.Welcome(os.getpid(), {}))
         _log.info("%s is linked, process %d", worker.name, worker.pid)
         return worker

@@ -6,7 +6,7 @@ admitted -> started -> first message -> ended
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from symphony_kernel.protocol.histogram import FIRST_TOKEN_SECONDS, RUN_SECONDS, Histogram
 from symphony_kernel.protocol.limit_table import RUN_LIMITS, WORKER_TENANT_LIMITS, limit_of
@@ -31,15 +31,6 @@ _WORKERS_LIMITS = (*(limit.name for limit in RUN_LIMITS), *WORKER_TENANT_LIMITS)
 _HITS_MAX = 1 << 48  # of one run: a larger number is ignored
 _TENANTS_MAX = 500  # with counters of their own; later tenants share OTHERS
 OTHERS = "(others)"  # no tenant has this name: names have no parentheses
-
-
-class EndedRun(Protocol):
-    """A run that has ended."""
-
-    tenant: str
-    status: str
-    reason: str
-    usage: dict[str, int] | None
 
 
 @dataclass(slots=True)
@@ -91,20 +82,16 @@ class RunMetrics:
         self.of_tenant(tenant).started += 1
         self.start_seconds.add(seconds)
 
-    def count_first_message(self, seconds: float) -> None:
-        self.first_message_seconds.add(seconds)
-
-    def count_end(self, record: EndedRun, seconds: float) -> None:
-        """Count a run that has ended and is stored, `seconds` after its admission."""
-        metrics = self.of_tenant(record.tenant)
-        metrics.ended[record.status] += 1
-        if record.status == "killed":
-            metrics.killed[kind_of(record.reason)] += 1
-        limit = limit_of(record.status, record.reason)
+    def count_end(self, tenant: str, status: str, reason: str, usage: Mapping[str, int]) -> None:
+        """Count a run that has ended and is stored."""
+        metrics = self.of_tenant(tenant)
+        metrics.ended[status] += 1
+        if status == "killed":
+            metrics.killed[kind_of(reason)] += 1
+        limit = limit_of(status, reason)
         if limit is not None:
             metrics.limits[limit] += 1
-        metrics.usage.update(record.usage or {})
-        self.run_seconds.add(seconds)
+        metrics.usage.update(usage)
 
     def count_limit(self, tenant: str, limit: str) -> None:
         self.of_tenant(tenant).limits[limit] += 1
@@ -116,9 +103,6 @@ class RunMetrics:
             count = hits.get(name, 0)
             if type(count) is int and 0 < count < _HITS_MAX:
                 limits[name] += count
-
-    def count_response(self, route: str, status: int) -> None:
-        self.responses[route, status] += 1
 
     def statistics(self) -> dict[str, Any]:
         total = self.total()

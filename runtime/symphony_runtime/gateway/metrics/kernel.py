@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limit_table import HIT
 
-from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 
 AGE_SECONDS_MAX = 1.0
 COUNTERS = (
@@ -33,24 +33,10 @@ REMEMBERED = (
 USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
 
 
-class Kernel(Protocol):
-    """The used part of `KernelLink`."""
-
-    @property
-    def pid(self) -> int:
-        """The kernel's process; 0 while it is away."""
-
-    @property
-    def life(self) -> int:
-        """Number of the kernel; a kernel that restores its state keeps the number."""
-
-    async def ask(self, what: str, **args: Any) -> Any: ...
-
-
 class KernelMetrics:
     """Reads the kernel's metrics and adds those of earlier kernels."""
 
-    def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kernel: KernelLink, now: Callable[[], float] = time.monotonic) -> None:
         self._kernel = kernel
         self._now = now
         self._pid = self._life = 0  # of the kernel that `_last` is from
@@ -67,16 +53,14 @@ class KernelMetrics:
         answer. At most AGE_SECONDS_MAX old while a kernel answers. It waits no longer than that for
         one that does not.
         """
-        if self._asking is None and self._is_old():
+        old = self._kernel.pid != self._pid or self._now() - self._asked >= AGE_SECONDS_MAX
+        if self._asking is None and old:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGE_SECONDS_MAX):
                     await asyncio.shield(self._asking)
         return self._whole()
-
-    def _is_old(self) -> bool:
-        return self._kernel.pid != self._pid or self._now() - self._asked >= AGE_SECONDS_MAX
 
     async def _ask(self) -> None:
         try:

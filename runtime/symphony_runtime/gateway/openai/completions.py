@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any
 
+from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import Piece, TokenLogprob, Usage
 
@@ -29,7 +30,7 @@ class Shape(ABC):
         self._include_usage = include_usage
         self._lengths: dict[int, int] = {}  # characters of each choice so far
         head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
-        self._head = b"data: " + _compact(head)[:-1].encode() + b',"choices":['
+        self._head = b"data: " + compact(head)[:-1].encode() + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def begin(self) -> bytes:
@@ -42,7 +43,7 @@ class Shape(ABC):
     def end(self, usage: Usage) -> bytes:
         if not self._include_usage:
             return DONE
-        return self._head + b'],"usage":' + _compact(usage_of(usage)).encode() + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + compact(usage_of(usage)).encode() + b"}\n\n" + DONE
 
     def failed(self, error: OpenAIError) -> bytes:
         """Return the end of a stream that cannot continue."""
@@ -58,7 +59,7 @@ class Shape(ABC):
             "choices": [self._choice(piece) for piece in pieces],
             "usage": usage_of(usage),
         }
-        return _compact(answer).encode()
+        return compact(answer).encode()
 
     def kept_bytes(self, piece: Piece) -> int:  # noqa: ARG002
         return 0
@@ -95,7 +96,7 @@ class CompletionShape(Shape):
         return choice
 
     def _choice_chunk(self, piece: Piece) -> str:
-        logprobs = "null" if piece.logprobs is None else _compact(self._logprobs(piece))
+        logprobs = "null" if piece.logprobs is None else compact(self._logprobs(piece))
         return (
             f'{{"index":{piece.choice},"text":{encode_basestring(piece.text)},'
             f'"logprobs":{logprobs},"finish_reason":{_finish(piece)}}}'
@@ -131,7 +132,7 @@ class ChatShape(Shape):
         }
 
     def _choice_chunk(self, piece: Piece) -> str:
-        logprobs = "null" if piece.logprobs is None else _compact(self._logprobs(piece))
+        logprobs = "null" if piece.logprobs is None else compact(self._logprobs(piece))
         role = ""
         if piece.choice not in self._lengths:
             self._lengths[piece.choice] = 0
@@ -185,7 +186,3 @@ def _top_map(entry: TokenLogprob) -> dict[str, float] | None:
     if entry.logprob is not None:
         top.setdefault(_text(entry.token), entry.logprob)
     return top
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

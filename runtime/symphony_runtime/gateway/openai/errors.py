@@ -8,7 +8,6 @@ from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _PATHS = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"}
-_OVERLOADED = 429
 
 
 class OpenAIError(Problem):
@@ -69,6 +68,6 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
 
 
 def _type_of(status: int) -> str:
-    if status == _OVERLOADED:
+    if status == 429:
         return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"

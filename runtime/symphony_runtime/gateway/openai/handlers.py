@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -48,30 +49,22 @@ from symphony_runtime.gateway.openai.requests.parsing import (
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.openai.run_records import (
     Batches,
-    Inbox,
     kept_records,
     program_records,
     shipped_records,
 )
-from symphony_runtime.gateway.openai.serving import (
-    Answer,
-    Clients,
-    answer_stream,
-    answer_whole,
-    now,
-)
+from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
 Parse = Callable[[dict[str, Any], Model, RequestLimits], ParsedRequest]
-MakeShape = Callable[
-    [Record, str, ParsedRequest, dict[str, Any]], Answer
-]  # run, model, request, body
-_Started = tuple[Run | Record, Batches, dict[str, str]]  # with the answer's headers
+# run, model, request, body -> the answer's format
+MakeShape = Callable[[Record, str, ParsedRequest, dict[str, Any]], Answer]
 
 
 class OpenAI:
@@ -83,7 +76,7 @@ class OpenAI:
         self.programs = programs
         self.shipped = ShippedProgram(programs)
         self.clients = Clients(runs)
-        self.started = now()
+        self.started = int(time.time())
         self._model: tuple[dict[str, Any], Model] | None = None  # with the Welcome that it is from
 
     async def prepare(self) -> None:
@@ -96,11 +89,7 @@ class OpenAI:
             )
 
     async def model(self) -> Model:
-        """Return the model that the kernel serves.
-
-        Raises:
-            Problem: 503, the kernel is away.
-        """
+        """Return the model that the kernel serves; Problem 503: the kernel is away."""
         kernel = self.runs.kernel
         if not kernel.expected:
             raise self.runs.admission.unavailable("kernel", "the kernel is not ready")
@@ -166,17 +155,16 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     body = await parse_json(request, raw)
     name, model = model_of(body), await server.model()
     await _check_tokens(request, tenant)
+    program: Program | None = None  # the shipped one
     if name == model.name:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
         wanted = await run_off_loop(len(raw), partial(parse, body, model, limits))
-        started = await _start_shipped(request, tenant, wanted, once)
     else:
         program = await server.programs.find(tenant, name)
         if program is None:
             raise no_such_model(name)
         wanted = parse_for_program(body, raw)
-        started = await _start_program(server, program, wanted, once)
-    run, batches, headers = started
+    run, batches, headers = await _start(request, program, wanted.job, once)
     record = run.record if isinstance(run, Run) else run
     looks = shape(record, name, wanted, body)
     choices, streamed = wanted.choices, wanted.stream
@@ -224,42 +212,32 @@ async def _check_tokens(request: web.Request, tenant: str) -> None:
         raise tokens_refused(*tokens)
 
 
-async def _start_shipped(
-    request: web.Request, tenant: str, wanted: ParsedRequest, once: KeyedRequest | None
-) -> _Started:
-    server = request.app[OPENAI]
-    program, asked = await server.shipped.program(), _request(server, tenant, wanted.job)
-    if once is None:
-        inbox = Inbox()
-        request[WRITING].held = lambda: inbox.waiting
-        passing = await server.runs.start(program, asked, tenant=tenant, listener=inbox)
-        return passing, shipped_records(passing, inbox), {}
-    run, again = await start_run_once(
-        server.idempotency,
-        server.runs,
-        once,
-        lambda run_id: server.runs.start(program, asked, tenant=tenant, run_id=run_id),
-    )
-    return run, kept_records(server.runs, run), dict(REPLAYED) if again else {}
+async def _start(
+    request: web.Request, program: Program | None, job: bytes, once: KeyedRequest | None
+) -> tuple[Run | Record, Batches, dict[str, str]]:
+    """Start a program (None: the shipped one), or find the run of the key's first request.
 
-
-async def _start_program(
-    server: OpenAI, program: Program, wanted: ParsedRequest, once: KeyedRequest | None
-) -> _Started:
-    asked = _request(server, program.tenant, wanted.job)
-    run, again = await start_run_once(
-        server.idempotency,
-        server.runs,
-        once,
-        lambda run_id: server.runs.start(program, asked, run_id=run_id),
-    )
-    return run, program_records(server.runs, run), dict(REPLAYED) if again else {}
-
-
-def _request(server: OpenAI, tenant: str, data: bytes) -> RunRequest:
-    if len(data) > RUN_INPUT_BYTES_MAX:
+    Return the run, its records, and headers of the answer.
+    """
+    server, tenant = request.app[OPENAI], tenant_of(request)
+    chosen, read = program or await server.shipped.program(), program_records
+    if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
-    return RunRequest(input=data, limits=server.runs.limits.of(tenant).choose({}))
+    asked = RunRequest(input=job, limits=server.runs.limits.of(tenant).choose({}))
+    if program is None:
+        read = kept_records
+        if once is None:
+            inbox = Inbox()
+            request[WRITING].held = lambda: inbox.waiting
+            passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
+            return passing, shipped_records(passing, inbox), {}
+    run, again = await start_run_once(
+        server.idempotency,
+        server.runs,
+        once,
+        lambda run_id: server.runs.start(chosen, asked, tenant=tenant, run_id=run_id),
+    )
+    return run, read(server.runs, run), dict(REPLAYED) if again else {}
 
 
 def _model_view(server: OpenAI, model: Model) -> dict[str, Any]:

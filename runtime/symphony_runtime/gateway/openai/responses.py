@@ -1,10 +1,10 @@
 """`/v1/responses` in OpenAI's JSON: one text message as the output, whole or as typed events."""
 
-import json
 import sys
 from json.encoder import encode_basestring
 from typing import Any
 
+from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import Piece, Usage
 
@@ -47,7 +47,7 @@ class ResponseShape:
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
         (piece,) = pieces
         self._text, self._finish = [piece.text], piece.finish
-        return _compact(self._ended(usage)).encode()
+        return compact(self._ended(usage)).encode()
 
     # -- Streamed ------------------------------------------------------------------------------
     def begin(self) -> bytes:
@@ -96,7 +96,7 @@ class ResponseShape:
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return f"event: {kind}\ndata: {_compact(data)}\n\n".encode()
+        return f"event: {kind}\ndata: {compact(data)}\n\n".encode()
 
     def _ended(self, usage: Usage) -> dict[str, Any]:
         status = "incomplete" if self._finish == "length" else "completed"
@@ -144,7 +144,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.completion,
     }
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

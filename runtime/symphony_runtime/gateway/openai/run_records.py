@@ -1,69 +1,21 @@
 """The records of a run's answer: of the shipped program, or of any other."""
 
-import asyncio
 import codecs
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
 from symphony_runtime.gateway.openai.requests.limits import named
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
 
 _LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
-BATCH_BYTES = 16 << 10  # of messages in a batch
 Batches = AsyncIterator[list[Record]]
 _MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
-
-
-class Inbox:
-    """The messages of a run that is not stored, for its one handler. `over`: no more arrive."""
-
-    __slots__ = ("_messages", "_waiter", "over", "waiting")
-
-    def __init__(self) -> None:
-        self.over = False
-        self.waiting = 0  # bytes of messages
-        self._messages: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def message(self, data: bytes) -> None:
-        self._messages.append(data)
-        self.waiting += len(data)
-        self._wake()
-
-    def ended(self) -> None:
-        self.over = True
-        self._wake()
-
-    async def next(self) -> bytes:
-        """Return the messages that wait, joined, up to BATCH_BYTES; empty at the end."""
-        while not self._messages and not self.over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        given, size = [], 0
-        while self._messages and size < BATCH_BYTES:
-            given.append(self._messages.popleft())
-            size += len(given[-1])
-        if size > BATCH_BYTES:
-            last = given.pop()
-            kept = len(last) - (size - BATCH_BYTES)
-            self._messages.appendleft(last[kept:])
-            given.append(last[:kept])
-            size = BATCH_BYTES
-        self.waiting -= size
-        return given[0] if len(given) == 1 else b"".join(given)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 async def shipped_records(run: Run, inbox: Inbox) -> Batches:
@@ -80,50 +32,50 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
     yield [_failure(run.end or run.record, shipped=True)]
 
 
-async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield the same of a stored run, from its beginning."""
-    records, reader = Records(), runs.open_reader(run, 0)
-    try:
-        while (events := await reader.next(_LOOK_SECONDS)) is not None:
-            if not events and (unstored := _unstored(run)):
-                yield unstored
-                return
-            messages = b"".join(event.data for event in events if event.kind == "message")
-            batch = records.feed(messages) if messages else []
-            if batch:
-                yield batch
-                if not isinstance(batch[-1], Piece):
-                    return
-    finally:
-        reader.close()
-    yield [_failure(_ended(run), shipped=True)]
+def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Return the same of a stored run, from its beginning."""
+    return _read_stored(runs, run, Records().feed, lambda record: [_failure(record, shipped=True)])
 
 
-async def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Yield a program's messages as the text of one choice, then its usage."""
+def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Return a program's messages as the text of one choice, then its usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(messages: bytes) -> list[Record]:
+        text = decoder.decode(messages)
+        return [Piece(0, text, None)] if text else []
+
+    def end(record: RunRecord) -> list[Record]:
+        if (record.status, record.exit_code) != ("exited", 0):
+            return [_failure(record)]
+        used = record.usage or {}
+        counts = (used.get(f"{kind}_tokens", 0) for kind in ("prompt", "cached", "completion"))
+        return [Piece(0, decoder.decode(b"", final=True), "stop"), Usage(*counts)]
+
+    return _read_stored(runs, run, feed, end)
+
+
+async def _read_stored(
+    runs: Runs,
+    run: Run | RunRecord,
+    feed: Callable[[bytes], list[Record]],
+    end: Callable[[RunRecord], list[Record]],
+) -> Batches:
+    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`."""
     reader = runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
             if not events and (unstored := _unstored(run)):
                 yield unstored
                 return
-            messages = [event.data for event in events if event.kind == "message"]
-            if messages and (text := decoder.decode(b"".join(messages))):
-                yield [Piece(0, text, None)]
+            messages = b"".join(event.data for event in events if event.kind == "message")
+            if messages and (batch := feed(messages)):
+                yield batch
+                if not isinstance(batch[-1], Piece):
+                    return
     finally:
         reader.close()
-    record = _ended(run)
-    if (record.status, record.exit_code) != ("exited", 0):
-        yield [_failure(record)]
-        return
-    used = record.usage or {}
-    usage = Usage(
-        used.get("prompt_tokens", 0),
-        used.get("cached_tokens", 0),
-        used.get("completion_tokens", 0),
-    )
-    yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+    yield end(run.record if isinstance(run, Run) else run)
 
 
 def _unstored(run: Run | RunRecord) -> list[Record]:
@@ -132,10 +84,6 @@ def _unstored(run: Run | RunRecord) -> list[Record]:
         return []
     problem = run.unstored
     return [Failure(problem.status, problem.kind.replace("-", "_"), None, problem.detail)]
-
-
-def _ended(run: Run | RunRecord) -> RunRecord:
-    return run.record if isinstance(run, Run) else run
 
 
 def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:

@@ -6,15 +6,16 @@ an error response; later it is an event in the stream.
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
 
 from aiohttp import web
 
 from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.http.responses import EVENT_STREAM
+from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Tokens, Usage
+from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
 
@@ -22,26 +23,9 @@ GONE = "its client went away"
 _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
+Answer = Shape | ResponseShape  # the format of an answer
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
-
-
-class Answer(Protocol):
-    """The format of an answer: see `Shape`."""
-
-    def begin(self) -> bytes: ...
-
-    def chunk(self, piece: Piece) -> bytes: ...
-
-    def end(self, usage: Usage) -> bytes: ...
-
-    def failed(self, error: OpenAIError) -> bytes:
-        """Return the end of a stream that cannot continue."""
-
-    def whole(self, pieces: list[Piece], usage: Usage) -> bytes: ...
-
-    def kept_bytes(self, piece: Piece) -> int:
-        """Return about how many bytes a stream keeps of a piece for its end."""
 
 
 class Clients:
@@ -131,7 +115,7 @@ async def answer_stream(
         if response is None:
             if isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
-            response = web.StreamResponse(headers={**_STREAM, **headers})
+            response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
             begin = answer.begin()
         try:
@@ -170,13 +154,6 @@ def _closed(request: web.Request) -> ConnectionError:
     return ConnectionResetError("the answer was cut off")
 
 
-_STREAM = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",
-}
-
-
 def _event(record: Record, answer: Answer) -> bytes:
     if isinstance(record, Piece):
         return answer.chunk(record)
@@ -199,7 +176,3 @@ def _joined(pieces: list[Piece]) -> Piece:
     if pieces[0].logprobs is not None:
         logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
-
-
-def now() -> int:
-    return int(time.time())

@@ -24,18 +24,13 @@ class ShippedProgram:
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._program: Program | None = None
-        self._making: asyncio.Task[Program] | None = None
+        self._lock = asyncio.Lock()
 
     async def program(self) -> Program:
         """Return the program, compiled if this server has not done so yet."""
         if self._program is None:
-            making = self._making = self._making or asyncio.create_task(self._make())
-            try:
-                self._program = await asyncio.shield(making)
-            finally:
-                # Another waiter may have started it again.
-                if making.done() and self._making is making:
-                    self._making = None
+            async with self._lock:
+                self._program = self._program or await self._make()
         return self._program
 
     async def _make(self) -> Program:

@@ -8,12 +8,11 @@ A file is complete or absent, also after a crash.
 
 import contextlib
 import hashlib
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from symphony_runtime.engine.settings import cache_identity
+from symphony_runtime.gateway.storage.data_directory import write_durably
 
 
 class ProgramFiles:
@@ -82,22 +81,3 @@ class ProgramFiles:
 
     def _artefact(self, tenant: str, digest: str) -> Path:
         return self._root / tenant / f"{digest}.{cache_identity()}.cwasm"
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file atomically: write, sync, rename, sync the folder. OSError."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)  # free the space at once: the disk may be full
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

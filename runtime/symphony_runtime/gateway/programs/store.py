@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,7 @@ from symphony_runtime.compiler.compiler import (
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.clock import now_ms
-from symphony_runtime.gateway.errors import Problem, bad_request, not_found, too_large
+from symphony_runtime.gateway.errors import Problem, bad_request, not_found, parse_cursor, too_large
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.files import ProgramFiles
 from symphony_runtime.gateway.programs.usage import ProgramUsage
@@ -52,7 +52,6 @@ from symphony_runtime.gateway.storage.store import Store
 _log = logging.getLogger(__name__)
 OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-_CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
 _KNOWN_MAX = 4_096  # programs in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
 _DEFAULT_ENTRIES = ("_start", "lip_main")
@@ -92,11 +91,7 @@ class Program:
         }
 
     def entry(self, wanted: str | None) -> str:
-        """Return the export to run: `wanted`, or the default entry.
-
-        Raises:
-            Problem: 400, there is no such entry.
-        """
+        """Return the export to run, `wanted` or the default entry; Problem 400."""
         entries = self.manifest.entries
         if wanted is None:
             found = next((entry for entry in _DEFAULT_ENTRIES if entry in entries), None)
@@ -124,7 +119,6 @@ class Programs:
         self._store = store
         self._files = ProgramFiles(data_dir / "programs")
         self._compiler = compiler
-        self._artefacts: OrderedDict[str, bytes] = OrderedDict()
         self._loading: dict[str, asyncio.Task[bytes]] = {}
         self._known: dict[tuple[str, str], Program] = {}  # by id and by name
         self._changes = 0
@@ -201,24 +195,17 @@ class Programs:
         return program
 
     async def _read(self, tenant: str, reference: str) -> Program | None:
-        def select(connection: Connection) -> Program | None:
-            program_id: str | None = reference
-            if not reference.startswith("sha256:"):
-                row = connection.execute(
-                    "SELECT program FROM program_names WHERE tenant = ? AND name = ?",
-                    (tenant, reference),
-                ).fetchone()
-                program_id = row["program"] if row else None
-            row = connection.execute(
-                f"{_SELECT} WHERE p.tenant = ? AND p.id = ?", (tenant, program_id)
-            ).fetchone()
-            return _program(row) if row else None
-
-        return await self._store.read(select)
+        which, values = "?", [tenant, reference]
+        if not reference.startswith("sha256:"):
+            which = "(SELECT program FROM program_names WHERE tenant = ? AND name = ?)"
+            values = [tenant, *values]
+        sql = f"{_SELECT} WHERE p.tenant = ? AND p.id = {which}"
+        row = await self._store.read(lambda c: c.execute(sql, values).fetchone())
+        return _program(row) if row else None
 
     async def page(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
         """Return a page of a tenant's programs, newest first, and the next page's cursor."""
-        before = _cursor(after)
+        before = parse_cursor(after) if after else (1 << 62, "")
 
         def select(connection: Connection) -> list[Row]:
             return connection.execute(
@@ -233,11 +220,7 @@ class Programs:
         return programs, f"{last.created_ms}.{last.id}" if last else None
 
     async def delete(self, tenant: str, reference: str) -> Program:
-        """Delete a program with all its names, and return it; its live runs continue.
-
-        Raises:
-            Problem: 404.
-        """
+        """Delete a program and its names, not its live runs; return it. Problem 404."""
         program = await self.get(tenant, reference)
         async with self._change_lock:
             await self._store.write(lambda c: _delete_program(c, program))
@@ -259,7 +242,6 @@ class Programs:
     async def _forget_deleted(self, program: Program) -> None:
         self._forget_known()
         self.program_usage.forget(program.tenant, program.id)
-        self._artefacts.pop(program.module, None)
         await self._remove_files(program.tenant, _digest(program.id))
 
     def cancel_compilations(self, tenant: str) -> None:
@@ -282,8 +264,6 @@ class Programs:
                     await delete_in_steps(self._store, step)
                 await self._store.write(note_change)
             self._forget_known()
-            for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
-                del self._artefacts[module]
             size = await asyncio.to_thread(self._files.size, tenant)
             await asyncio.to_thread(self._files.remove_tenant, tenant)
             self._store.disk.charge(tenant, -size)
@@ -306,10 +286,6 @@ class Programs:
             Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
                 earlier one accepted; 500, the bytes are damaged.
         """
-        held = self._artefacts.get(program.module)
-        if held is not None:
-            self._artefacts.move_to_end(program.module)
-            return held
         task = self._loading.get(program.module)
         if task is None:
             task = asyncio.create_task(self._load(program))
@@ -323,16 +299,17 @@ class Programs:
 
     # -- Artefacts -----------------------------------------------------------------------------
     async def _load(self, program: Program) -> bytes:
-        row = await self._store.read(lambda c: _artefact_row(c, program))
+        sql, key = (
+            "SELECT * FROM programs WHERE tenant = ? AND id = ?",
+            (program.tenant, program.id),
+        )
+        row = await self._store.read(lambda c: c.execute(sql, key).fetchone())
         artefact = None
         if row is not None and row["compiler"] == cache_identity():
             wanted, digest = bytes(row["artefact_hash"]), _digest(program.id)
             read = partial(self._files.artefact, program.tenant, digest, wanted)
             artefact = await asyncio.to_thread(read)
-        if artefact is None:
-            artefact = await self._compile_again(program)
-        self._hold(program.module, artefact)
-        return artefact
+        return await self._compile_again(program) if artefact is None else artefact
 
     async def _compile_again(self, program: Program) -> bytes:
         digest = _digest(program.id)
@@ -346,11 +323,7 @@ class Programs:
         return compiled.artefact
 
     async def _write_files(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
-        """Write a program's files and charge them to its tenant.
-
-        Raises:
-            Problem: 429, 507: no disk space. OSError.
-        """
+        """Write a program's files and charge its tenant; Problem 429, 507; OSError."""
         self._store.disk.check(tenant, len(wasm) + len(artefact))
         write = partial(self._files.write, tenant, digest, wasm, artefact)
         await self._change_files(tenant, digest, write)
@@ -393,14 +366,11 @@ class Programs:
         try:
             compiled = work.result()
         except ProgramError as error:  # in `_compile_again`: an older compiler accepted it
-            raise _refusal(error) from error
-        _check_artefact(compiled)
+            raise _refusal(error.problems) from error
+        if len(compiled.artefact) > _ARTEFACT_BYTES_MAX:
+            limit = _ARTEFACT_BYTES_MAX >> 20
+            raise _refusal([f"its machine code has more than {limit} MiB"])
         return compiled
-
-    def _hold(self, module: str, artefact: bytes) -> None:
-        self._artefacts[module] = artefact
-        while sum(map(len, self._artefacts.values())) > _CACHE_BYTES_MAX:
-            self._artefacts.popitem(last=False)
 
     async def _wasm(self, program: Program) -> bytes:
         """Return a program's bytes, maybe uploaded at another gateway; Problem 404, 500."""
@@ -430,11 +400,7 @@ class Programs:
     async def _check_quota(
         self, tenant: str, name: str | None, new: int, quota: ProgramQuota | None
     ) -> None:
-        """Check that a tenant may store a module of `new` bytes (0: none), and a name.
-
-        Raises:
-            Problem: 429.
-        """
+        """Check a tenant's quota for `new` bytes (0: no module) and a name; Problem 429."""
         if quota is None:
             return
         programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
@@ -462,7 +428,7 @@ class Programs:
             json.dumps(manifest.exports),
             json.dumps(manifest.entries),
             cache_identity(),
-            _sha256(compiled.artefact),
+            hashlib.sha256(compiled.artefact).digest(),
             self.program_usage.now_ms() if created_ms is None else created_ms,
             self.program_usage.now_ms(),
         )
@@ -535,9 +501,8 @@ def count_refusals(metrics: RunMetrics, tenant: str) -> Iterator[None]:
         raise
 
 
-def _refusal(error: ProgramError) -> Problem:
-    detail = "; ".join(error.problems)
-    return bad_request("program-refused", detail, problems=error.problems)
+def _refusal(problems: list[str]) -> Problem:
+    return bad_request("program-refused", "; ".join(problems), problems=problems)
 
 
 def _full(limit: str, what: str, most: int) -> Problem:
@@ -546,21 +511,6 @@ def _full(limit: str, what: str, most: int) -> Problem:
     return Problem(
         429, "too-many-programs", detail, retry_after=RETRY_SECONDS_MAX, field=limit, limit=most
     )
-
-
-def _check_artefact(compiled: Compiled) -> None:
-    if len(compiled.artefact) > _ARTEFACT_BYTES_MAX:
-        limit = _ARTEFACT_BYTES_MAX >> 20
-        raise _refusal(ProgramError([f"its machine code has more than {limit} MiB"]))
-
-
-def _cursor(after: str) -> tuple[int, str]:
-    if not after:
-        return 1 << 62, ""
-    created, _, program_id = after.partition(".")
-    if not (created.isascii() and created.isdigit() and len(created) < 19):
-        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
-    return int(created), program_id
 
 
 def _program(row: Row) -> Program:
@@ -610,17 +560,5 @@ def _kept(connection: Connection, tenant: str, name: str | None) -> tuple[int, i
     return int(programs), int(size), int(names)
 
 
-def _artefact_row(connection: Connection, program: Program) -> Row | None:
-    row: Row | None = connection.execute(
-        "SELECT compiler, artefact_hash FROM programs WHERE tenant = ? AND id = ?",
-        (program.tenant, program.id),
-    ).fetchone()
-    return row
-
-
 def _digest(program_id: str) -> str:
     return program_id.removeprefix("sha256:")
-
-
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()

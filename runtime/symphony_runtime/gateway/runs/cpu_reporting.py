@@ -12,14 +12,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Generator, Mapping, Set
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 
-from symphony_runtime.gateway.links.links import KernelLink, Worker, WorkerEvents
+from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
-from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.crash_log import Entry
 from symphony_runtime.gateway.storage.store import Store
 
@@ -27,14 +28,6 @@ T = TypeVar("T")
 _ITEM_BYTES = 1_024  # take about as long as the overhead of an item
 _LOOK_SECONDS = 0.1  # between two looks at which tenants have live runs
 _CHARGED_SECONDS = 1e-3  # of a request: so much is charged at once, the rest at its end
-
-
-class LiveRuns(WorkerEvents, Protocol):
-    """The live runs, which handle the frames."""
-
-    def run_of(self, worker: Worker, instance: Any) -> Run | None: ...
-
-    def live_by_tenant(self) -> dict[str, int]: ...
 
 
 class _Timed(Generic[T]):
@@ -67,10 +60,12 @@ class _Timed(Generic[T]):
 
 
 class CpuReporter:
-    """Passes workers' messages to `runs` and times them (`WorkerEvents`)."""
+    """Passes workers' messages on and times them (`WorkerEvents`)."""
 
-    def __init__(self, runs: LiveRuns, kernel: KernelLink, store: Store) -> None:
-        self._runs, self._kernel = runs, kernel
+    def __init__(
+        self, runs: Runs, requests: WorkerRequests, kernel: KernelLink, store: Store
+    ) -> None:
+        self._runs, self._requests, self._kernel = runs, requests, kernel
         store.crash_log.on_written = self.charge_crash_log
         store.on_committed = self.charge_commit
         kernel.on_pace = self._start_pause
@@ -92,15 +87,15 @@ class CpuReporter:
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
         if not self._shared and not self._is_shared():
-            self._runs.worker_message(worker, message)
+            self._requests.worker_message(worker, message)
             return
         whose = self._weights_by_run(worker, _items(message))
         began = time.thread_time()
-        self._runs.worker_message(worker, message)
+        self._requests.worker_message(worker, message)
         self._charge_runs(whose, time.thread_time() - began)
 
     def worker_lost(self, worker: Worker) -> None:
-        self._runs.worker_lost(worker)
+        self._requests.worker_lost(worker)
 
     def charge_crash_log(self, entries: list[Entry], seconds: float) -> None:
         if self._shared:

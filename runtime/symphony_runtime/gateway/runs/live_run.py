@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
@@ -16,11 +16,11 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, problem_of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
-from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream, Listener
+from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream
 from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
-from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -36,7 +36,7 @@ class Run:
         program: Program,
         worker: Worker,
         store: Store,
-        listener: Listener | None = None,
+        listener: Inbox | None = None,
     ) -> None:
         """Admit a run; with a listener it is ephemeral: its messages are not stored.
 
@@ -81,9 +81,6 @@ class Run:
         loop = asyncio.get_running_loop()
         self.known: asyncio.Future[None] = loop.create_future()  # the end, maybe unstored
         self.over: asyncio.Future[None] = loop.create_future()  # it has ended and is stored
-
-    def announce_start(self) -> None:
-        self.events.append("status", self.record.outcome())
 
     async def start_stored(self) -> bool:
         """Return whether the start is stored, once that is known."""
@@ -180,15 +177,6 @@ class _Credit:
         if self._unsent >= CREDIT_BYTES_MIN:
             self._worker.send(m.Credit(self._instance, self._unsent))
             self._unsent = 0
-
-
-class TenantRules(Protocol):
-    """What runs need to know of tenants."""
-
-    ledger: RunUsage
-
-    def check(self, tenant: str) -> None:
-        """Check that a tenant may start something; Problem 403 when it is suspended."""
 
 
 def admit_trace(live: Iterable[Run], tenant: str) -> None:

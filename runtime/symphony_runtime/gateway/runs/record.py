@@ -70,6 +70,7 @@ class Record:
         return [("usage", self.usage), ("status", self.outcome())]
 
     def view(self) -> dict[str, Any]:
+        failed = self.status in FINAL and self.status != "exited"
         return {
             "id": self.id,
             "program": self.program,
@@ -78,7 +79,7 @@ class Record:
             "status": self.status,
             "exit_code": self.exit_code,
             "reason": self.reason,
-            "error": self.reason or self.status if self._failed else None,
+            "error": self.reason or self.status if failed else None,
             "limit": limit_of(self.status, self.reason),
             "priority": self.priority,
             "limits": self.limits,
@@ -86,10 +87,6 @@ class Record:
             "created_ms": self.created_ms,
             "ended_ms": self.ended_ms,
         }
-
-    @property
-    def _failed(self) -> bool:
-        return self.status in FINAL and self.status != "exited"
 
 
 def encode_message(message: bytes) -> str | dict[str, str]:
@@ -146,11 +143,7 @@ def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
 
 
 def check_here(record: Record) -> None:
-    """Check that a run which is not live at this gateway is not live at all.
-
-    Raises:
-        Problem: 409, it is live at another gateway of the same database.
-    """
+    """Check that a run is not live at another gateway of the database; Problem 409."""
     if record.live:
         detail = "the run is live at another gateway: ask the one that started it"
         raise Problem(409, "elsewhere", detail)

@@ -29,21 +29,10 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Wo
 from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
-from symphony_runtime.gateway.runs.channels import Channels
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor
-from symphony_runtime.gateway.runs.events.stream import (
-    Listener,
-    Reader,
-    StoredReader,
-    stored_cursor,
-)
-from symphony_runtime.gateway.runs.live_run import (
-    Run,
-    TenantRules,
-    admit_trace,
-    check_stored,
-    new_record,
-)
+from symphony_runtime.gateway.runs.events.stream import Reader, StoredReader, stored_cursor
+from symphony_runtime.gateway.runs.live_run import Run, admit_trace, check_stored, new_record
 from symphony_runtime.gateway.runs.record import (
     BOOT_BITS,
     FINAL,
@@ -59,7 +48,7 @@ from symphony_runtime.gateway.runs.record import (
 )
 from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.trace import RunTrace, store_end
-from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
+from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -78,24 +67,24 @@ class Runs:
         self,
         store: Store,
         programs: Programs,
-        channels: Channels,
         config: GatewayConfig,
         boot: int,
         retention: Retention,
         egress: Egress,
         admission: Admission,
-        tenants: TenantRules,
+        check_tenant: Callable[[str], None],
+        ledger: RunUsage,
         limits: Limits,
         metrics: RunMetrics,
     ) -> None:
+        """`check_tenant` raises Problem 403 if a tenant may not start something."""
         self.admission = admission
         self.limits = limits
-        self._tenant_rules = tenants
+        self._check_tenant, self._ledger = check_tenant, ledger
         self._store = store
         self._config = config
         self._programs = programs
         self.egress = egress
-        self._worker_requests = WorkerRequests(self, programs, channels, egress)
         self._retention = retention
         self.metrics = metrics
         self._next_instance = boot << BOOT_BITS
@@ -118,7 +107,7 @@ class Runs:
         request: RunRequest,
         *,
         tenant: str | None = None,
-        listener: Listener | None = None,
+        listener: Inbox | None = None,
         run_id: str | None = None,
     ) -> Run:
         """Start a run of a program for `tenant`, by default the program's.
@@ -250,7 +239,8 @@ class Runs:
         self.admission.drain()
         try:
             async with asyncio.timeout(self._config.drain_seconds):
-                await self._wait_until_idle()
+                if waiting := [run.over for run in self._live.values()]:
+                    await asyncio.wait(waiting)
         except TimeoutError:
             reason = "the server was shut down"
             for run in list(self._live.values()):
@@ -274,7 +264,7 @@ class Runs:
     # -- Starting ------------------------------------------------------------------------------
     def _admit(self, tenant: str) -> list[Worker]:
         """Return the workers that may take a run, best first; raise Problem if none may."""
-        self._tenant_rules.check(tenant)
+        self._check_tenant(tenant)
         most = self.limits.of(tenant).at_most("live_runs")
         if self._tenants[tenant] >= most:
             self.metrics.count_limit(tenant, "live_runs")
@@ -314,7 +304,7 @@ class Runs:
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()
-        self.metrics.count_start(record.tenant, time.monotonic() - run.admitted)
+        self.metrics.count_start(tenant, time.monotonic() - run.admitted)
         self._start_deadline(run)
         if run.kill_reason is not None:  # it was cancelled before its start
             self._send_kill(run)
@@ -334,7 +324,7 @@ class Runs:
                 )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
-        run.announce_start()
+        run.events.append("status", record.outcome())
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None; notes the use of the program."""
@@ -356,11 +346,7 @@ class Runs:
                 worker.send(m.Unload(module))
 
     async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
-        """Let an instance of a run call the kernel.
-
-        Raises:
-            KernelAwayError, SyscallError: as the link does.
-        """
+        """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
         tenant, worker = run.record.tenant, run.worker.name
         await self.kernel_limits.send_limits(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
@@ -401,12 +387,6 @@ class Runs:
         run.instances.pop(instance, None)
         self._instances.pop(instance, None)
 
-    def _child_ended(self, run: Run, instance: int) -> None:
-        self.forget_child(run, instance)
-        end = self.spawn(self._end_in_kernel(run, instance))
-        run.child_ends.add(end)
-        end.add_done_callback(run.child_ends.discard)
-
     # -- KernelEvents --------------------------------------------------------------------------
     def exceeded(self, instance: int, reason: str) -> None:
         """End the run that reached a limit which the kernel counts."""
@@ -422,12 +402,11 @@ class Runs:
     def kernel_lost(self) -> None:
         """Fail the registered runs: the kernel died without a journal."""
         for run in [run for run in self._live.values() if run.registered]:
-            self._send_kill_reason(run, "the kernel died")
+            run.worker.send(m.Kill(run.record.seq, "the kernel died"))
             self._fail(run, "the kernel died")
 
     # -- WorkerEvents --------------------------------------------------------------------------
     def worker_lost(self, worker: Worker) -> None:
-        self._worker_requests.forget_worker(worker)
         for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
 
@@ -439,14 +418,10 @@ class Runs:
             self._handle_received(worker, message)
         elif isinstance(message, m.Ended):
             self._handle_end(worker, message)
-        elif isinstance(message, m.Ask):
-            self._worker_requests.handle_ask(worker, message)
         elif isinstance(message, m.Traced):
             run = self.run_of(worker, message.instance)
             if run is not None and run.trace is not None:
                 run.trace.add_calls(message.events)
-        elif isinstance(message, m.Unask):
-            self._worker_requests.cancel_ask(worker, message.seq)
         else:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
@@ -459,7 +434,7 @@ class Runs:
                 continue  # the run has ended meanwhile
             run.messages += 1
             if run.messages == 1:
-                self.metrics.count_first_message(time.monotonic() - run.admitted)
+                self.metrics.first_message_seconds.add(time.monotonic() - run.admitted)
             if (reason := run.exceeded_limit(len(item[1]))) is not None:
                 self.kill(run, reason)
             else:
@@ -482,11 +457,13 @@ class Runs:
 
     def _handle_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)
-        self._worker_requests.forget_instance(worker, message.instance)
         if run is None:
             return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:
-            self._child_ended(run, message.instance)
+            self.forget_child(run, message.instance)
+            end = self.spawn(self._end_in_kernel(run, message.instance))
+            run.child_ends.add(end)
+            end.add_done_callback(run.child_ends.discard)
             return
         if message.status not in FINAL or not -(1 << 31) <= message.exit_code < 1 << 31:
             raise m.MessageError(f"no run ends as {message.status!r} with code {message.exit_code}")
@@ -511,11 +488,7 @@ class Runs:
         self.spawn(self._finish(run, run.record, outcome, usage))
 
     async def _finish(
-        self,
-        run: Run,
-        record: Record,
-        outcome: tuple[str, int | None, str],
-        usage: dict[str, Any],
+        self, run: Run, record: Record, outcome: tuple[str, int | None, str], usage: dict[str, Any]
     ) -> None:
         if not await run.start_stored():
             return  # `_launch` deletes it
@@ -527,7 +500,7 @@ class Runs:
             await asyncio.gather(*run.child_ends, *ends)
         status, exit_code, reason = outcome
         # A copy: what readers see changes only when the result is on disk.
-        run.end = dataclasses.replace(
+        end = run.end = dataclasses.replace(
             record,
             status=status,
             exit_code=exit_code if status == "exited" else None,
@@ -536,11 +509,12 @@ class Runs:
             ended_ms=now_ms(),
         )
         self._release(run)
-        await self._store_end(run, run.end)
-        run.record = run.end
+        await self._store_end(run, end)
+        run.record = end
         if not run.events.finished:
-            run.events.finish(run.end.finals())
-        self.metrics.count_end(run.end, time.monotonic() - run.admitted)
+            run.events.finish(end.finals())
+        self.metrics.count_end(end.tenant, end.status, end.reason, end.usage or {})
+        self.metrics.run_seconds.add(time.monotonic() - run.admitted)
         self._remove_run(run)
 
     async def _store_end(self, run: Run, ended: Record) -> None:
@@ -564,7 +538,7 @@ class Runs:
         succeeded = (ended.status, ended.exit_code) == ("exited", 0)
         try:
             if run.ephemeral and (succeeded or run.unwanted):
-                self._tenant_rules.ledger.count(ended.tenant, ended.usage or {})
+                self._ledger.count(ended.tenant, ended.usage or {})
                 return
             size = await self._store.write_until_stored(store, ended.tenant, note_failure)
             if not run.ephemeral:
@@ -586,12 +560,9 @@ class Runs:
         run.kernel_usage.update(usage)
 
     def _send_kill(self, run: Run) -> None:
-        self._send_kill_reason(run, run.kill_reason or "")
+        run.worker.send(m.Kill(run.record.seq, run.kill_reason or ""))
         loop = asyncio.get_running_loop()
         run.kill_timer = loop.call_later(_KILL_GRACE_SECONDS, self._drop_worker, run)
-
-    def _send_kill_reason(self, run: Run, reason: str) -> None:
-        run.worker.send(m.Kill(run.record.seq, reason))
 
     def _drop_worker(self, run: Run) -> None:
         if not run.ending:
@@ -631,10 +602,6 @@ class Runs:
         answers = KernelAwayError, SyscallError, Problem, StorageError
         if error is not None and not isinstance(error, answers):
             _log.error("a run's task failed", exc_info=error)
-
-    async def _wait_until_idle(self) -> None:
-        if waiting := [run.over for run in self._live.values()]:
-            await asyncio.wait(waiting)
 
     async def _wait_until_known(self) -> None:
         """Wait, up to the grace time, until the first attempt to store each end is over."""

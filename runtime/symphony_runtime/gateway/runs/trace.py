@@ -138,9 +138,8 @@ def trace_events(record: Record, packed: bytes) -> JsonObject:
     trace = msgpack.unpackb(packed)
     calls, preds = _unpack(trace["calls"]), _unpack(trace["preds"])
     picture = _Picture(trace["admitted"])
-    picture.process(_GATEWAY, "gateway")
-    picture.process(_WORKER, trace["worker"])
-    picture.process(_KERNEL, "kernel")
+    for process, name in enumerate(("gateway", trace["worker"], "kernel"), _GATEWAY):
+        picture.track(process, 0, name, "process_name")
     _draw_run(picture, record, trace)
     _draw_egress(picture, _unpack(trace.get("outside", [])))
     _draw_calls(picture, record, calls)
@@ -166,13 +165,7 @@ class _Picture:
         self.events: list[JsonObject] = []
         self._origin = origin
 
-    def process(self, pid: int, name: str) -> None:
-        self._name("process_name", pid, 0, name)
-
-    def track(self, pid: int, tid: int, name: str) -> None:
-        self._name("thread_name", pid, tid, name)
-
-    def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+    def track(self, pid: int, tid: int, name: str, what: str = "thread_name") -> None:
         self.events.append(
             {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
         )
@@ -213,14 +206,10 @@ def _draw_run(picture: _Picture, record: Record, trace: JsonObject) -> None:
 
 
 def _draw_egress(picture: _Picture, calls: list[Any]) -> None:
-    tracks = _Tracks()
+    tracks = _Tracks(picture, _GATEWAY, _EGRESS_TRACK, "outside")
     for instance, name, began, ended, result in sorted(calls, key=lambda call: call[2]):
-        track, new = tracks.take(began, ended)
-        where = (_GATEWAY, _EGRESS_TRACK + track)
-        if new:
-            picture.track(*where, f"outside {track + 1}")
         args = {"instance": instance, "result": result}
-        picture.span(where, "outside", name, (began, ended), args)
+        picture.span(tracks.take(began, ended), "outside", name, (began, ended), args)
 
 
 def _draw_calls(picture: _Picture, record: Record, calls: list[Any]) -> None:
@@ -241,13 +230,10 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
     names = {(call[0], call[4]): call[1] for call in calls if call[1] in ("pred", "generate")}
     picture.track(_KERNEL, _STEPS_TRACK, "steps")
     steps: dict[float, list[Any]] = {}  # by start: one step computes at a time
-    tracks = _Tracks()
+    tracks = _Tracks(picture, _KERNEL, _STEPS_TRACK + 1, "preds")
     for pred in sorted(preds, key=lambda p: p[3]):
         instance, seq, tokens, submitted, ended, errno, parts, *moves = pred
-        track, new = tracks.take(submitted, ended)
-        where = (_KERNEL, _STEPS_TRACK + 1 + track)
-        if new:
-            picture.track(*where, f"preds {track + 1}")
+        where = tracks.take(submitted, ended)
         args = {"ticket": seq, "tokens": tokens, "instance": instance}
         name = names.get((instance, seq), "pred")
         picture.span(where, "pred", name, (submitted, ended), {**args, "errno": errno})
@@ -267,21 +253,22 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
 
 
 class _Tracks:
-    """Tracks on which spans follow each other: as few as possible."""
+    """Tracks of a process on which spans follow each other: as few as possible."""
 
-    def __init__(self) -> None:
+    def __init__(self, picture: _Picture, process: int, first: int, name: str) -> None:
+        self._picture, self._process, self._first, self._name = picture, process, first, name
         self._free: list[int] = []
         self._busy: list[tuple[float, int]] = []  # (end of the last span, track)
         self._count = 0
 
-    def take(self, began: float, ended: float) -> tuple[int, bool]:
-        """Return a free track and whether it is new; call it in order of `began`."""
+    def take(self, began: float, ended: float) -> tuple[int, int]:
+        """Return the process and a free track; call it in order of `began`."""
         while self._busy and self._busy[0][0] <= began:
             heapq.heappush(self._free, heapq.heappop(self._busy)[1])
-        new = not self._free
-        if new:
-            track, self._count = self._count, self._count + 1
-        else:
+        if self._free:
             track = heapq.heappop(self._free)
+        else:
+            track, self._count = self._first + self._count, self._count + 1
+            self._picture.track(self._process, track, f"{self._name} {self._count}")
         heapq.heappush(self._busy, (ended, track))
-        return track, new
+        return self._process, track

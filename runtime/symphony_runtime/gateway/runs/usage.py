@@ -5,6 +5,7 @@ An ephemeral run that is not stored costs no write of its own: such runs are sum
 written in batches (`storage.write_behind`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ SUMMED = (
     "syscalls",
 )  # fmt: skip
 COLUMNS = ("tenant", "day", "runs", *SUMMED)
-_Sums = list[int]  # runs, then as SUMMED
+_Batch = dict[tuple[str, str], Counter[str]]  # (tenant, day): runs, and sums by SUMMED
 
 _ADDED = ", ".join(f"{name} = tenant_usage.{name} + excluded.{name}" for name in COLUMNS[2:])
 _ADD = (
@@ -63,33 +64,28 @@ def usage_page(connection: Connection, query: UsageQuery, limit: int) -> list[di
     return [dict(row) for row in rows]
 
 
-class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
+class RunUsage(WriteBehind[_Batch]):
     """Counts the runs of which only the usage is stored, by tenant and day."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
         super().__init__(store, _BATCH_SECONDS, "usage of tenants")
         self._now_ms = now_ms
-        self._sums: dict[tuple[str, str], _Sums] = {}
+        self._sums: _Batch = {}
 
     def count(self, tenant: str, usage: Mapping[str, int]) -> None:
-        key = tenant, day_of(self._now_ms())
-        sums = self._sums.get(key)
-        if sums is None:
-            sums = self._sums[key] = [0] * (1 + len(SUMMED))
-            self.schedule_write()
-        sums[0] += 1
-        for place, name in enumerate(SUMMED, 1):
-            sums[place] += usage.get(name, 0)
+        sums = self._sums.setdefault((tenant, day_of(self._now_ms())), Counter())
+        sums["runs"] += 1
+        sums.update(usage)
+        self.schedule_write()
 
-    def take_batch(self) -> dict[tuple[str, str], _Sums] | None:
+    def take_batch(self) -> _Batch | None:
         sums, self._sums = self._sums, {}
         return sums or None
 
-    def insert_batch(self, connection: Connection, batch: dict[tuple[str, str], _Sums]) -> None:
-        for key, counted in batch.items():
-            connection.execute(_ADD, (*key, *counted))
-
-    def restore_batch(self, batch: dict[tuple[str, str], _Sums]) -> None:
+    def insert_batch(self, connection: Connection, batch: _Batch) -> None:
         for key, sums in batch.items():
-            now = self._sums.get(key, [0] * len(sums))
-            self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]
+            connection.execute(_ADD, (*key, *(sums[name] for name in COLUMNS[2:])))
+
+    def restore_batch(self, batch: _Batch) -> None:
+        for key, sums in batch.items():
+            self._sums.setdefault(key, Counter()).update(sums)

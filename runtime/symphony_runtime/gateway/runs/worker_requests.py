@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
@@ -15,10 +15,10 @@ from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.metrics import KINDS
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.links.links import KernelAwayError, Worker
-from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels, Waiter
 from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
 
@@ -30,31 +30,11 @@ class _Pending(NamedTuple):
     cancel: Callable[[], object]
 
 
-class Runs(Protocol):
-    """The live runs (`service`)."""
-
-    metrics: RunMetrics
-
-    def run_of(self, worker: Worker, instance: Any) -> Run | None: ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run a coroutine as a task; its failure is logged."""
-
-    def new_instance(self) -> int: ...
-
-    async def module_for(self, worker: Worker, program: Program) -> bytes | None: ...
-
-    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None: ...
-
-    async def register(self, run: Run, instance: int, parent: int, stage: int) -> None: ...
-
-    def add_child(self, run: Run, instance: int, program: Program) -> None: ...
-
-    def forget_child(self, run: Run, instance: int) -> None: ...
-
-
 class WorkerRequests:
-    """Answers each `Ask` of each worker once, unless it is cancelled."""
+    """Answers each `Ask` of each worker once, unless it is cancelled.
+
+    It stands before the runs, which get all other messages.
+    """
 
     def __init__(self, runs: Runs, programs: Programs, channels: Channels, egress: Egress) -> None:
         self._runs = runs
@@ -63,12 +43,25 @@ class WorkerRequests:
         self._egress = egress
         self._pending: dict[Worker, dict[int, _Pending]] = {}
 
-    def handle_ask(self, worker: Worker, message: m.Ask) -> None:
-        """Take a request; the answer may follow much later.
+    def worker_message(self, worker: Worker, message: m.Message) -> None:
+        if isinstance(message, m.Ask):
+            self._handle_ask(worker, message)
+        elif isinstance(message, m.Unask):
+            self._cancel_ask(worker, message.seq)
+        else:
+            if isinstance(message, m.Ended):
+                waiting = self._pending.get(worker, {})
+                for seq in [s for s, p in waiting.items() if p.instance == message.instance]:
+                    self._cancel_ask(worker, seq)
+            self._runs.worker_message(worker, message)
 
-        Raises:
-            MessageError: workers have no such request.
-        """
+    def worker_lost(self, worker: Worker) -> None:
+        for pending in self._pending.pop(worker, {}).values():
+            pending.cancel()
+        self._runs.worker_lost(worker)
+
+    def _handle_ask(self, worker: Worker, message: m.Ask) -> None:
+        """Take a request; the answer may follow much later. MessageError: no such one."""
         try:
             if message.what == "spawn":
                 self._runs.spawn(self._spawn_child(worker, message.seq, message.args))
@@ -82,19 +75,9 @@ class WorkerRequests:
             self._count_limit(worker, message.args.get("instance"), error)
             worker.refuse(message.seq, error.errno, error.detail)
 
-    def cancel_ask(self, worker: Worker, seq: int) -> None:
-        """Cancel a request of which the worker wants no answer."""
+    def _cancel_ask(self, worker: Worker, seq: int) -> None:
         pending = self._pending.get(worker, {}).pop(seq, None)
         if pending is not None:
-            pending.cancel()
-
-    def forget_instance(self, worker: Worker, instance: int) -> None:
-        waiting = self._pending.get(worker, {})
-        for seq in [seq for seq, pending in waiting.items() if pending.instance == instance]:
-            self.cancel_ask(worker, seq)
-
-    def forget_worker(self, worker: Worker) -> None:
-        for pending in self._pending.pop(worker, {}).values():
             pending.cancel()
 
     def _count_limit(self, worker: Worker, instance: Any, error: SyscallError) -> None:
@@ -200,7 +183,8 @@ class WorkerRequests:
         if len(run.instances) > (most := run.record.limits["children"]):
             raise LimitError(Errno.EDQUOT, "children", f"children: at most {most}")
         program = await self._child_program(run, parent, args.get("program"))
-        _check_entry(program, args.get("entry"))
+        if (entry := args.get("entry")) and entry not in program.manifest.entries:
+            raise SyscallError(Errno.ENOENT, "the program has no such entry")
         artefact = await self._runs.module_for(worker, program)
         instance = self._runs.new_instance()
         if self._runs.run_of(worker, parent) is not run:
@@ -228,8 +212,3 @@ class WorkerRequests:
         if found is None:
             raise SyscallError(Errno.ENOENT, "no such program")
         return found
-
-
-def _check_entry(program: Program, entry: Any) -> None:
-    if entry and entry not in program.manifest.entries:
-        raise SyscallError(Errno.ENOENT, "the program has no such entry")

@@ -17,21 +17,15 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
+from symphony_runtime.gateway.storage.data_directory import write_durably
 from symphony_runtime.gateway.storage.database import Connection, StoreError
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 15.0
-
-
-class Reloadable(Protocol):
-    """Something that holds rows of the database in memory."""
-
-    async def reload(self) -> None:
-        """Read the rows again and apply them."""
+Action = Callable[[], Awaitable[None]]
 
 
 def gateway_name(data_dir: Path) -> str:
@@ -43,10 +37,7 @@ def gateway_name(data_dir: Path) -> str:
     path = data_dir / "gateway.id"
     try:
         if not path.exists():
-            whole = path.with_suffix(".new")  # a full disk must not leave an empty file
-            whole.touch(mode=0o600)
-            whole.write_text(secrets.token_hex(8) + "\n")
-            whole.replace(path)
+            write_durably(path, secrets.token_hex(8).encode() + b"\n")
         path.chmod(0o600)  # an earlier version left it readable to all users
         name = path.read_text("utf-8").strip()
     except OSError as error:
@@ -74,13 +65,11 @@ def read_changes(connection: Connection) -> int:
 class ChangeFeed:
     """Reloads what other gateways change; `run` until it is cancelled."""
 
-    def __init__(
-        self, store: Store, beat: Callable[[], Awaitable[None]], *holders: Reloadable
-    ) -> None:
-        """`beat` reports that this gateway runs; `holders` reload in their order."""
+    def __init__(self, store: Store, beat: Action, *reloads: Action) -> None:
+        """`beat` reports that this gateway runs; `reloads` are called in their order."""
         self._store = store
         self._beat = beat
-        self._holders = holders
+        self._reloads = reloads
         self._seen = -1
 
     async def run(self) -> None:
@@ -97,10 +86,10 @@ class ChangeFeed:
                 _log.warning("changes of other gateways cannot be read: %s", error)
 
     async def reload_changes(self) -> None:
-        """Reload the holders if something changed since the last look."""
+        """Reload if something changed since the last look."""
         changes = await self._store.read(read_changes)
         if changes == self._seen:
             return
-        for holder in self._holders:
-            await holder.reload()
+        for reload in self._reloads:
+            await reload()
         self._seen = changes  # only now: a reload that failed is repeated

@@ -1,10 +1,11 @@
-"""Whether the data directory and its files are still those of the start.
+"""The data directory: durable files, and whether it and its files are those of the start.
 
 SQLite continues to write to a file that has been removed, and all of it is lost with the process:
 from then on nothing may be acknowledged.
 """
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,6 +30,25 @@ class DataDirectory:
         if self.fault() is not None:
             detail = "the server's data directory is gone; an operator must start the server again"
             raise Problem(503, "data-directory-gone", detail)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a private file atomically: write, sync, rename, sync the folder. OSError."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)  # free the space at once: the disk may be full
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -63,19 +63,11 @@ class Connection(Protocol):
 
 
 class Database(Protocol):
-    """A database of some kind at some place."""
+    """A database of some kind at some place. By default it manages its files itself."""
 
-    @property
-    def shared(self) -> bool:
-        """Whether other gateways use it, too."""
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """Errors that a statement may raise."""
-
-    @property
-    def conflicts(self) -> tuple[type[Exception], ...]:
-        """Errors of an INSERT of a row that exists already."""
+    shared: bool  # with other gateways
+    errors: tuple[type[Exception], ...]  # that a statement may raise
+    conflicts: tuple[type[Exception], ...]  # errors of an INSERT of a row that exists already
 
     def storage_error(self, error: Exception) -> StorageError | None:
         """Return an error as a StorageError, or None if the statement itself is wrong."""
@@ -100,12 +92,16 @@ class Database(Protocol):
 
     def scrub(self) -> None:
         """Erase deleted rows from files of this server; blocks."""
+        return
 
-    def shrink(self, connection: Connection) -> bool:
+    def shrink(self, connection: Connection) -> bool:  # noqa: ARG002
         """Return some free pages of the file to the disk; return whether more are left."""
+        return False
 
     def bound_log(self) -> None:
         """Write a log that is too long into the file; blocks."""
+        return
 
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement for this database; None: not needed here."""
+        return migration

@@ -59,9 +59,8 @@ class DiskBudget:
         self.limit_of: Callable[[str], int | None] = lambda _tenant: None
         self.on_limit: Callable[[str, str], None] = lambda _tenant, _limit: None
         self.tier_bytes: Callable[[], int] = lambda: 0  # of the kernel's disk tier at most
-        self.on_available: Callable[[], None] = lambda: (
-            None
-        )  # called when space may be available again
+        # Called when space may be available again.
+        self.on_available: Callable[[], None] = lambda: None
         self._waited = False  # a run had to wait since the last measurement
         self.measure()
         if self._left + self._space.kept_free < self._file_bytes // 2:

@@ -7,7 +7,7 @@ has no zero bytes here: they become U+FFFD.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from symphony_runtime.gateway.storage.database import (
     AwayError,
     Connection,
     Cursor,
+    Database,
     FullError,
     StorageError,
     StoreError,
@@ -45,8 +46,8 @@ _ONLY_SQLITE = "-- only: sqlite"
 _STORAGE = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 
 
-class PostgresDatabase:
-    """A database by URL. See `Database`."""
+class PostgresDatabase(Database):
+    """A database by URL."""
 
     shared = True
     errors: tuple[type[Exception], ...] = (psycopg.Error, AwayError)
@@ -75,11 +76,9 @@ class PostgresDatabase:
             raise StoreError(str(error)) from error
         return connection
 
-    @contextmanager
-    def transaction(self, connection: Connection) -> Iterator[None]:
+    def transaction(self, connection: Connection) -> AbstractContextManager[None]:
         assert isinstance(connection, _Connection)
-        with connection.transaction():
-            yield
+        return connection.transaction()
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -104,16 +103,6 @@ class PostgresDatabase:
             " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             (version,),
         )
-
-    def scrub(self) -> None:
-        """Do nothing: PostgreSQL decides when deleted rows leave its files."""
-
-    def shrink(self, connection: Connection) -> bool:  # noqa: ARG002
-        """Do nothing: PostgreSQL manages its files."""
-        return False
-
-    def bound_log(self) -> None:
-        """Do nothing: PostgreSQL manages its log."""
 
     def statement(self, migration: str) -> str | None:
         return translate_schema(migration)
@@ -208,9 +197,6 @@ class _Row:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def keys(self) -> list[str]:
         return list(self._names)

@@ -52,11 +52,7 @@ def load_migrations(folder: Traversable) -> tuple[Migration, ...]:
 
 
 def split_statements(script: str) -> tuple[str, ...]:
-    """Return the statements of a script, each with the comments before it.
-
-    Raises:
-        ValueError: the last one has no end.
-    """
+    """Return a script's statements, each with the comments before it; ValueError."""
     statements = []
     lines: list[str] = []
     for line in script.splitlines():

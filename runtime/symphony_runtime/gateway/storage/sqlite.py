@@ -9,6 +9,7 @@ from pathlib import Path
 
 from symphony_runtime.gateway.storage.database import (
     Connection,
+    Database,
     FullError,
     StorageError,
     StoreError,
@@ -28,8 +29,8 @@ _INCREMENTAL = 2
 _NO_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT)
 
 
-class SqliteDatabase:
-    """One file of one gateway. See `Database`."""
+class SqliteDatabase(Database):
+    """One file of one gateway."""
 
     shared = False
     errors: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -154,6 +155,3 @@ class SqliteDatabase:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             connection.close()
-
-    def statement(self, migration: str) -> str | None:
-        return migration

@@ -13,6 +13,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Store:
         self._failed = 0
         self.crash_log = CrashLog(path.parent)
         self.disk.on_available = self.crash_log.schedule_credit
-        self.stored_events = StoredEventCache(self)
+        self.stored_events = StoredEventCache(self.read)
         # Gets the CPU seconds of each commit, by owner.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
@@ -198,18 +199,20 @@ class Store:
         began = time.thread_time()
         outcomes = self._outcomes(batch)
         seconds = _divide(batch, time.thread_time() - began)
-        futures = [queued.future for queued in batch]
         self._writes += len(batch)
-        self._loop.call_soon_threadsafe(self._resolve, futures, outcomes, seconds)
+        self._loop.call_soon_threadsafe(self._resolve, batch, outcomes, seconds)
 
     def _resolve(
-        self,
-        futures: list["asyncio.Future[Any]"],
-        outcomes: list[Any],
-        seconds: Mapping[int | str, float],
+        self, batch: list[_Queued], outcomes: list[Any], seconds: Mapping[int | str, float]
     ) -> None:
         self.on_committed(seconds)
-        _resolve(futures, outcomes)
+        for queued, outcome in zip(batch, outcomes, strict=True):
+            if queued.future.done():
+                continue
+            if isinstance(outcome, _Failed):
+                queued.future.set_exception(outcome.error)
+            else:
+                queued.future.set_result(outcome)
 
     def _outcomes(self, operations: list[_Queued]) -> list[Any]:
         away: AwayError | None = None
@@ -257,30 +260,15 @@ class _Failed:
 
 def _divide(batch: list[_Queued], seconds: float) -> Mapping[int | str, float]:
     """Return the share of each owner in a commit's CPU seconds."""
-    total, shares = sum(queued.seconds for queued in batch), dict[int | str, float]()
+    total, shares = sum(queued.seconds for queued in batch), defaultdict[int | str, float](float)
     for queued in batch:
         if queued.owner is not None and total:
-            before = shares.get(queued.owner, 0.0)
-            shares[queued.owner] = before + seconds * queued.seconds / total
+            shares[queued.owner] += seconds * queued.seconds / total
     return shares
 
 
-def _resolve(futures: list["asyncio.Future[Any]"], outcomes: list[Any]) -> None:
-    for future, outcome in zip(futures, outcomes, strict=True):
-        if future.done():
-            continue
-        if isinstance(outcome, _Failed):
-            future.set_exception(outcome.error)
-        else:
-            future.set_result(outcome)
-
-
 def open_database(path: Path, url: str) -> Database:
-    """Return the database of a store.
-
-    Raises:
-        StoreError: the URL is not of a supported database.
-    """
+    """Return the database of a store; StoreError: the URL is of no supported one."""
     if not url:
         return SqliteDatabase(path)
     if not url.startswith(("postgresql://", "postgres://")):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Generic, TypeVar
 
 from symphony_runtime.gateway.storage.database import Connection, StorageError
@@ -69,9 +70,8 @@ class WriteBehind(ABC, Generic[Batch]):
         batch = self.take_batch()
         if batch is None:
             return
-        taken: Batch = batch
         try:
-            await self.store.write(lambda connection: self.insert_batch(connection, taken))
+            await self.store.write(partial(self.insert_batch, batch=batch))
         except self.store.errors as error:  # not of a cancel: that write is under way
             self.restore_batch(batch)
             self.schedule_write()

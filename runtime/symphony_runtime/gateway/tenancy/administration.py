@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import Any
 
 from aiohttp import web
 from symphony_kernel.protocol.errno import SyscallError
@@ -21,9 +21,8 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import not_found
-from symphony_runtime.gateway.links.kernel_limits import KernelLimits
-from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
-from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.audit import Audit, AuditedRequest
@@ -43,19 +42,6 @@ SUSPENDED = "the tenant was suspended"
 WORDS = web.RequestKey("words", str)  # the audit log's text for a request
 
 
-class LiveRuns(Protocol):
-    """The live runs (`runs.service`)."""
-
-    kernel: KernelLink
-    kernel_limits: KernelLimits
-
-    def live_by_tenant(self) -> dict[str, int]: ...
-
-    def runs_of(self, tenant: str) -> list[Run]: ...
-
-    def kill(self, run: Run, reason: str) -> None: ...
-
-
 class Administration:
     """What operators see and change."""
 
@@ -70,7 +56,7 @@ class Administration:
         self.ledger = RunUsage(store, now_ms)
         self.audit = Audit(store, now_ms)
         self._store = store
-        self._runs: LiveRuns | None = None
+        self.runs: Runs  # set once, before anything else
         self._tasks: list[asyncio.Task[None]] = []
         self._kernel_updates: set[asyncio.Task[None]] = set()
 
@@ -78,15 +64,6 @@ class Administration:
     async def open(cls, store: Store, keys: Authentication, behind_proxy: bool) -> "Administration":
         tenants = Tenants(store, await store.read(read_tenants), now_ms)
         return cls(store, keys, tenants, Connections(bounded_addresses=not behind_proxy))
-
-    def attach(self, runs: LiveRuns) -> None:
-        """Set the runs; once, before anything else."""
-        self._runs = runs
-
-    @property
-    def runs(self) -> LiveRuns:
-        assert self._runs is not None
-        return self._runs
 
     def start(self) -> None:
         for work in (self.ring.run(), self.ledger.run(), self.audit.run()):
@@ -114,7 +91,7 @@ class Administration:
     async def apply_change(self, tenant: Tenant, change: Change) -> None:
         self._update_suspended()
         if change.weighs:
-            await self._send_weight(self.runs.kernel, tenant.id, tenant.weight)
+            await self._send_weight(tenant.id, tenant.weight)
         if change.quotas:
             await self._send_limits([tenant.id])
         if tenant.suspended_ms is not None:
@@ -131,7 +108,7 @@ class Administration:
         now = self.tenants.weights()
         for tenant in weights.keys() | now.keys():
             if weights.get(tenant) != now.get(tenant):
-                await self._send_weight(self.runs.kernel, tenant, now.get(tenant))
+                await self._send_weight(tenant, now.get(tenant))
         await self._send_limits(self.runs.live_by_tenant())
         await asyncio.gather(*map(self.expel, self.keys.suspended - suspended))
 
@@ -146,9 +123,8 @@ class Administration:
                 raise not_empty(["live runs"])
             await self.tenants.delete(tenant)
             self.ring.forget_keys(key.id for key in self.keys.keys_of(tenant))
-        await self._send_weight(
-            self.runs.kernel, tenant, None
-        )  # the next tenant may have this name
+        # The next tenant may have this name.
+        await self._send_weight(tenant, None)
 
     @contextlib.contextmanager
     def refuse_tenant(self, tenant: str) -> Iterator[None]:
@@ -178,34 +154,33 @@ class Administration:
             await asyncio.wait([run.known for run in live], timeout=_END_SECONDS_MAX)
         self.connections.cut_tenant(tenant)
 
-    def send_weights(self, kernel: KernelLink) -> None:
+    def send_weights(self) -> None:
         """Send all weights and limits to a kernel that is linked anew."""
-        telling = asyncio.create_task(self._send_weights(kernel))
+        telling = asyncio.create_task(self._send_weights())
         self._kernel_updates.add(telling)
         telling.add_done_callback(self._kernel_updates.discard)
 
-    async def _send_weights(self, kernel: KernelLink) -> None:
+    async def _send_weights(self) -> None:
         for tenant, weight in self.tenants.weights().items():
-            await self._send_weight(kernel, tenant, weight)
+            await self._send_weight(tenant, weight)
         await self._send_limits(self.runs.live_by_tenant())
 
     async def _send_limits(self, tenants: Iterable[str]) -> None:
         """Send tenants' limits to the kernel; it gets those of others before a first run."""
         for tenant in tenants:
-            try:
-                await self.runs.kernel_limits.send_limits(tenant)
-            except KernelAwayError:
-                _log.info("the kernel is away: it gets the limits when it is linked")
-            except SyscallError as error:
-                _log.error("the kernel refuses the limits of %s: %s", tenant, error)
+            await self._tell(f"the limits of {tenant}", self.runs.kernel_limits.send_limits(tenant))
 
-    async def _send_weight(self, kernel: KernelLink, tenant: str, weight: float | None) -> None:
+    async def _send_weight(self, tenant: str, weight: float | None) -> None:
+        asking = self.runs.kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+        await self._tell(f"the weight {weight} of {tenant}", asking)
+
+    async def _tell(self, what: str, asking: Awaitable[Any]) -> None:
         try:
-            await kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+            await asking
         except KernelAwayError:
-            _log.info("the kernel is away: it gets the weights when it is linked")
+            _log.info("the kernel is away: it gets %s when it is linked", what)
         except SyscallError as error:
-            _log.error("the kernel refuses the weight %s of %s: %s", weight, tenant, error)
+            _log.error("the kernel refuses %s: %s", what, error)
 
     # -- Audit ---------------------------------------------------------------------------------
     def record_request(
@@ -235,9 +210,8 @@ class ActiveRequests:
 
     def __init__(self) -> None:
         self._tenants: Counter[str | None] = Counter()  # None: of operators
-        self._waiting: dict[
-            str | None, asyncio.Event
-        ] = {}  # set at the end of a tenant's last request
+        # Set at the end of a tenant's last request.
+        self._waiting: dict[str | None, asyncio.Event] = {}
 
     @contextlib.contextmanager
     def count_request(self, tenant: str | None) -> Iterator[None]:

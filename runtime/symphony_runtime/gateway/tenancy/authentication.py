@@ -12,7 +12,6 @@ secret has 256 random bits, so a plain SHA-256 is as good as a slow hash. Keys a
 
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +23,7 @@ from symphony_runtime.config.transport import is_loopback
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.changes import note_change
+from symphony_runtime.gateway.storage.data_directory import write_durably
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
@@ -160,12 +160,8 @@ def _unauthorized(authorization: str | None, wanted: str) -> Problem:
         words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
     else:
         words = f"this route needs the header `Authorization: Bearer <key>` with {wanted}"
-    return Problem(
-        401,
-        "unauthorized",
-        words,
-        headers={"WWW-Authenticate": 'Bearer realm="symphony"'},
-    )
+    challenge = {"WWW-Authenticate": 'Bearer realm="symphony"'}
+    return Problem(401, "unauthorized", words, headers=challenge)
 
 
 async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication, str | None]:
@@ -226,7 +222,7 @@ def insert_key(connection: Connection, key: Key) -> None:
 
 async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
     text, key = new_key(tenant, Role.TENANT if tenant else Role.ADMIN, FIRST_START, None)
-    _write_private(path, text + "\n")
+    write_durably(path, f"{text}\n".encode())
 
     def insert(connection: Connection) -> None:
         if tenant is not None:
@@ -236,15 +232,6 @@ async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
 
     await store.write(insert)
     return text
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _id_of(key: str) -> str:

@@ -13,15 +13,13 @@ log: neither holds anything that its programs or users said.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from symphony_runtime.gateway.cluster.members import Members
-from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import Problem, unavailable
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import Programs
@@ -41,100 +39,28 @@ _LOOK_SECONDS = 0.1  # between looks at what has to end
 _RETRY_SECONDS = 1.0  # after a failure to forget a tenant
 
 
-class RequestKeys(Protocol):
-    """Keys of requests (`http.idempotency.Idempotency`)."""
-
-    async def forget_tenant(self, tenant: str) -> None:
-        """Delete all keys of a tenant that makes no requests."""
-
-
-class Services(Protocol):
-    """Everything that holds something of a tenant (`http.context.Services`)."""
-
-    @property
-    def administration(self) -> Administration: ...
-
-    @property
-    def channels(self) -> Channels: ...
-
-    @property
-    def connections(self) -> Connections: ...
-
-    @property
-    def deletion(self) -> "TenantDeletion": ...
-
-    @property
-    def idempotency(self) -> RequestKeys: ...
-
-    @property
-    def programs(self) -> Programs: ...
-
-    @property
-    def retention(self) -> Retention: ...
-
-    @property
-    def runs(self) -> Runs: ...
-
-    @property
-    def store(self) -> Store: ...
-
-
-async def delete_tenant(services: Services, tenant: str, *, everything: bool) -> None:
-    """Delete a tenant: with all it has (`everything`), or only if it has nothing.
-
-    Raises:
-        Problem: 404; 409, it has something; 503, its requests or runs have not ended, or the kernel
-            is away: ask again.
-    """
-    administration = services.administration
-    administration.tenants.get(tenant)
-    if everything:
-        change = Change(suspended=True)
-        suspended = await administration.tenants.change(tenant, change)
-        await administration.apply_change(suspended, change)
-        await _wait_for_others(services, tenant)
-        await forget_here(services, tenant)
-    await _check_empty(services, tenant)  # before any request is cut
-    with administration.refuse_tenant(tenant):
-        await _end_requests(services, tenant)
-        await _check_empty(services, tenant)
-        await services.idempotency.forget_tenant(
-            tenant
-        )  # in steps; the tenant's row takes the rest
-        await administration.delete_tenant(tenant)
-    await services.deletion.forget_now(services, tenant)
-
-
-async def forget_here(services: Services, tenant: str, *, rows: bool = True) -> None:
-    """Delete all that this gateway has of a tenant whose keys are refused.
-
-    Without `rows` only what is not in the database: a new tenant has the name already.
-
-    Raises:
-        Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
-    """
-    await services.administration.expel(tenant)
-    await _end_requests(services, tenant)
-    if services.runs.runs_of(tenant):
-        raise unavailable("a run of the tenant has not ended yet: ask again")
-    await _forget_kv(services, tenant)
-    await services.programs.forget_tenant(tenant, rows=rows)
-    unload(services.runs, tenant, f"{tenant}/")
-    services.channels.forget_tenant(tenant)
-    if rows:
-        await services.retention.forget_tenant(tenant)
-        await services.idempotency.forget_tenant(tenant)
-        secrets = partial(delete_some, tenant=tenant, table="secrets", key="name", large=_SECRET)
-        await delete_in_steps(services.store, secrets)
-    await services.store.scrub()
-
-
 class TenantDeletion:
-    """Makes this gateway forget deleted tenants; `run` until it is cancelled."""
+    """Deletes tenants, and forgets deleted ones; `run` until it is cancelled."""
 
-    def __init__(self, members: Members, administration: Administration) -> None:
+    def __init__(
+        self,
+        store: Store,
+        members: Members,
+        administration: Administration,
+        programs: Programs,
+        channels: Channels,
+        retention: Retention,
+        forget_keys: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`forget_keys` deletes the keys of requests of a tenant that makes none."""
         self.members = members
+        self._store = store
         self._administration = administration
+        self._runs = administration.runs
+        self._programs = programs
+        self._channels = channels
+        self._retention = retention
+        self._forget_keys = forget_keys
         self._pending: set[str] = set()
         self._failures: dict[str, str] = {}  # the last logged failure of each
         self._wake = asyncio.Event()
@@ -144,27 +70,69 @@ class TenantDeletion:
         await self.members.record_alive()
         self._set_pending(await self.members.pending_tenants())
 
-    async def run(self, services: Services) -> None:
+    async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             for tenant in sorted(self._pending):
-                await self._forget(services, tenant)
+                await self._forget(tenant)
             if self._pending:
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._wake.set()
 
-    async def forget_now(self, services: Services, tenant: str) -> None:
-        """Forget a tenant that was just deleted; after a failure `run` does it later."""
-        await self._forget(services, tenant)
+    async def delete_tenant(self, tenant: str, *, everything: bool) -> None:
+        """Delete a tenant: with all it has (`everything`), or only if it has nothing.
+
+        Raises:
+            Problem: 404; 409, it has something; 503, its requests or runs have not ended, or the
+                kernel is away: ask again.
+        """
+        administration = self._administration
+        administration.tenants.get(tenant)
+        if everything:
+            change = Change(suspended=True)
+            suspended = await administration.tenants.change(tenant, change)
+            await administration.apply_change(suspended, change)
+            await self._wait_for_others(tenant)
+            await self._forget_here(tenant)
+        await self._check_empty(tenant)  # before any request is cut
+        with administration.refuse_tenant(tenant):
+            await self._end_requests(tenant)
+            await self._check_empty(tenant)
+            await self._forget_keys(tenant)  # in steps; the tenant's row takes the rest
+            await administration.delete_tenant(tenant)
+        await self._forget(tenant)  # after a failure `run` does it later
         await self.reload()
 
-    async def _forget(self, services: Services, tenant: str) -> None:
-        failures: tuple[type[Exception], ...] = (Problem, OSError, *services.store.errors)
+    async def _forget_here(self, tenant: str, *, rows: bool = True) -> None:
+        """Delete all that this gateway has of a tenant whose keys are refused.
+
+        Without `rows` only what is not in the database: a new tenant has the name already.
+
+        Raises:
+            Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
+        """
+        await self._administration.expel(tenant)
+        await self._end_requests(tenant)
+        if self._runs.runs_of(tenant):
+            raise unavailable("a run of the tenant has not ended yet: ask again")
+        await self._forget_kv(tenant)
+        await self._programs.forget_tenant(tenant, rows=rows)
+        unload(self._runs, tenant, f"{tenant}/")
+        self._channels.forget_tenant(tenant)
+        if rows:
+            await self._retention.forget_tenant(tenant)
+            await self._forget_keys(tenant)
+            step = partial(delete_some, tenant=tenant, table="secrets", key="name", large=_SECRET)
+            await delete_in_steps(self._store, step)
+        await self._store.scrub()
+
+    async def _forget(self, tenant: str) -> None:
+        failures: tuple[type[Exception], ...] = (Problem, OSError, *self._store.errors)
         try:
             sql = "SELECT 1 FROM tenants WHERE id = ?"
-            another = await services.store.read(lambda c: c.execute(sql, (tenant,)).fetchone())
-            await forget_here(services, tenant, rows=another is None)
+            another = await self._store.read(lambda c: c.execute(sql, (tenant,)).fetchone())
+            await self._forget_here(tenant, rows=another is None)
             await self.members.record_forgotten(tenant)
         except failures as error:
             if self._failures.get(tenant) != str(error):
@@ -180,6 +148,64 @@ class TenantDeletion:
         if self._pending:
             self._wake.set()
 
+    # -- Steps ---------------------------------------------------------------------------------
+    async def _check_empty(self, tenant: str) -> None:
+        """Check that a tenant has nothing; Problem 409 with what it has, 503."""
+        left = ["live runs"] if self._runs.live(tenant) else []
+        try:
+            if await self._runs.kernel.ask("kv_list", tenant=tenant, limit=1):
+                left.append("KV files")
+        except KernelAwayError as error:
+            raise unavailable(str(error)) from error
+        left += await self._administration.tenants.left_of(tenant)
+        if left:
+            raise not_empty(left)
+
+    async def _end_requests(self, tenant: str) -> None:
+        """Cut a tenant's connections and wait for the end of its requests: Problem 503."""
+        self._administration.connections.cut_tenant(tenant)
+        self._programs.cancel_compilations(tenant)
+        if not await self._administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
+            raise unavailable("a request of the tenant has not ended yet: ask again")
+
+    async def _wait_for_others(self, tenant: str) -> None:
+        """Wait until other gateways have ended the tenant's runs: Problem 503."""
+        sql = "SELECT 1 FROM runs WHERE tenant = ? AND status IN ('queued', 'running') LIMIT 1"
+        try:
+            async with asyncio.timeout(_END_SECONDS_MAX):
+                while await self._store.read(  # noqa: ASYNC110 - of other processes
+                    lambda c: c.execute(sql, (tenant,)).fetchone()
+                ):
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            detail = "a run of the tenant has not ended yet, here or at another gateway: ask again"
+            raise unavailable(detail) from None
+
+    async def _forget_kv(self, tenant: str) -> None:
+        kernel = self._runs.kernel
+        try:
+            while not await self._remove_names(tenant):  # noqa: ASYNC110 - of the kernel
+                await asyncio.sleep(_LOOK_SECONDS)
+            await kernel.ask("forget_prefixes", tenant=tenant)
+        except KernelAwayError as error:
+            raise self._runs.admission.unavailable("kernel", str(error)) from error
+        except SyscallError as error:
+            raise unavailable(f"KV files are left: {error}") from error
+
+    async def _remove_names(self, tenant: str) -> bool:
+        """Remove the tenant's names; return whether there were none and none can come."""
+        kernel = self._runs.kernel
+        # First: a save that a run or request started gets its name after they have ended.
+        changes = await kernel.ask("kv_changes", tenant=tenant)
+        names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
+        for name in names:
+            try:
+                await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
+            except SyscallError as error:
+                if error.errno is not Errno.ENOENT:  # it has expired
+                    raise
+        return not changes and not names
+
 
 def unload(runs: Runs, tenant: str, prefix: str) -> None:
     """Make workers unload the tenant's unused programs whose names have a prefix."""
@@ -188,66 +214,3 @@ def unload(runs: Runs, tenant: str, prefix: str) -> None:
     for worker in runs.workers.workers.values():
         for module in worker.modules.forget_prefix(prefix, in_use):
             worker.send(m.Unload(module))
-
-
-# --- Steps ---------------------------------------------------------------------------------------
-async def _check_empty(services: Services, tenant: str) -> None:
-    """Check that a tenant has nothing; Problem 409 with what it has, 503."""
-    left = ["live runs"] if services.runs.live(tenant) else []
-    try:
-        if await services.runs.kernel.ask("kv_list", tenant=tenant, limit=1):
-            left.append("KV files")
-    except KernelAwayError as error:
-        raise unavailable(str(error)) from error
-    left += await services.administration.tenants.left_of(tenant)
-    if left:
-        raise not_empty(left)
-
-
-async def _end_requests(services: Services, tenant: str) -> None:
-    """Cut a tenant's connections and wait for the end of its requests: Problem 503."""
-    services.connections.cut_tenant(tenant)
-    services.programs.cancel_compilations(tenant)
-    if not await services.administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
-        raise unavailable("a request of the tenant has not ended yet: ask again")
-
-
-async def _wait_for_others(services: Services, tenant: str) -> None:
-    """Wait until other gateways have ended the tenant's runs: Problem 503."""
-    sql = "SELECT 1 FROM runs WHERE tenant = ? AND status IN ('queued', 'running') LIMIT 1"
-    try:
-        async with asyncio.timeout(_END_SECONDS_MAX):
-            while await services.store.read(  # noqa: ASYNC110 - of other processes
-                lambda c: c.execute(sql, (tenant,)).fetchone()
-            ):
-                await asyncio.sleep(_LOOK_SECONDS)
-    except TimeoutError:
-        detail = "a run of the tenant has not ended yet, here or at another gateway: ask again"
-        raise unavailable(detail) from None
-
-
-async def _forget_kv(services: Services, tenant: str) -> None:
-    kernel = services.runs.kernel
-    try:
-        while not await _remove_names(services, tenant):  # noqa: ASYNC110 - of the kernel
-            await asyncio.sleep(_LOOK_SECONDS)
-        await kernel.ask("forget_prefixes", tenant=tenant)
-    except KernelAwayError as error:
-        raise services.runs.admission.unavailable("kernel", str(error)) from error
-    except SyscallError as error:
-        raise Problem(503, "unavailable", f"KV files are left: {error}", retry_after=1) from error
-
-
-async def _remove_names(services: Services, tenant: str) -> bool:
-    """Remove the tenant's names; return whether there were none and none can come."""
-    kernel = services.runs.kernel
-    # First: a save that a run or request started gets its name after they have ended.
-    changes = await kernel.ask("kv_changes", tenant=tenant)
-    names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
-    for name in names:
-        try:
-            await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
-        except SyscallError as error:
-            if error.errno is not Errno.ENOENT:  # it has expired
-                raise
-    return not changes and not names

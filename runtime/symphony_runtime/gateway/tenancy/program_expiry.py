@@ -56,11 +56,11 @@ class ProgramExpiry:
         await self._programs.program_usage.flush()
         now = self._now_ms()
         before, deleted = now - (self._days + 1) * DAY_MS, 0
-        await self._store.write(lambda c: _set_missing_use(c, now))
+        missing = "UPDATE programs SET used_ms = ? WHERE used_ms IS NULL"
+        await self._store.write(lambda c: c.execute(missing, (now,)).rowcount)
         after = ("", "")
-        while found := await self._store.read(
-            partial(_unused_programs, before_ms=before, after=after)
-        ):
+        unused = partial(_unused_programs, before_ms=before)
+        while found := await self._store.read(partial(unused, after=after)):
             for tenant, program_id in found:
                 gone = await self._programs.delete_unused(tenant, program_id, before)
                 if gone is not None:
@@ -71,10 +71,6 @@ class ProgramExpiry:
         if deleted:
             _log.warning("deleted %d programs that were unused for %d days", deleted, self._days)
         return deleted
-
-
-def _set_missing_use(connection: Connection, now_ms: int) -> None:
-    connection.execute("UPDATE programs SET used_ms = ? WHERE used_ms IS NULL", (now_ms,))
 
 
 def _unused_programs(

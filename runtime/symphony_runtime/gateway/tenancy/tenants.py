@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from symphony_kernel.protocol.limit_table import LIMITS
@@ -44,15 +44,7 @@ class Tenant:
     quotas: Mapping[str, int] = field(default_factory=dict)  # those that are set, by QUOTAS' names
 
     def view(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "made_by": self.made_by,
-            "created_ms": self.created_ms,
-            "suspended": self.suspended_ms is not None,
-            "suspended_ms": self.suspended_ms,
-            "weight": self.weight,
-            "quotas": dict(self.quotas),
-        }
+        return {**asdict(self), "suspended": self.suspended_ms is not None}
 
 
 class Tenants:
@@ -227,11 +219,6 @@ def delete_tenant(connection: Connection, tenant: str, now_ms: int) -> list[str]
 
 
 def _left_of(connection: Connection, tenant: str) -> list[str]:
-    return [
-        words
-        for words, table in (("programs", "programs"), ("runs", "runs"))
-        if connection.execute(
-            f"SELECT 1 FROM {table} WHERE tenant = ? LIMIT 1",  # noqa: S608 - ours
-            (tenant,),
-        ).fetchone()
-    ]
+    any_of = "SELECT 1 FROM {} WHERE tenant = ? LIMIT 1"
+    tables = ("programs", "runs")
+    return [t for t in tables if connection.execute(any_of.format(t), (tenant,)).fetchone()]

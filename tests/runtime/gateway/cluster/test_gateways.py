@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -153,11 +154,11 @@ def test_a_file_without_a_name_is_refused_in_words(tmp_path: Path, content: byte
 
 
 def test_a_name_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path, _text: str) -> int:
+    def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(StoreError, match="No space left"):
             gateway_name(tmp_path)
     name = gateway_name(tmp_path)

@@ -1,9 +1,9 @@
 """Figures of kernels that come and go: asked for seldom, and never falling."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
-from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.metrics.kernel import AGE_SECONDS_MAX, KernelMetrics
 
 
@@ -44,7 +44,7 @@ class Kernel:
 
 async def test_many_scrapes_at_once_ask_once_a_second() -> None:
     kernel, now = Kernel(), [100.0]
-    figures = KernelMetrics(kernel, lambda: now[0])
+    figures = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.count(5)
     found = await asyncio.gather(*(figures.latest() for _ in range(10)))
     assert {each["preds"] for each in found} == {5}
@@ -59,7 +59,7 @@ async def test_many_scrapes_at_once_ask_once_a_second() -> None:
 
 async def test_counters_never_fall_and_a_kernel_that_is_away_holds_nothing() -> None:
     kernel, now = Kernel(), [100.0]
-    figures = KernelMetrics(kernel, lambda: now[0])
+    figures = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.pid = 0
     assert await figures.latest() == {}
     kernel.pid = 1
@@ -91,7 +91,7 @@ async def test_counters_never_fall_and_a_kernel_that_is_away_holds_nothing() -> 
 async def test_what_a_kernel_remembers_is_not_counted_twice() -> None:
     kernel, now = Kernel(), [100.0]
     kernel.remember()
-    figures = KernelMetrics(kernel, lambda: now[0])
+    figures = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.count(5)
     kernel.figures["calls"] = 50
     await figures.latest()
@@ -107,7 +107,7 @@ async def test_what_a_kernel_remembers_is_not_counted_twice() -> None:
 async def test_nobody_waits_for_a_kernel_that_is_away() -> None:
     kernel = Kernel()
     kernel.pid = 0
-    assert await KernelMetrics(kernel).latest() == {}
+    assert await KernelMetrics(cast(KernelLink, kernel)).latest() == {}
     assert kernel.asked == 0
 
 
@@ -116,7 +116,7 @@ async def test_limits_that_were_reached_are_summed_over_kernels_that_remember_an
 ):
     """They are no part of what a kernel comes back with, unlike what its tenants have used."""
     kernel, now = Kernel(), [100.0]
-    figures = KernelMetrics(kernel, lambda: now[0])
+    figures = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     for remembers in (False, True):
         if remembers:
             kernel.remember()

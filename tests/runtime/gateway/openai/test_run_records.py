@@ -2,7 +2,7 @@
 
 import asyncio
 
-from symphony_runtime.gateway.openai.run_records import Inbox
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 
 
 async def test_what_has_come_is_taken_at_once() -> None:

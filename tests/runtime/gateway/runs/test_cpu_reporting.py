@@ -11,6 +11,8 @@ from symphony_kernel.protocol import messages as m
 from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
+from symphony_runtime.gateway.runs.service import Runs as LiveRuns
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.store import Store
 
 T = TypeVar("T")
@@ -71,7 +73,8 @@ def spin(seconds: float) -> None:
 def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:
     runs, kernel = Runs(tenants), Kernel()
     store = cast(Store, SimpleNamespace(crash_log=SimpleNamespace()))
-    return CpuReporter(runs, cast(KernelLink, kernel), store), runs, kernel
+    live, requests = cast(LiveRuns, runs), cast(WorkerRequests, runs)
+    return CpuReporter(live, requests, cast(KernelLink, kernel), store), runs, kernel
 
 
 def test_while_one_tenant_has_runs_nothing_is_told() -> None:

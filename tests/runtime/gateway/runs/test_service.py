@@ -22,7 +22,7 @@ from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.links.links import LoadedModules
-from symphony_runtime.gateway.openai.run_records import Inbox
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 from symphony_runtime.gateway.runs.record import RunRequest
 from symphony_runtime.gateway.storage.database import Connection

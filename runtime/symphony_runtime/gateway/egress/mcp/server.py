@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -26,9 +25,9 @@ from mcp_types import (
     ListToolsRequest,
     ListToolsResult,
     PaginatedRequestParams,
+    Tool,
     ToolListChangedNotification,
 )
-from mcp_types import Tool as ListedTool
 from pydantic import ValidationError
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -53,15 +52,6 @@ _CLOSE_SECONDS = 4 * TOOL_STOP_SECONDS_MAX
 _REASON_MAX = 500  # characters
 _PAGES_MAX = SERVER_TOOLS_MAX  # of one listing
 _HELD_SECONDS = 1.0  # for which a cancelled call keeps its slot
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A server's tool; `schema` is the JSON schema of its arguments."""
-
-    name: str
-    description: str
-    schema: dict[str, Any]
 
 
 class ToolServer:
@@ -248,7 +238,7 @@ class ToolServer:
 
 async def _list_tools(session: ClientSession) -> dict[str, Tool]:
     """Return a server's tools, page by page, up to the bounds on number and size."""
-    found: dict[str, ListedTool] = {}
+    found: dict[str, Tool] = {}
     cursor, to_read, budget = None, TOOL_MESSAGE_BYTES_MAX, TOOLS_BYTES_MAX
     for _ in range(_PAGES_MAX):
         request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
@@ -261,10 +251,10 @@ async def _list_tools(session: ClientSession) -> dict[str, Tool]:
     # The library keeps this list for the headers of calls: give it only the accepted tools.
     listed = ListToolsResult(tools=list(found.values()))
     kept = session._absorb_tool_listing(listed, complete=True).tools  # noqa: SLF001 - as `Client`
-    return {tool.name: Tool(tool.name, tool.description or "", tool.input_schema) for tool in kept}
+    return {tool.name: tool for tool in kept}
 
 
-def _add_tools(page: ListToolsResult, found: dict[str, ListedTool], budget: int) -> int:
+def _add_tools(page: ListToolsResult, found: dict[str, Tool], budget: int) -> int:
     """Add a page's tools to `found`; return the bytes left, -1 when it is full."""
     for tool in page.tools:
         if len(tool.name.encode()) > TOOL_NAME_BYTES_MAX or not tool.name.isprintable():

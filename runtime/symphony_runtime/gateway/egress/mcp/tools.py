@@ -13,13 +13,14 @@ from mcp_types import (
     ResourceLink,
     TextContent,
     TextResourceContents,
+    Tool,
 )
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
 
 from symphony_runtime.abi.egress_requests import ToolRequest
 from symphony_runtime.config.egress import ToolServerOptions
-from symphony_runtime.gateway.egress.mcp.server import Tool, ToolServer
+from symphony_runtime.gateway.egress.mcp.server import ToolServer
 from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
 _HEADER_BYTES = 5  # of a msgpack list
@@ -85,7 +86,7 @@ class McpTools:
 def _listed(server: ToolServer, tool: Tool) -> bytes:
     """Return a tool's list item; b"" if msgpack cannot encode numbers of its schema."""
     name = f"{server.options.name}.{tool.name}"
-    item = {"name": name, "description": tool.description, "schema": tool.schema}
+    item = {"name": name, "description": tool.description or "", "schema": tool.input_schema}
     try:
         packed: bytes = msgpack.packb(item)
     except (OverflowError, ValueError):

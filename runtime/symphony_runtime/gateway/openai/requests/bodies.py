@@ -17,12 +17,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.validation import (
-    FieldError,
-    StrictModel,
-    check_model,
-    fields_at_most,
-)
+from symphony_runtime.validation import FieldError, StrictModel, check_model, fields_at_most
 
 # Taken without effect: they change nothing in an answer of this server.
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -146,11 +141,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
-    """Return a body for the model.
-
-    Raises:
-        OpenAIError: 400, a field is unknown, not supported or wrong.
-    """
+    """Return a body for the model; OpenAIError 400."""
     given, fields = {}, kind.model_fields
     for name, value in body.items():
         if value is None:
@@ -167,15 +158,6 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
             raise refused(f"`{name}` is not supported, or not with this value", name,
                           "unsupported_parameter")  # fmt: skip
     return _checked(kind, given)
-
-
-def read_program_body(body: dict[str, Any]) -> Body:
-    """Return what the gateway reads of a body for a tenant's own program.
-
-    Raises:
-        OpenAIError: 400, such a field is wrong.
-    """
-    return read_body(Body, {name: body[name] for name in Body.model_fields if name in body})
 
 
 def _checked(kind: type[AnyBody], given: dict[str, Any]) -> AnyBody:

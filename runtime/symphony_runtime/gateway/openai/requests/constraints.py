@@ -5,10 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from symphony_kernel.protocol.limits import (
-    CONSTRAINT_BYTES_MAX,
-    OPENAI_COMPILES_WAIT_MS_MAX,
-)
+from symphony_kernel.protocol.limits import CONSTRAINT_BYTES_MAX, OPENAI_COMPILES_WAIT_MS_MAX
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.requests.bodies import GenerationBody

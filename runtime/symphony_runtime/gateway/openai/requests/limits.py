@@ -91,21 +91,13 @@ class RequestLimits:
         return min((self.instance_max(limit), limit) for limit in _BRANCHES)
 
     def check_field(self, field: str, value: int | None, limit: str, most: int) -> None:
-        """Check a number against the maximum that a limit of the tenant allows.
-
-        Raises:
-            OpenAIError: 400.
-        """
+        """Check a number against the maximum of a tenant's limit; OpenAIError 400."""
         if value is not None and value > most:
             shown = f"; it is {value}" if value < 1 << 64 else ""
             raise refused(f"`{field}` must be at most {most} ({named(limit)}){shown}", field)
 
     def check_answers(self, prompts: int, answers: int, logprobs: int | None) -> None:
-        """Check that the limits allow this many answers to each of this many prompts.
-
-        Raises:
-            OpenAIError: 400.
-        """
+        """Check that the limits allow so many answers to each prompt; OpenAIError 400."""
         branches = prompts * (answers + (answers > 1))
         most, limit = self.answers_max()
         asked = f"{_count(prompts, 'prompt')} with {_count(answers, 'answer')} each"

@@ -20,7 +20,6 @@ from symphony_runtime.gateway.openai.requests.bodies import (
     GenerationBody,
     ResponseBody,
     read_body,
-    read_program_body,
 )
 from symphony_runtime.gateway.openai.requests.constraints import read_constraint
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
@@ -37,11 +36,7 @@ class ParsedRequest:
 
 
 def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
-    """Return the job of a `/v1/completions` body.
-
-    Raises:
-        OpenAIError: 400.
-    """
+    """Return the job of a `/v1/completions` body; OpenAIError 400."""
     request = read_body(CompletionBody, body)
     prompts = _prompts(request.prompt, model)
     job = _common(request, "max_completion_tokens", model, limits)
@@ -70,11 +65,7 @@ def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) 
 
 
 def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
-    """Return the job of a `/v1/chat/completions` body.
-
-    Raises:
-        OpenAIError: 400.
-    """
+    """Return the job of a `/v1/chat/completions` body; OpenAIError 400."""
     request = read_body(ChatBody, body)
     messages = read_messages(request.messages, "messages")
     job = _common(request, "max_completion_tokens", model, limits)
@@ -89,11 +80,7 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
 
 
 def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
-    """Return the job of a `/v1/responses` body.
-
-    Raises:
-        OpenAIError: 400.
-    """
+    """Return the job of a `/v1/responses` body; OpenAIError 400."""
     request = read_body(ResponseBody, body)
     _check_echoed(request)
     asked = request.input
@@ -124,7 +111,7 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
     Raises:
         OpenAIError: 400, it wants more than one answer, or its stream options are wrong.
     """
-    request = read_program_body(body)
+    request = read_body(Body, {name: body[name] for name in Body.model_fields if name in body})
     if request.n != 1:
         raise refused(f"a program gives one answer: `n` must be 1; it is {request.n}", "n")
     return ParsedRequest(raw, 1, request.stream, _include_usage(request))
@@ -141,22 +128,14 @@ def _check_echoed(request: ResponseBody) -> None:
 
 
 def read_messages(value: Any, param: str) -> list[dict[str, str]]:
-    """Return a conversation for the chat template, each message with its text.
-
-    Raises:
-        OpenAIError: 400.
-    """
+    """Return a conversation for the chat template; OpenAIError 400."""
     if not isinstance(value, list) or not value:
         raise refused(f"`{param}` must be a list of messages, one at least", param)
     return [_message(item, f"{param}[{i}]") for i, item in enumerate(value)]
 
 
 def pack(value: Any) -> bytes:
-    """Return a job, or messages, as the program reads them.
-
-    Raises:
-        OpenAIError: 400, a text in it is not Unicode.
-    """
+    """Return a job, or messages, for the program; OpenAIError 400: not Unicode."""
     try:
         packed: bytes = msgpack.packb(value)
     except UnicodeEncodeError as error:
@@ -291,11 +270,7 @@ def _token_id(key: str, model: Model) -> int:
 
 
 def model_of(body: Any) -> str:
-    """Return the model that a body names.
-
-    Raises:
-        OpenAIError: 400.
-    """
+    """Return the model that a body names; OpenAIError 400."""
     if not isinstance(body, dict):
         raise refused("the body must be a JSON object")
     model = body.get("model")

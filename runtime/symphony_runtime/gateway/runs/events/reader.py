@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.limits import REPLAY_BYTES_MAX, TENANT_REPLAY_BYTES_MAX
@@ -20,7 +20,6 @@ from symphony_kernel.protocol.limits import REPLAY_BYTES_MAX, TENANT_REPLAY_BYTE
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.storage.database import Connection
 
-T = TypeVar("T")
 PART_BYTES = 3 * 2_048  # that a reader gets at once; a multiple of 3: base64 has no padding within
 LOG_CHARACTERS = PART_BYTES // 6  # of one log event: JSON may need six bytes for each
 _EVENT_BYTES = 64  # overhead of an event
@@ -73,7 +72,7 @@ class Event:
         )
 
 
-_NONE: OrderedDict[tuple[int, int], list[Event]] = OrderedDict()
+Read = Callable[[Callable[[Connection], list[Event]]], Awaitable[list[Event]]]
 Fetch = Callable[[int], Awaitable[list[Event]]]  # returns events after an id, or []
 
 
@@ -130,21 +129,15 @@ class Cursor:
             self._stored_events.remove_reader(self._tenant)
 
 
-class Reads(Protocol):
-    """The store's read side."""
-
-    async def read(self, operation: Callable[[Connection], T]) -> T:
-        """Run an operation that only reads committed data."""
-
-
 class StoredEventCache:
     """Copies of stored events while a tenant has open readers.
 
     Belongs to the event loop.
     """
 
-    def __init__(self, store: Reads) -> None:
-        self._store = store
+    def __init__(self, read: Read) -> None:
+        """`read` runs an operation that only reads committed data."""
+        self._read = read
         self._readers: Counter[str] = Counter()
         self._rows: dict[str, OrderedDict[tuple[int, int], list[Event]]] = {}  # by (run, first id)
         self._bytes: Counter[str] = Counter()
@@ -186,7 +179,7 @@ class StoredEventCache:
         return up_to_part(row, after + 1 - row[0].id)
 
     def _find(self, tenant: str, run: int, wanted: int) -> list[Event] | None:
-        for key, row in self._rows.get(tenant, _NONE).items():
+        for key, row in self._rows.get(tenant, {}).items():
             if key[0] == run and key[1] <= wanted <= row[-1].id:
                 return row
         return None
@@ -202,7 +195,7 @@ class StoredEventCache:
             ).fetchone()
             return unpack_events(found["first"], found["body"]) if found else []
 
-        row = await self._store.read(select)
+        row = await self._read(select)
         if row and tenant in self._readers:
             self._keep(tenant, (run, row[0].id), row)
         return row

@@ -32,11 +32,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
 
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
 from symphony_runtime.gateway.storage.crash_log import ENDED, CrashLog
 from symphony_runtime.gateway.storage.database import Connection
@@ -47,22 +48,6 @@ MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory are stored
 MEMORY_BYTES_MAX = 2 * MEMORY_BYTES_SPILL  # past this the program waits for the database
 _RETRY_SECONDS = 1.0  # before events that the database did not take are written again
 _ENDED_BYTES_KEPT = 32 << 10  # that stay in memory after the end, for connected readers
-
-
-class Reader(Protocol):
-    """A reader of a run. Close it: an open one that does not read holds up the run.
-
-    It holds a place in the stream, and none of the events that it returned.
-    """
-
-    async def next(self, seconds: float | None = None) -> list[Event] | None:
-        """Return the next events; [] when none came within `seconds`, None after the last.
-
-        They are about PART_BYTES, or a part of one message. A call confirms what the previous call
-        returned as taken.
-        """
-
-    def close(self) -> None: ...
 
 
 class EventStream:
@@ -267,16 +252,6 @@ class EventStream:
 _CREDIT_BYTES = SEND_WINDOW_BYTES // 4  # credit is given in batches: most runs end before the first
 
 
-class Listener(Protocol):
-    """The client of an ephemeral run."""
-
-    def message(self, data: bytes) -> None:
-        """Take a message that the program sent."""
-
-    def ended(self) -> None:
-        """Take the end of the run; nothing follows."""
-
-
 class EphemeralStream(EventStream):
     """Events of a run that is not stored: only its client gets the messages.
 
@@ -284,7 +259,7 @@ class EphemeralStream(EventStream):
     """
 
     def __init__(
-        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Listener
+        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Inbox
     ) -> None:
         super().__init__(store, run, on_credit)
         self._listener = listener
@@ -315,7 +290,11 @@ class EphemeralStream(EventStream):
 
 
 class LiveReader:
-    """A reader of a live run. `taken` counts the message bytes it confirmed."""
+    """A reader of a live run. `taken` counts the message bytes it confirmed.
+
+    It holds a place in the stream, and none of the events that it returned. Close it: an open one
+    that does not read holds up the run.
+    """
 
     def __init__(self, stream: EventStream, after: int, taken: int) -> None:
         self.taken = taken
@@ -324,6 +303,11 @@ class LiveReader:
         self._total = taken
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
+        """Return the next events; [] when none came within `seconds`, None after the last.
+
+        They are about PART_BYTES, or a part of one message. A call confirms what the previous call
+        returned as taken.
+        """
         if self.taken != self._total:
             self.taken = self._total
             self._stream.schedule_credit()
@@ -359,6 +343,9 @@ class StoredReader:
         self._cursor.close()
 
 
+Reader = LiveReader | StoredReader
+
+
 def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
     async def fetch(after: int) -> list[Event]:
         return await store.stored_events.events_after(tenant, run, after)
@@ -387,18 +374,12 @@ def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[i
 
 def last_event(connection: Connection, run: int) -> tuple[int, int]:
     """Return the id and the total of a run's last stored event, or (0, 0)."""
-    rows = _rows(connection, run, "ORDER BY first DESC LIMIT 1")
-    if not rows:
+    sql = "SELECT first, body FROM run_events WHERE run = ? ORDER BY first DESC LIMIT 1"
+    row = connection.execute(sql, (run,)).fetchone()
+    if row is None:
         return 0, 0
-    last = unpack_events(*rows[0])[-1]
+    last = unpack_events(row["first"], row["body"])[-1]
     return last.id, last.total
-
-
-def _rows(
-    connection: Connection, run: int, order: str = "ORDER BY first"
-) -> list[tuple[int, bytes]]:
-    sql = f"SELECT first, body FROM run_events WHERE run = ? {order}"  # noqa: S608 - ours
-    return [(row["first"], row["body"]) for row in connection.execute(sql, (run,))]
 
 
 def _pack(events: list[Event]) -> bytes:
