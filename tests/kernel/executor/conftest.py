@@ -1,11 +1,33 @@
 """One thread for torch: the machine is shared, and small tensors gain nothing from two."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from tests.support.executor.models import Checkpoint, ExecutorRig, load, make_checkpoint
 from tests.support.executor.native import native_library
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture
+def dtype() -> str:
+    """Give the type of `rig`'s numbers; tests that want others parametrize it."""
+    return "fp32"
+
+
+@pytest.fixture
+def rig(llama: Checkpoint, network: str, dtype: str) -> Iterator[ExecutorRig]:
+    rig = load(llama, dtype)
+    assert network in type(rig.executor.network).__name__.lower()
+    yield rig
+    rig.close()
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -1,77 +1,34 @@
-"""Rows with guides beside rows without: a mask is an `allow` that comes while the step computes."""
+"""Rows with matchers: a mask is an `allow` that is made while the step computes."""
 
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pytest
-from symphony_kernel.executor.base import Matcher, Row, UInt32
+from symphony_kernel.executor.base import Matcher, Row
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.models import (
     VOCAB,
+    Allows,
     ExecutorRig,
-    load,
-    make_checkpoint,
     make_row,
+    mask_of,
     random_tokens,
+    tokens_of,
 )
 
 SAMPLED = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.5, top_p=0.9, seed=3))
 ASKED = [PredOptions(), SAMPLED, PredOptions(get=Get.TOP, top=4), PredOptions(logprobs=3)]
 
 
-class Allows:
-    """A guide of one place, known beforehand; or one that fails."""
-
-    def __init__(self, allowed: list[int], error: BaseException | None = None) -> None:
-        self.allowed, self.error = allowed, error
-        self.ended = 0.0
-
-    def fill(
-        self,
-        start: int,
-        tokens: UInt32,
-        mask: UInt32,
-        began: float | None = None,
-        address: int | None = None,
-    ) -> SyscallError | None:
-        self.ended = time.thread_time()
-        if isinstance(self.error, SyscallError):
-            return self.error
-        if self.error is not None:
-            raise self.error
-        bits = np.zeros(32 * len(mask), np.uint8)
-        bits[self.allowed] = 1
-        mask[:] = np.packbits(bits, bitorder="little").view(np.uint32)
-        return None
-
-
-@pytest.fixture
-def rig(tmp_path: Path, network: str) -> Any:
-    found = load(make_checkpoint(tmp_path))
-    yield found
-    found.close()
-
-
-def allow(tokens: list[int]) -> bytes:
-    bits = np.zeros(8 * -(-VOCAB // 8), np.uint8)
-    bits[tokens] = 1
-    return np.packbits(bits, bitorder="little").tobytes()
-
-
 def rows(
-    rig: ExecutorRig, guided: Callable[[int], Matcher | None], options: list[PredOptions]
+    rig: ExecutorRig, matcher_of: Callable[[int], Matcher | None], options: list[PredOptions]
 ) -> list[Row]:
     made = []
     for number, each in enumerate(options):
         count = 1 if number % 3 else 5
         row = make_row(random_tokens(count, number), rig.table(count), 0, each, seed=number)
-        row.matcher = guided(number)
+        row.matcher = matcher_of(number)
         made.append(row)
     return made
 
@@ -80,13 +37,13 @@ def sets(number: int) -> list[int]:
     return list(range(number, VOCAB, number + 2))
 
 
-def test_a_mask_is_what_allow_would_be(rig: ExecutorRig) -> None:
+def test_mask_answers_as_allow_would(rig: ExecutorRig) -> None:
     options = [ASKED[number % len(ASKED)] for number in range(9)]
     every_third = [number for number in range(9) if number % 3 != 1]
     plain = [
         PredOptions(
             get=each.get, top=each.top, sampling=each.sampling, logprobs=each.logprobs,
-            allow=allow(sets(number)) if number in every_third else None,
+            allow=mask_of(sets(number)) if number in every_third else None,
         )
         for number, each in enumerate(options)
     ]  # fmt: skip
@@ -97,59 +54,39 @@ def test_a_mask_is_what_allow_would_be(rig: ExecutorRig) -> None:
     assert rig.run(rows(rig, lambda _: None, options)) != wanted, "a mask is its step's alone"
 
 
-def test_a_mask_counts_beside_allow_and_an_error_is_its_rows_alone(rig: ExecutorRig) -> None:
-    options = [PredOptions(allow=allow([4, 9])), PredOptions(), PredOptions(), PredOptions()]
+def test_mask_with_allow_permits_both_and_an_error_fails_its_row(rig: ExecutorRig) -> None:
+    options = [PredOptions(allow=mask_of([4, 9])), PredOptions(), PredOptions(), PredOptions()]
     matchers: list[Matcher | None] = [
         Allows([9, 11]), Allows([3], SyscallError(Errno.EFBIG, "too much")), None, Allows([]),
     ]  # fmt: skip
     found = rig.run(rows(rig, matchers.__getitem__, options))
-    assert isinstance(found[0], bytes)
-    assert int.from_bytes(found[0][:4], "little") == 9
-    assert [each.errno for each in found if isinstance(each, SyscallError)] == [
-        Errno.EFBIG,
-        Errno.EINVAL,
-    ]
+    assert tokens_of(found[:1]) == [9]
+    errnos = [each.errno for each in found if isinstance(each, SyscallError)]
+    assert errnos == [Errno.EFBIG, Errno.EINVAL]
     alone = rig.run(rows(rig, lambda _: None, options))
     assert found[2] == alone[2]
 
 
 class PanicError(BaseException):
-    """What a library that is not Python's raises."""
+    """What a library in another language raises."""
 
 
-def test_a_fault_of_a_guide_is_its_rows_alone(rig: ExecutorRig) -> None:
+def test_matcher_that_raises_fails_its_row_alone(rig: ExecutorRig) -> None:
     options = [PredOptions()] * 3
     matchers = [Allows([], ZeroDivisionError()), Allows([5]), Allows([], PanicError())]
     found = rig.run(rows(rig, matchers.__getitem__, options))
     assert [each.errno for each in found if isinstance(each, SyscallError)] == [Errno.EIO] * 2
-    assert isinstance(found[1], bytes)
-    assert found[1][:4] == bytes([5, 0, 0, 0])
-    found = rig.run(rows(rig, lambda _: Allows([5]), options))
-    assert [each[:4] for each in found if isinstance(each, bytes)] == [bytes([5, 0, 0, 0])] * 3
+    assert tokens_of(found[1:2]) == [5]
+    assert tokens_of(rig.run(rows(rig, lambda _: Allows([5]), options))) == [5] * 3
 
 
-class Slow(Allows):
-    """A guide that takes all the time that a step has."""
-
-    def fill(
-        self,
-        start: int,
-        tokens: UInt32,
-        mask: UInt32,
-        began: float | None = None,
-        address: int | None = None,
-    ) -> SyscallError | None:
-        until = time.thread_time() + 1.1 * MASKS_MS_MAX / 1000
-        while time.thread_time() < until:
-            pass
-        return super().fill(start, tokens, mask, began, address)
-
-
-def test_no_step_waits_for_a_second_slow_mask(rig: ExecutorRig) -> None:
+def test_masks_that_take_too_long_make_later_rows_try_again(rig: ExecutorRig) -> None:
     options = [PredOptions()] * 4
-    found = rig.run(rows(rig, lambda n: Slow([n + 1]) if n != 1 else None, options))
-    assert isinstance(found[0], bytes)
-    assert found[0][:4] == bytes([1, 0, 0, 0])
-    assert isinstance(found[1], bytes), "it has no guide"
+    seconds = 1.1 * MASKS_MS_MAX / 1000  # more than all masks of a step may take
+    found = rig.run(
+        rows(rig, lambda n: Allows([n + 1], seconds=seconds) if n != 1 else None, options)
+    )
+    assert tokens_of(found[:1]) == [1]
+    assert isinstance(found[1], bytes), "it has no matcher"
     later = [each.errno for each in found[2:] if isinstance(each, SyscallError)]
     assert later == [Errno.EAGAIN] * 2

@@ -1,4 +1,4 @@
-"""A device's thread: order, one hop back, and errors that reach whoever waits."""
+"""A device's thread: the order of works, how their ends are delivered, and errors."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ import pytest
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 
 
-async def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop() -> None:
+async def test_works_run_in_order_and_call_back_on_the_loop() -> None:
     thread = DeviceThread()
     seen: list[tuple[int, str, str]] = []
     ended = asyncio.Event()
@@ -29,7 +29,7 @@ async def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop
     assert seen == [(n, "executor", threading.current_thread().name) for n in range(10)]
 
 
-async def test_an_outcome_can_be_awaited_before_and_after_its_end() -> None:
+async def test_outcome_can_be_awaited_before_and_after_its_end() -> None:
     early: StepFuture[int] = StepFuture()
     asyncio.get_running_loop().call_soon(early.set_result, 1)
     late: StepFuture[int] = StepFuture()
@@ -37,22 +37,23 @@ async def test_an_outcome_can_be_awaited_before_and_after_its_end() -> None:
     assert [await early, await late] == [1, 2]
 
 
-async def test_what_goes_wrong_reaches_who_waits_and_the_thread_goes_on() -> None:
+async def test_work_or_beginning_that_raises_raises_in_its_caller_alone() -> None:
     thread = DeviceThread()
 
-    def fail() -> int:
+    def fail() -> bool:
         raise ValueError("no power")
 
-    with pytest.raises(ValueError, match="no power"):
-        await thread.start(fail)
-    assert await thread.start(lambda: 7) == 7
+    for work, begin in ((fail, None), (lambda: True, fail)):
+        with pytest.raises(ValueError, match="no power"):
+            await thread.start(work, begin)
+        assert await thread.start(lambda: 7) == 7
     with pytest.raises(ValueError, match="no power"):
         thread.call(fail)
     assert thread.call(lambda: 8) == 8
     thread.stop()
 
 
-async def test_who_waited_may_have_been_cancelled() -> None:
+async def test_outcome_whose_caller_was_cancelled_can_be_set() -> None:
     outcome: StepFuture[int] = StepFuture()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.001):
@@ -60,19 +61,19 @@ async def test_who_waited_may_have_been_cancelled() -> None:
     outcome.set_result(1)
 
 
-# -- Works that follow -------------------------------------------------------------------------
-async def test_what_follows_begins_without_the_loop_and_is_told_of_together() -> None:
+# -- Chained works -----------------------------------------------------------------------------
+async def test_chained_works_begin_without_the_loop_and_end_together() -> None:
     thread = DeviceThread(hold_seconds=60.0)
     gate = threading.Event()
     wakes: list[list[int]] = []
     ended = asyncio.Event()
-    heard: list[int] = []
+    delivered: list[int] = []
 
     def note(outcome: StepFuture[int]) -> None:
-        if not heard:
-            asyncio.get_running_loop().call_soon(lambda: wakes.append(list(heard)))
-            asyncio.get_running_loop().call_soon(heard.clear)
-        heard.append(outcome.value)
+        if not delivered:
+            asyncio.get_running_loop().call_soon(lambda: wakes.append(list(delivered)))
+            asyncio.get_running_loop().call_soon(delivered.clear)
+        delivered.append(outcome.value)
         if outcome.value == 4:
             asyncio.get_running_loop().call_soon(ended.set)
 
@@ -81,7 +82,7 @@ async def test_what_follows_begins_without_the_loop_and_is_told_of_together() ->
         return 0
 
     def later(number: int) -> int:
-        time.sleep(0.05 if number == 1 else 0.0)  # the loop hears of the first meanwhile
+        time.sleep(0.05 if number == 1 else 0.0)  # the first end is delivered meanwhile
         return number
 
     thread.start(first).then(note)
@@ -90,21 +91,21 @@ async def test_what_follows_begins_without_the_loop_and_is_told_of_together() ->
     gate.set()
     await ended.wait()
     thread.stop()
-    assert wakes == [[0], [1, 2, 3, 4]], "the first is told of at once"
+    assert wakes == [[0], [1, 2, 3, 4]], "the first end is delivered at once"
 
 
-async def test_what_is_not_for_a_lot_is_told_of_before_the_next_one_ends() -> None:
+async def test_chained_works_without_batched_delivery_end_one_by_one() -> None:
     thread = DeviceThread(hold_seconds=60.0)
-    heard = [threading.Event() for _ in range(5)]
+    delivered = [threading.Event() for _ in range(5)]
 
     def later(number: int) -> bool:
-        return number == 0 or heard[number - 1].wait(20)
+        return number == 0 or delivered[number - 1].wait(20)
 
     outcomes = []
     ended = asyncio.Event()
 
     def note(number: int) -> None:
-        heard[number].set()
+        delivered[number].set()
         if number == 4:
             ended.set()
 
@@ -118,7 +119,7 @@ async def test_what_is_not_for_a_lot_is_told_of_before_the_next_one_ends() -> No
     thread.stop()
 
 
-async def test_nobody_hears_later_than_the_thread_may_hold() -> None:
+async def test_held_ends_are_delivered_within_the_limit() -> None:
     thread = DeviceThread(hold_seconds=0.05)
     late: list[float] = []
     ended = asyncio.Event()
@@ -138,11 +139,11 @@ async def test_nobody_hears_later_than_the_thread_may_hold() -> None:
     await ended.wait()
     thread.stop()
     assert len(late) == 12
-    assert sorted(late)[6] < 0.05, "most, whatever else the machine does"
+    assert sorted(late)[6] < 0.05, "most, even on a busy machine"
     assert max(late) > 0.01, "some were held"
 
 
-async def test_what_does_not_begin_is_told_of_with_what_is_held() -> None:
+async def test_work_that_does_not_begin_ends_with_those_held() -> None:
     thread = DeviceThread(hold_seconds=60.0)
     works = [
         thread.start(lambda: 1, begin=lambda: True),
@@ -153,37 +154,25 @@ async def test_what_does_not_begin_is_told_of_with_what_is_held() -> None:
     thread.stop()
 
 
-async def test_a_beginning_that_goes_wrong_is_the_works_error() -> None:
-    thread = DeviceThread()
-
-    def fail() -> bool:
-        raise ValueError("no power")
-
-    with pytest.raises(ValueError, match="no power"):
-        await thread.start(lambda: 1, begin=fail)
-    assert await thread.start(lambda: 2) == 2
-    thread.stop()
-
-
-def test_the_next_work_rings_and_what_it_fails_to_ring_is_heard_of_at_its_end() -> None:
-    """The loop is not woken by the thread itself when what follows can do it."""
+def test_next_work_wakes_the_loop_or_the_end_does() -> None:
+    """The thread itself does not wake the loop while a chained work can do it."""
     thread = DeviceThread(hold_seconds=0.0)
     bells: list[int] = []
     thread.ring = bells.append
-    heard: list[tuple[int, int]] = []
+    delivered: list[tuple[int, int]] = []
     at_work = threading.Event()
 
     def ringing(number: int) -> int:
         if number == 2:
             os.eventfd_write(bells.pop(), 1)
-            at_work.wait()  # it is heard of while this one is under way
+            at_work.wait()  # its end is delivered while this one is under way
         return number
 
     async def main() -> None:
         ended = asyncio.Event()
 
         def note(outcome: StepFuture[int]) -> None:
-            heard.append((outcome.value, len(bells)))
+            delivered.append((outcome.value, len(bells)))
             if outcome.value == 1:
                 at_work.set()
             if outcome.value == 4:
@@ -196,5 +185,5 @@ def test_the_next_work_rings_and_what_it_fails_to_ring_is_heard_of_at_its_end() 
 
     asyncio.run(main())
     thread.stop()
-    assert [number for number, _ in heard] == [1, 2, 3, 4]
-    assert heard[0] == (1, 0)
+    assert [number for number, _ in delivered] == [1, 2, 3, 4]
+    assert delivered[0] == (1, 0)

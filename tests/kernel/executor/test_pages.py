@@ -1,8 +1,6 @@
-"""Pages as such: saved to the host and loaded back, read and written in the one layout."""
+"""Pages of executors: saved to the host and loaded back, read and written in one layout."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,8 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 from tests.support.executor.models import (
     Checkpoint,
     ExecutorRig,
+    copy_of,
     load,
-    make_checkpoint,
     make_row,
     random_tokens,
 )
@@ -33,20 +31,15 @@ def moves(sources: Int32, destinations: Int32) -> Int32:
     return np.stack((sources, destinations))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
-
-
 @pytest.fixture(params=["fp32", "bf16"])
-def rig(
-    checkpoint: Checkpoint, network: str, request: pytest.FixtureRequest
-) -> Iterator[ExecutorRig]:
-    rig = load(checkpoint, request.param)
-    assert network in type(rig.executor.network).__name__.lower()
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def rig(rig: ExecutorRig) -> ExecutorRig:
     rig.executor.open_host(HOST_SLOTS)
-    yield rig
-    rig.close()
+    return rig
 
 
 def run(rig: ExecutorRig, *given: Any, **moved: Any) -> list[Any]:
@@ -58,7 +51,7 @@ def read(rig: ExecutorRig, frames: Int32) -> KVArray:
     return pages
 
 
-def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: ExecutorRig) -> None:
+def test_page_from_the_host_gives_the_same_results(rig: ExecutorRig) -> None:
     tokens = random_tokens(41)
     table = rig.table(41)
     rig.logits([make_row(tokens[:40], table)])
@@ -77,19 +70,17 @@ def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: ExecutorRig) 
 
 
 def test_saves_come_before_copies_and_copies_before_loads(rig: ExecutorRig) -> None:
-    first, second, third = (int(page) for page in rig.table(48))
-    rig.logits([make_row(random_tokens(48), pages(first, second, third))])
-    before = read(rig, pages(first, second, third))
-    entry = np.arange(PAGE_TOKENS)
-    copy = np.stack([second * PAGE_TOKENS + entry, first * PAGE_TOKENS + entry])
+    table = rig.table(48)
+    first, second = table[:1], table[1:2]
+    rig.logits([make_row(random_tokens(48), table)])
+    before = read(rig, table)
+    copy = copy_of(second, first, np.arange(PAGE_TOKENS))
     # The first is saved before it is written over, and read from the host after that.
-    saved, loaded = moves(pages(first), pages(1)), moves(pages(1), pages(second))
-    run(rig, [], [copy], saves=saved, loads=loaded)
-    after = read(rig, pages(first, second, third))
-    np.testing.assert_array_equal(after, before[:, :, [1, 0, 2]])
+    run(rig, [], [copy], saves=moves(first, pages(1)), loads=moves(pages(1), second))
+    np.testing.assert_array_equal(read(rig, table), before[:, :, [1, 0, 2]])
 
 
-def test_what_was_read_can_be_written_elsewhere(rig: ExecutorRig) -> None:
+def test_pages_that_were_read_can_be_written_elsewhere(rig: ExecutorRig) -> None:
     tokens = random_tokens(33)
     table, other = rig.table(33), rig.table(33)
     rig.logits([make_row(tokens[:32], table)])
@@ -106,7 +97,7 @@ def test_what_was_read_can_be_written_elsewhere(rig: ExecutorRig) -> None:
     np.testing.assert_array_equal(read(rig, other), values[:, :, [1, 2, 2]])
 
 
-def test_a_host_slot_s_bytes_are_a_page(rig: ExecutorRig) -> None:
+def test_host_page_gives_the_bytes_of_a_slot(rig: ExecutorRig) -> None:
     table = rig.table(32)
     rig.logits([make_row(random_tokens(32), table)])
     run(rig, [], saves=moves(table, pages(2, 3)))
@@ -118,15 +109,14 @@ def test_a_host_slot_s_bytes_are_a_page(rig: ExecutorRig) -> None:
     np.testing.assert_array_equal(values[:, :, 0], values[:, :, 1])
 
 
-def test_both_networks_mean_the_same_by_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_page_of_one_network_is_a_page_of_the_other(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_checkpoint(tmp_path, "llama")
     found: list[KVArray] = []
     layouts: list[KVLayout] = []
     for kind in ("1", "0"):
         monkeypatch.setenv("SYMPHONY_NATIVE", kind)
-        rig = load(made, "fp32")
+        rig = load(llama)
         table = rig.table(32)
         rig.logits([make_row(random_tokens(32), table)])
         found.append(read(rig, table))
@@ -137,7 +127,7 @@ def test_both_networks_mean_the_same_by_a_page(
     np.testing.assert_allclose(native, plain, rtol=1e-4, atol=1e-4)
 
 
-# -- The simulated one ---------------------------------------------------------------------------
+# -- The simulated executor ----------------------------------------------------------------------
 def simulated(costs: CostModel | None = None) -> tuple[VirtualClock, SimulatedExecutor]:
     clock = VirtualClock()
     executor = SimulatedExecutor(clock, 16, costs=costs)
@@ -145,7 +135,7 @@ def simulated(costs: CostModel | None = None) -> tuple[VirtualClock, SimulatedEx
     return clock, executor
 
 
-def test_the_simulated_device_moves_pages_too() -> None:
+def test_simulated_executor_moves_pages() -> None:
     clock, executor = simulated(CostModel(fixed_us=100, page_move_us=7))
     device = executor.pages
 
@@ -174,8 +164,8 @@ def test_the_simulated_device_moves_pages_too() -> None:
     clock.run(main())
 
 
-def test_every_executor_is_one(checkpoint: Checkpoint) -> None:
-    rig = load(checkpoint)
+def test_executors_have_the_interface_and_a_layout(llama: Checkpoint) -> None:
+    rig = load(llama)
     executors: list[Executor] = [rig.executor, simulated()[1]]
     assert [executor.pages.layout.dtype for executor in executors] == ["float32", "uint64"]
     rig.close()

@@ -1,6 +1,5 @@
-"""The network against transformers, on small random checkpoints of every architecture."""
+"""Logits against transformers, on small random checkpoints of every architecture."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,17 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel import tiny_model
-from symphony_kernel.protocol.pred_options import PredOptions
 from transformers import AutoModelForCausalLM
 
 from tests.support.executor.models import (
     Checkpoint,
+    depths_of,
     load,
     make_checkpoint,
     make_row,
     random_tokens,
     relative_error,
 )
-
-Make = Callable[..., Checkpoint]
 
 LENGTH = 70
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
@@ -50,13 +47,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, no sharing of K and V": ("llama", {"num_key_value_heads": 4}),
     "llama, odd sizes": (
         "llama",
-        {
-            "hidden_size": 51,
-            "intermediate_size": 37,
-            "head_dim": 6,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-        },
+        {"hidden_size": 51, "intermediate_size": 37, "head_dim": 6, "num_attention_heads": 3,
+         "num_key_value_heads": 1},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral, window": ("mistral", {"sliding_window": 20}),
@@ -68,24 +60,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, window and biases": ("qwen3", {**QWEN_WINDOWS, "attention_bias": True}),
     "qwen3, wide heads": ("qwen3", {"head_dim": 32}),
     **{f"rope {name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
-}
+}  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("network")
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    def build(kind: str = "llama", **settings: Any) -> Checkpoint:
-        return make_checkpoint(tmp_path / "model", kind, **settings)
-
-    return build
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_those_of_transformers(make: Make, name: str) -> None:
+def test_logits_whole_and_in_chunks_equal_transformers(tmp_path: Path, name: str) -> None:
     kind, settings = MODELS[name]
-    checkpoint = make(kind, **settings)
+    checkpoint = make_checkpoint(tmp_path, kind, **settings)
     tokens = random_tokens(LENGTH)
     expected = checkpoint.logits(tokens)
     rig = load(checkpoint)
@@ -93,7 +77,7 @@ def test_logits_equal_those_of_transformers(make: Make, name: str) -> None:
     assert relative_error(whole, expected) < 1e-4
 
     table = rig.table(LENGTH)
-    steps = [0, 5, 6, 7, 39, 40, LENGTH]
+    steps = [0, 5, 6, 7, 16, 32, 39, 40, LENGTH]
     parts = [
         rig.logits([make_row(tokens[begin:end], table, begin)])[0] for begin, end in pairwise(steps)
     ]
@@ -101,34 +85,34 @@ def test_logits_equal_those_of_transformers(make: Make, name: str) -> None:
     rig.close()
 
 
-def test_a_sharded_checkpoint_is_the_same_model(make: Make) -> None:
-    checkpoint = make("qwen3", shards=True)
-    assert len(list(checkpoint.directory.glob("model-*.safetensors"))) > 2
-    tokens = random_tokens(20)
+def check_logits(checkpoint: Checkpoint, count: int) -> None:
+    tokens = random_tokens(count)
     rig = load(checkpoint)
-    [found] = rig.logits([make_row(tokens, rig.table(20))])
+    [found] = rig.logits([make_row(tokens, rig.table(count))])
     assert relative_error(found, checkpoint.logits(tokens)) < 1e-4
     rig.close()
 
 
-def test_old_style_rope_settings_mean_the_same(make: Make) -> None:
+def test_sharded_checkpoint_has_the_same_logits(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "qwen3", shards=True)
+    assert len(list(checkpoint.directory.glob("model-*.safetensors"))) > 2
+    check_logits(checkpoint, 20)
+
+
+def test_old_rope_settings_have_the_same_logits(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    checkpoint = make("llama", rope_parameters={**rope, "rope_theta": 2e4})
+    checkpoint = make_checkpoint(tmp_path, "llama", rope_parameters={**rope, "rope_theta": 2e4})
     path = checkpoint.directory / "config.json"
     text = path.read_text().replace('"rope_parameters"', '"rope_scaling"')
     old = text.replace('"rope_type"', '"type"').replace('"rope_theta"', '"rope_theta_moved"')
     old = old.replace('    "rope_theta_moved": 20000.0,\n', "")
     path.write_text(old.replace('"vocab_size"', '"rope_theta": 20000.0,\n  "vocab_size"'))
     assert "rope_parameters" not in path.read_text()
-    tokens = random_tokens(60)
-    rig = load(checkpoint)
-    [found] = rig.logits([make_row(tokens, rig.table(60))])
-    assert relative_error(found, checkpoint.logits(tokens)) < 1e-4
-    rig.close()
+    check_logits(checkpoint, 60)
 
 
-def test_explicit_positions_feed_the_rotation_and_nothing_else(make: Make) -> None:
-    checkpoint = make("llama")
+def test_explicit_positions_affect_the_rotation_only(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "llama")
     tokens = random_tokens(40)
     positions = np.sort(np.random.default_rng(3).choice(400, 40, replace=False))
     mask = torch.full((40, 40), float("-inf")).triu(1)[None, None]
@@ -145,16 +129,13 @@ def test_explicit_positions_feed_the_rotation_and_nothing_else(make: Make) -> No
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_a_tree_equals_dense_attention_with_its_mask(make: Make, kind: str) -> None:
+def test_tree_equals_dense_attention_with_its_mask(tmp_path: Path, kind: str) -> None:
     # The window of 20 counts along a token's path: other branches do not push entries out of it.
     settings: dict[str, Any] = {"sliding_window": 20} if kind == "mistral" else {}
-    checkpoint = make(kind, **settings)
+    checkpoint = make_checkpoint(tmp_path, kind, **settings)
     past, tree = 18, [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]
     tokens = random_tokens(past + len(tree))
-    depth: list[int] = []
-    for parent in tree:
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-    positions = np.concatenate([np.arange(past), past + np.array(depth)])
+    positions = np.concatenate([np.arange(past), past + np.array(depths_of(tree))])
 
     visible = np.tril(np.ones((len(tokens), len(tokens)), bool))
     visible[past:, past:] = False
@@ -178,28 +159,15 @@ def test_a_tree_equals_dense_attention_with_its_mask(make: Make, kind: str) -> N
     rig.close()
 
 
-def test_greedy_generation_gives_the_tokens_of_transformers(make: Make) -> None:
-    checkpoint = make("llama", eos_token_id=None, initializer_range=0.5)
+def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "llama", eos_token_id=None, initializer_range=0.5)
     prompt = random_tokens(9)
-    ids = torch.tensor(prompt.astype(np.int64))[None]
-    with torch.inference_mode():
-        expected = checkpoint.peer.generate(
-            ids, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(ids)
-        )[0, 9:].tolist()
     rig = load(checkpoint)
-    table = rig.table(64)
-    tokens, start, found = prompt, 0, []
-    for _ in range(40):
-        [result] = rig.run([make_row(tokens, table, start, PredOptions())])
-        assert isinstance(result, bytes)
-        start += len(tokens)
-        tokens = np.frombuffer(result[:4], np.uint32)
-        found.append(int(tokens[0]))
-    assert found == expected
+    assert rig.generate(prompt, 40) == checkpoint.generate(prompt, 40)
     rig.close()
 
 
-def test_the_tiny_model_is_the_same_model_to_transformers() -> None:
+def test_tiny_model_has_the_logits_of_transformers() -> None:
     directory = tiny_model.path()
     peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = np.random.default_rng(1).integers(0, peer.config.vocab_size, 40)
@@ -216,8 +184,8 @@ def test_the_tiny_model_is_the_same_model_to_transformers() -> None:
 
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_bf16_stays_within_its_tolerance(make: Make, kind: str) -> None:
-    checkpoint = make(kind)
+def test_logits_in_bf16_are_close_to_float32(tmp_path: Path, kind: str) -> None:
+    checkpoint = make_checkpoint(tmp_path, kind)
     tokens = random_tokens(50)
     expected = checkpoint.logits(tokens)
     rig = load(checkpoint, "bf16")

@@ -19,6 +19,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
 
+from tests.support.executor.models import mask_of
+
 VOCAB = 50
 
 
@@ -78,25 +80,25 @@ def test_top_is_in_order_and_breaks_ties_by_id() -> None:
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=3.0, top_p=0.5, seed=1)])
-def test_the_best_tokens_beside_the_chosen_one_are_of_the_same_distribution(
+def test_logprobs_follow_the_chosen_token_and_equal_top(
     sampling: Sampling | None,
 ) -> None:
     logits = _logits(4)
     get = Get.ARGMAX if sampling is None else Get.SAMPLE
     bias = ((7, 30.0), (9, 30.0))
     plain = PredOptions(get=get, sampling=sampling, bias=bias)
-    told = PredOptions(get=get, sampling=sampling, bias=bias, logprobs=4)
+    with_best = PredOptions(get=get, sampling=sampling, bias=bias, logprobs=4)
     top = PredOptions(get=Get.TOP, top=4, bias=bias)
     chosen, both, best = (
         _bytes(answer(logits.clone(), [_ask(options, places=4, seed=5)])[0])
-        for options in (plain, told, top)
+        for options in (plain, with_best, top)
     )
     for place in range(4):
         record = both[40 * place : 40 * (place + 1)]
         assert record == chosen[8 * place : 8 * (place + 1)] + best[32 * place : 32 * (place + 1)]
 
 
-def test_of_and_logits_and_none() -> None:
+def test_answers_of_of_logits_and_none_have_their_values() -> None:
     logits = _logits(5)
     expected = _log_softmax(logits)
     asks = [
@@ -124,16 +126,14 @@ def test_of_and_logits_and_none() -> None:
         PredOptions(get=Get.SAMPLE, sampling=Sampling()),
     ],
 )
-def test_a_place_has_the_size_that_the_options_say(options: PredOptions) -> None:
+def test_place_has_the_size_that_the_options_say(options: PredOptions) -> None:
     [result] = answer(_logits(3), [_ask(options, places=3)])
     assert len(_bytes(result)) == 3 * options.place_bytes(VOCAB)
 
 
-def test_bias_and_allow_shape_the_distribution_before_its_log_probability() -> None:
+def test_bias_and_allow_apply_before_the_log_probability() -> None:
     logits = _logits(2)
-    mask = np.zeros(VOCAB, np.uint8)
-    mask[[5, 9, 11]] = 1
-    allow = np.packbits(mask, bitorder="little").tobytes()
+    allow = mask_of([5, 9, 11], VOCAB)
     options = PredOptions(bias=((9, 4.0), (5, -1.5), (30, 50.0)), allow=allow)
     shaped = torch.full((2, VOCAB), float("-inf"))
     shaped[:, 5], shaped[:, 9], shaped[:, 11] = logits[:, 5] - 1.5, logits[:, 9] + 4, logits[:, 11]
@@ -148,15 +148,15 @@ def test_bias_and_allow_shape_the_distribution_before_its_log_probability() -> N
     assert found[3] == -math.inf
 
 
-def test_a_bias_mask_adds_to_what_bias_adds() -> None:
+def test_bias_mask_adds_to_bias() -> None:
     logits = _logits(2)
-    mask = np.zeros(VOCAB, np.uint8)
-    mask[::2] = 1
-    bits = np.packbits(mask, bitorder="little").tobytes()
-    options = PredOptions(get=Get.LOGITS, bias=((4, 1.5), (5, -2.0)), bias_mask=(bits, 3.0))
+    even = np.arange(0, VOCAB, 2)
+    bias_mask = (mask_of(even, VOCAB), 3.0)
+    options = PredOptions(get=Get.LOGITS, bias=((4, 1.5), (5, -2.0)), bias_mask=bias_mask)
     plain, shaped = answer(logits.clone(), [_ask(PredOptions(get=Get.LOGITS)), _ask(options)])
     added = np.frombuffer(_bytes(shaped), "<f4") - logits[1].numpy()
-    expected = np.where(mask, 3.0, 0.0)
+    expected = np.zeros(VOCAB)
+    expected[even] = 3.0
     expected[4], expected[5] = 4.5, -2.0
     np.testing.assert_allclose(added, expected, atol=1e-5)
     assert _bytes(plain) == logits[0].numpy().tobytes()
@@ -175,7 +175,7 @@ def test_a_bias_mask_adds_to_what_bias_adds() -> None:
         PredOptions(logprobs=VOCAB + 1),
     ],
 )
-def test_what_cannot_be_answered_is_that_rows_error(options: PredOptions) -> None:
+def test_request_that_cannot_be_answered_fails_its_row_alone(options: PredOptions) -> None:
     logits = _logits(3)
     asks = [_ask(PredOptions()), _ask(options), _ask(PredOptions())]
     first, failed, last = answer(logits.clone(), asks)
@@ -185,7 +185,7 @@ def test_what_cannot_be_answered_is_that_rows_error(options: PredOptions) -> Non
     assert [last] == answer(logits[2:].clone(), [_ask(PredOptions())])
 
 
-def test_an_answer_does_not_depend_on_its_company() -> None:
+def test_answer_in_any_batch_is_the_same() -> None:
     logits = _logits(12, vocab=3000)
     draw = [
         Sampling(), Sampling(top_k=5), Sampling(top_p=0.8, seed=3), Sampling(min_p=0.1),
@@ -216,7 +216,7 @@ def test_best_tokens_orders_all_kinds_of_floats() -> None:
 # --- Noise ---------------------------------------------------------------------------------------
 
 
-def test_noise_is_gumbel() -> None:
+def test_noise_is_gumbel_distributed() -> None:
     keys = noise_keys(np.arange(40, dtype=np.uint64), np.zeros(40, np.int32))
     values = np.sort(noise(torch.arange(5000, dtype=torch.int32), keys).double().numpy().ravel())
     assert np.isfinite(values).all()
@@ -228,7 +228,7 @@ def test_noise_is_gumbel() -> None:
 
 
 @pytest.mark.parametrize("what", ["seed", "position", "token"])
-def test_noise_is_unrelated_between_neighbours(what: str) -> None:
+def test_noise_of_neighbours_is_uncorrelated(what: str) -> None:
     ids = torch.arange(4000, dtype=torch.int32)
     steps = np.arange(12)
     seeds = (steps if what == "seed" else np.full(12, 77)).astype(np.uint64)
@@ -240,13 +240,13 @@ def test_noise_is_unrelated_between_neighbours(what: str) -> None:
     assert np.abs(correlations).max() < 4.5 / math.sqrt(values.shape[1])
 
 
-def test_noise_uses_all_of_the_seed() -> None:
+def test_noise_keys_use_all_bits_of_the_seed() -> None:
     seeds = np.array([1, 1 + 2**32, 1 + 2**63, 2], np.uint64)
     keys = noise_keys(seeds, np.zeros(4, np.int32))
     assert len(set(keys.tolist())) == 4
 
 
-def test_noise_is_fixed_for_ever() -> None:
+def test_noise_of_a_seed_stays_the_same_between_versions() -> None:
     # A seed that a program keeps must mean the same after an upgrade.
     keys = noise_keys(np.array([0, 2**64 - 1], np.uint64), np.array([0, 131071], np.int32))
     found = noise(torch.tensor([0, 1, 49151], dtype=torch.int32), keys)
@@ -276,51 +276,34 @@ def _naive_set(logits: npt.NDArray[np.float64], sampling: Sampling) -> set[int]:
 
 
 TRUNCATIONS = [
-    Sampling(top_k=1),
-    Sampling(top_k=4),
-    Sampling(top_k=10_000),
-    Sampling(top_p=0.5),
-    Sampling(top_p=0.0),
-    Sampling(top_p=0.95, temperature=2.0),
-    Sampling(min_p=0.05),
-    Sampling(min_p=1.0),
-    Sampling(top_k=12, top_p=0.7, min_p=0.02, temperature=1.5),
-    Sampling(top_k=8, top_p=0.9, temperature=0.5),
+    (VOCAB, Sampling(top_k=1)),
+    (VOCAB, Sampling(top_k=4)),
+    (VOCAB, Sampling(top_k=10_000)),
+    (VOCAB, Sampling(top_p=0.5)),
+    (VOCAB, Sampling(top_p=0.0)),
+    (VOCAB, Sampling(top_p=0.95, temperature=2.0)),
+    (VOCAB, Sampling(min_p=0.05)),
+    (VOCAB, Sampling(min_p=1.0)),
+    (VOCAB, Sampling(top_k=12, top_p=0.7, min_p=0.02, temperature=1.5)),
+    (VOCAB, Sampling(top_k=8, top_p=0.9, temperature=0.5)),
+    # These keep more tokens than the head that is ordered first.
+    (2500, Sampling(top_k=1500, temperature=3.0)),
+    (2500, Sampling(top_k=1500, top_p=0.9, temperature=9.0)),
+    (2500, Sampling(top_p=0.97, temperature=9.0)),
+    (2500, Sampling(min_p=0.01, temperature=9.0)),
+    (2500, Sampling(min_p=0.01, top_k=1300, temperature=9.0)),
 ]
 
 
-@pytest.mark.parametrize("sampling", TRUNCATIONS)
-def test_a_truncated_sample_is_the_noisy_best_of_the_naive_set(sampling: Sampling) -> None:
-    logits = _logits(1, seed=5)[0]
+@pytest.mark.parametrize(("vocab", "sampling"), TRUNCATIONS)
+def test_truncated_sample_is_the_noisy_best_of_the_naive_set(
+    vocab: int, sampling: Sampling
+) -> None:
+    logits = _logits(1, vocab, seed=5)[0]
     kept = _naive_set(logits.double().numpy(), sampling)
-    count = 400
-    seeds = np.arange(count, dtype=np.uint64)
-    positions = np.full(count, 3, np.int32)
-    found = _sampled(logits.expand(count, -1), sampling, seeds, positions)
-    keys = noise_keys(seeds, positions)
-    scores = noise(torch.arange(VOCAB, dtype=torch.int32), keys) + logits / sampling.temperature
-    outside = [token for token in range(VOCAB) if token not in kept]
-    scores[:, outside] = float("-inf")
-    assert found.tolist() == scores.argmax(-1).tolist()
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(top_k=1500, temperature=3.0),
-        Sampling(top_k=1500, top_p=0.9, temperature=9.0),
-        Sampling(top_p=0.97, temperature=9.0),
-        Sampling(min_p=0.01, temperature=9.0),
-        Sampling(min_p=0.01, top_k=1300, temperature=9.0),
-    ],
-)
-def test_truncation_reaches_past_the_head_when_it_must(sampling: Sampling) -> None:
-    vocab = 2500
-    logits = _logits(1, vocab)[0]
-    kept = _naive_set(logits.double().numpy(), sampling)
-    assert len(kept) > 1024
-    count = 60
-    seeds, positions = np.arange(count, dtype=np.uint64), np.zeros(count, np.int32)
+    assert vocab == VOCAB or len(kept) > 1024
+    count = 400 if vocab == VOCAB else 60
+    seeds, positions = np.arange(count, dtype=np.uint64), np.full(count, 3, np.int32)
     found = _sampled(logits.expand(count, -1), sampling, seeds, positions)
     scores = noise(torch.arange(vocab, dtype=torch.int32), noise_keys(seeds, positions))
     scores += logits / sampling.temperature
@@ -345,7 +328,7 @@ def test_samples_follow_the_softmax() -> None:
         assert statistic < 18.5  # chi-square with four degrees of freedom: p > 0.001
 
 
-def test_temperature_zero_and_top_k_one_are_argmax() -> None:
+def test_samples_at_temperature_zero_or_top_k_one_are_argmax() -> None:
     logits = _logits(20)
     logits[3, [2, 9]] = 30.0
     best = logits.argmax(-1).tolist()
@@ -354,7 +337,7 @@ def test_temperature_zero_and_top_k_one_are_argmax() -> None:
         assert _sampled(logits, sampling, np.arange(20), np.arange(20)).tolist() == best
 
 
-def test_the_log_probability_is_before_temperature_and_truncation() -> None:
+def test_log_probability_ignores_temperature_and_truncation() -> None:
     logits = _logits(1)
     options = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=0.2, top_k=3))
     [result] = answer(logits.clone(), [_ask(options)])
@@ -362,10 +345,8 @@ def test_the_log_probability_is_before_temperature_and_truncation() -> None:
     assert log == pytest.approx(_log_softmax(logits)[0][token], abs=1e-5)
 
 
-def test_a_masked_token_is_never_drawn() -> None:
-    mask = np.zeros(VOCAB, np.uint8)
-    mask[[8, 20]] = 1
-    allow = np.packbits(mask, bitorder="little").tobytes()
+def test_masked_tokens_are_never_sampled() -> None:
+    allow = mask_of([8, 20], VOCAB)
     for sampling in (Sampling(), Sampling(top_k=40), Sampling(top_p=0.999), Sampling(min_p=0.001)):
         options = PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow)
         [result] = answer(_logits(200), [_ask(options, places=200, seed=8)])

@@ -1,4 +1,4 @@
-"""The simulated executor: its outputs must show what is in the pages, and nothing else."""
+"""The simulated executor: its results follow from what is in the pages, and from nothing else."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,8 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
+from tests.support.executor.models import PAIR, make_row
+
 VOCAB_SIZE = 512
 
 
@@ -24,18 +25,13 @@ def row(
     positions: list[int] | None = None,
     **options: Any,
 ) -> Row:
-    n = len(tokens)
-    parsed = PredOptions(**options)
-    return Row(
-        tokens=np.array(tokens, np.uint32),
-        positions=np.array(positions or range(start, start + n), np.int32),
-        start=start,
-        block_table=np.array(pages, np.int32),
-        places=np.array([n - 1] if places is None else places, np.int32),
-        options=parsed,
-        parents=None if parsed.parents is None else np.array(parsed.parents, np.int32),
-        seed=seed,
+    asked = PredOptions(**options)
+    table = np.array(pages, np.int32)
+    made = make_row(
+        tokens, table, start, asked, positions=positions, parents=asked.parents, seed=seed
     )
+    made.places = np.array([len(tokens) - 1] if places is None else places, np.int32)
+    return made
 
 
 def execute(
@@ -64,18 +60,18 @@ WHOLE = last(Batch([row(WORDS, [0, 1, 2])]))
 
 
 @pytest.mark.parametrize("cut", [1, 15, 16, 17, 36])
-def test_chunks_and_other_pages_change_nothing(cut: int) -> None:
+def test_prompt_in_chunks_on_other_pages_has_the_same_result(cut: int) -> None:
     pages = [9, 4, 30]
     first = Batch([row(WORDS[:cut], pages[: -(-cut // 16)])])
     assert last(first, Batch([row(WORDS[cut:], pages, cut)])) == WHOLE
 
 
-def test_other_rows_in_the_batch_change_nothing() -> None:
+def test_row_in_any_batch_has_the_same_result() -> None:
     assert last(Batch([row([7] * 20, [5, 6]), row([8], [7]), row(WORDS, [0, 1, 2])])) == WHOLE
 
 
 @pytest.mark.parametrize("what", ["token", "position", "page", "order of pages"])
-def test_everything_a_place_sees_changes_it(what: str) -> None:
+def test_result_changes_with_everything_that_its_place_sees(what: str) -> None:
     tokens, pages, positions = list(WORDS), [0, 1, 2], list(range(37))
     if what == "token":
         tokens[4] += 1
@@ -92,7 +88,7 @@ def test_everything_a_place_sees_changes_it(what: str) -> None:
     assert last(start, Batch([row([39], pages, 36)])) != WHOLE
 
 
-def test_an_entry_keeps_what_it_saw_when_it_was_computed() -> None:
+def test_entry_keeps_what_it_saw_when_it_was_computed() -> None:
     """As K and V do: an entry of an extract is not what computing it anew would give."""
     computed = Batch([row(WORDS, [0, 1, 2])])
     copy = Batch([], [np.array([range(16, 37), range(48, 69)], np.int64)])
@@ -112,7 +108,7 @@ def test_copies_come_before_rows_and_groups_in_order() -> None:
     assert last(before, moved) == last(before, direct)
 
 
-def test_a_tree_sees_its_ancestors_only() -> None:
+def test_tree_tokens_see_their_ancestors_only() -> None:
     prompt = Batch([row(WORDS, [0, 1, 2])])
     tree = row([5, 6, 7], [0, 1, 2], 37, [0, 1, 2], at="all", parents=(-1, 0, -1))
     tree.positions = np.array([37, 38, 37], np.int32)
@@ -122,7 +118,7 @@ def test_a_tree_sees_its_ancestors_only() -> None:
         assert plain[0] == scored[place]
 
 
-def test_every_get_agrees_with_the_logits() -> None:
+def test_answers_of_every_kind_agree_with_the_logits() -> None:
     def get(**options: Any) -> bytes:
         return last(Batch([row(WORDS, [0, 1, 2], places=[36, 3, 36], **options)]))
 
@@ -136,9 +132,9 @@ def test_every_get_agrees_with_the_logits() -> None:
     assert np.allclose(best["value"], logprobs.max(axis=1), atol=1e-4)
     top = np.frombuffer(get(get=Get.TOP, top=5), PAIR).reshape(3, 5)
     assert (top["token"] == np.argsort(-logits, axis=1, kind="stable")[:, :5]).all()
-    told = np.frombuffer(get(logprobs=5), PAIR).reshape(3, 6)
-    assert (told[:, 0] == best).all()
-    assert (told[:, 1:] == top).all()
+    both = np.frombuffer(get(logprobs=5), PAIR).reshape(3, 6)
+    assert (both[:, 0] == best).all()
+    assert (both[:, 1:] == top).all()
     of = np.frombuffer(get(get=Get.OF, of=(3, 500, 3)), "<f4").reshape(3, 3)
     assert np.allclose(of, logprobs[:, [3, 500, 3]], atol=1e-4)
     assert get(get=Get.NONE, at=()) == b""
@@ -146,7 +142,7 @@ def test_every_get_agrees_with_the_logits() -> None:
     assert greedy == best.tobytes()
 
 
-def test_bias_and_mask_apply() -> None:
+def test_bias_and_masks_decide_the_token() -> None:
     biased = np.frombuffer(last(Batch([row(WORDS, [0, 1, 2], bias=((77, 1e6),))])), PAIR)
     assert biased["token"] == [77]
     only = bytearray(VOCAB_SIZE // 8)
@@ -158,7 +154,7 @@ def test_bias_and_mask_apply() -> None:
     assert masked["value"] == [0.0]
 
 
-def test_a_mask_that_allows_nothing_fails_its_row_alone() -> None:
+def test_mask_that_allows_nothing_fails_its_row_alone() -> None:
     nothing = row(WORDS, [3, 4, 5], allow=bytes(VOCAB_SIZE // 8))
     (results,), _ = execute(Batch([nothing, row(WORDS, [0, 1, 2])]))
     failed, whole = results
@@ -167,17 +163,10 @@ def test_a_mask_that_allows_nothing_fails_its_row_alone() -> None:
     assert whole == WHOLE
 
 
-def test_a_sample_is_a_function_of_seed_position_and_distribution() -> None:
+def test_sample_is_a_function_of_seed_position_and_distribution() -> None:
     def drawn(seed: int, position: int, sampling: Sampling) -> int:
-        sample = row(
-            [5],
-            [0, 1, 2],
-            36,
-            seed=seed,
-            positions=[position],
-            get=Get.SAMPLE,
-            sampling=sampling,
-        )
+        asked: dict[str, Any] = {"get": Get.SAMPLE, "sampling": sampling}
+        sample = row([5], [0, 1, 2], 36, seed=seed, positions=[position], **asked)
         prompt = Batch([row(WORDS[:36], [0, 1, 2])])
         return int(np.frombuffer(last(prompt, Batch([sample])), PAIR)["token"][0])
 
@@ -189,20 +178,19 @@ def test_a_sample_is_a_function_of_seed_position_and_distribution() -> None:
     assert len({drawn(seed, 36, Sampling(5.0, top_k=3)) for seed in range(40)}) == 3
 
 
-def test_a_step_takes_what_the_cost_model_says() -> None:
+def test_step_takes_the_time_of_the_cost_model() -> None:
     costs = CostModel(fixed_us=1000, prefill_token_us=10, decode_row_us=100, context_token_us=1)
     batch = Batch([row(WORDS[:30], [0, 1]), row([1], [2])])
     _, seconds = execute(batch, batch, costs=costs)
     assert seconds == pytest.approx(2 * (1000 + 300 + 100 + 31) * 1e-6)
 
 
-def test_overlapping_calls_run_one_after_the_other() -> None:
+def test_steps_that_overlap_run_one_after_the_other() -> None:
     clock = VirtualClock()
 
     async def main() -> tuple[list[bytes | SyscallError], ...]:
-        executor = SimulatedExecutor(
-            clock, 32, simulated_model(VOCAB_SIZE), CostModel(fixed_us=1000)
-        )
+        model, costs = simulated_model(VOCAB_SIZE), CostModel(fixed_us=1000)
+        executor = SimulatedExecutor(clock, 32, model, costs)
         first = executor.run(Batch([row(WORDS[:20], [0, 1])]))
         second = executor.run(Batch([row(WORDS[20:], [0, 1, 2], 20)]))
         return await asyncio.gather(first, second)
@@ -212,7 +200,7 @@ def test_overlapping_calls_run_one_after_the_other() -> None:
     assert clock.now() == pytest.approx(0.002)
 
 
-def test_the_zero_time_executor_answers_with_the_right_sizes_in_no_time() -> None:
+def test_executor_without_hashes_answers_right_sizes_in_no_time() -> None:
     rows = [
         row([1], [0]),
         row(WORDS, [0, 1, 2], places=list(range(37)), at="all"),

@@ -1,7 +1,6 @@
 """The executor's contract: batches, copies, order, errors, the pool."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,14 @@ from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.torch_executor import TorchExecutor, _torch_threads
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.models import (
     VOCAB,
     Checkpoint,
     ExecutorRig,
+    as_logits,
+    copy_of,
     load,
     make_checkpoint,
     make_row,
@@ -27,20 +27,7 @@ from tests.support.executor.models import (
 SAMPLE = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=0.9, top_p=0.9))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
-
-
-@pytest.fixture
-def rig(checkpoint: Checkpoint, network: str) -> Iterator[ExecutorRig]:
-    rig = load(checkpoint)
-    assert network in type(rig.executor.network).__name__.lower()
-    yield rig
-    rig.close()
-
-
-def _company(rig: ExecutorRig, count: int, seed: int) -> list[Row]:
+def _other_rows(rig: ExecutorRig, count: int, seed: int) -> list[Row]:
     """Return rows of other files, whose entries are computed first."""
     random = np.random.default_rng(seed)
     rows = []
@@ -56,88 +43,61 @@ def _company(rig: ExecutorRig, count: int, seed: int) -> list[Row]:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 @pytest.mark.usefixtures("network", "products")
-def test_a_row_computes_the_same_bits_in_any_batch(tmp_path: Path, kind: str, dtype: str) -> None:
+def test_row_in_any_batch_has_the_same_bits(tmp_path: Path, kind: str, dtype: str) -> None:
     settings: dict[str, Any] = {"sliding_window": 24} if kind == "mistral" else {}
     rig = load(make_checkpoint(tmp_path, kind, **settings), dtype)
     tokens = random_tokens(45)
     alone: list[bytes | SyscallError] = []
     batched: list[bytes | SyscallError] = []
-    for results, company in ((alone, 0), (batched, 7)):
+    for results, count in ((alone, 0), (batched, 7)):
         table = rig.table(45)
         for begin, end in ((0, 20), (20, 38), *((i, i + 1) for i in range(38, 45))):
             mine = make_row(tokens[begin:end], table, begin)
-            others = _company(rig, company, begin)
+            others = _other_rows(rig, count, begin)
             found = rig.run([*others[:3], mine, *others[3:]])
-            results.append(found[min(3, company)])
-            rig.free += [int(p) for row in others for p in row.block_table]
+            results.append(found[min(3, count)])
+            rig.give_back(*(row.block_table for row in others))
     assert alone == batched
     rig.close()
 
 
-def test_chunks_compute_what_the_whole_does(rig: ExecutorRig) -> None:
-    tokens = random_tokens(64)
-    [whole] = rig.logits([make_row(tokens, rig.table(64))])
-    for size in (1, 5, 16, 31):
-        table = rig.table(64)
-        parts = [
-            rig.logits([make_row(tokens[begin : begin + size], table, begin)])[0]
-            for begin in range(0, 64, size)
-        ]
-        np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-4, atol=1e-4)
-        rig.free += [int(page) for page in table]
-
-
-def test_copies_come_first_and_group_after_group(rig: ExecutorRig) -> None:
+def test_copies_come_before_rows_and_group_after_group(rig: ExecutorRig) -> None:
     tokens = random_tokens(20)
     source, fork, chain = rig.table(20), rig.table(21), rig.table(21)
-
-    def slots(table: np.ndarray, count: int) -> np.ndarray:
-        entries = np.arange(count)
-        return table[entries // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + entries % PAGE_TOKENS
-
     [expected] = rig.logits([make_row(tokens, source)])
-    copies = [
-        np.stack((slots(source, 19), slots(fork, 19))),
-        np.stack((slots(fork, 19), slots(chain, 19))),
-    ]
+    copies = [copy_of(source, fork, np.arange(19)), copy_of(fork, chain, np.arange(19))]
     rows = [make_row(tokens[19:], table, 19) for table in (fork, chain)]
     for found in rig.logits(rows, copies):
         np.testing.assert_allclose(found[0], expected[19], rtol=1e-5, atol=1e-5)
     assert rig.run([], copies) == []
 
 
-def test_within_a_group_of_copies_reads_come_before_writes(rig: ExecutorRig) -> None:
+def test_copies_of_one_group_read_before_they_write(rig: ExecutorRig) -> None:
     left, right = random_tokens(16, 1), random_tokens(16, 2)
     a, b = rig.table(32), rig.table(32)
     rig.run([make_row(left, a), make_row(right, b)])
     page = np.arange(16)
-    first, second = a[0] * 16 + page, b[0] * 16 + page
-    swap = np.stack((np.concatenate((first, second)), np.concatenate((second, first))))
-    found = rig.logits([make_row([5], a, 16), make_row([5], b, 16)], [swap.astype(np.int64)])
+    swap = np.concatenate((copy_of(a, b, page), copy_of(b, a, page)), axis=1)
+    found = rig.logits([make_row([5], a, 16), make_row([5], b, 16)], [swap])
     for tokens, logits in ((right, found[0]), (left, found[1])):
         [expected] = rig.logits([make_row([*tokens, 5], rig.table(17))])
         np.testing.assert_allclose(logits[0], expected[16], rtol=1e-5, atol=1e-5)
 
 
-def test_overlapping_runs_take_effect_in_order(rig: ExecutorRig) -> None:
+def test_runs_that_overlap_take_effect_in_order(rig: ExecutorRig) -> None:
     tokens = random_tokens(30)
     [expected] = rig.logits([make_row(tokens, rig.table(30))])
     table = rig.table(30)
 
-    async def overlap() -> list[bytes | SyscallError]:
-        steps = [
-            rig.executor.run(Batch([make_row(tokens[i : i + 3], table, i)]))
-            for i in range(0, 30, 3)
-        ]
-        return [result for [result] in await asyncio.gather(*steps)]
+    async def overlap() -> list[list[bytes | SyscallError]]:
+        batches = [Batch([make_row(tokens[i : i + 3], table, i)]) for i in range(0, 30, 3)]
+        return await asyncio.gather(*map(rig.executor.run, batches))
 
-    found = b"".join(r for r in asyncio.run(overlap()) if isinstance(r, bytes))
-    np.testing.assert_allclose(
-        np.frombuffer(found, np.float32).reshape(30, VOCAB), expected, rtol=1e-4, atol=1e-4
-    )
+    found = np.concatenate([as_logits(result) for [result] in asyncio.run(overlap())])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: ExecutorRig) -> None:
+def test_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: ExecutorRig) -> None:
     tokens = random_tokens(10)
     table, other = rig.table(11), rig.table(10)
     nothing = PredOptions(allow=bytes(-(-VOCAB // 8)))
@@ -150,7 +110,7 @@ def test_a_row_that_cannot_be_answered_fails_alone_and_is_computed(rig: Executor
     np.testing.assert_allclose(next_logits[0], expected[10], rtol=1e-4, atol=1e-5)
 
 
-def test_places_are_answered_in_portions_without_a_seam(
+def test_answers_in_portions_equal_answers_at_once(
     rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = random_tokens(23)
@@ -168,7 +128,7 @@ def test_places_are_answered_in_portions_without_a_seam(
     assert rig.run(rows) == whole
 
 
-def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: ExecutorRig) -> None:
+def test_wrong_batch_raises_and_the_executor_continues(rig: ExecutorRig) -> None:
     table = rig.table(4)
     outside = np.array([rig.executor.frame_count + 5], np.int32)
     with pytest.raises((IndexError, RuntimeError)):
@@ -176,39 +136,37 @@ def test_a_wrong_batch_raises_and_the_executor_goes_on(rig: ExecutorRig) -> None
     assert rig.run([make_row([1, 2], table, options=PredOptions())])
 
 
-def test_the_pool_has_the_size_that_was_given(checkpoint: Checkpoint) -> None:
+def test_pool_has_the_size_that_is_asked_for(llama: Checkpoint) -> None:
     # Two layers, two heads of 16 elements, K and V, four bytes, sixteen entries.
     page_bytes = 2 * 2 * 16 * 2 * 4 * 16
-    executor = TorchExecutor.load(
-        checkpoint.directory, dtype="fp32", pool_bytes=10 * page_bytes + 5
-    )
+    executor = TorchExecutor.load(llama.directory, dtype="fp32", pool_bytes=10 * page_bytes + 5)
     assert executor.frame_count == 10
     assert executor.model.vocab_size == VOCAB
     assert executor.model.dtype == "float32"
     asyncio.run(executor.close())
     with pytest.raises(CheckpointError, match="too small for one page"):
-        TorchExecutor.load(checkpoint.directory, dtype="fp32", pool_bytes=page_bytes - 1)
+        TorchExecutor.load(llama.directory, dtype="fp32", pool_bytes=page_bytes - 1)
 
 
 @pytest.mark.parametrize(
-    ("said", "usual", "usable", "told"),
+    ("configured", "usual", "usable", "expected"),
     [(None, 8, 8, None), (None, 8, 3, 3), (None, 4, 8, None), (5, 8, 3, 5)],
-    ids=["all", "a quota", "few by its own choice", "the operator's"],
+    ids=["all", "a quota", "few by torch's default", "configured"],
 )
-def test_torch_has_no_more_threads_than_processors_unless_it_is_said(
-    said: int | None, usual: int, usable: int, told: int | None
+def test_torch_threads_are_at_most_the_processors_unless_configured(
+    configured: int | None, usual: int, usable: int, expected: int | None
 ) -> None:
-    assert _torch_threads(said, usual, usable) == told
+    assert _torch_threads(configured, usual, usable) == expected
 
 
-def test_devices_that_are_not_there_are_refused(checkpoint: Checkpoint) -> None:
+def test_device_that_does_not_exist_is_refused(llama: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match="device"):
-        TorchExecutor.load(checkpoint.directory, device="abacus")
+        TorchExecutor.load(llama.directory, device="abacus")
 
 
-def test_progress_rises_to_one(checkpoint: Checkpoint) -> None:
+def test_progress_of_a_load_rises_to_one(llama: Checkpoint) -> None:
     shares: list[float] = []
-    executor = TorchExecutor.load(checkpoint.directory, pool_bytes=1 << 20, progress=shares.append)
+    executor = TorchExecutor.load(llama.directory, pool_bytes=1 << 20, progress=shares.append)
     asyncio.run(executor.close())
     assert shares == sorted(shares)
     assert shares[-1] == 1.0

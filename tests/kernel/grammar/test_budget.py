@@ -1,4 +1,4 @@
-"""What grammars hold: budgets, who lets go first, texts that go on all the same, and ends."""
+"""Memory of grammars: budgets, which are released first, and texts that continue all the same."""
 
 import asyncio
 import gc
@@ -25,6 +25,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.messages import Op
 
+from tests.support.garbage import left_to_collector
 from tests.support.kernel.constrained import (
     REGEX,
     assets,
@@ -35,7 +36,15 @@ from tests.support.kernel.constrained import (
     sampled,
     start,
 )
-from tests.support.kernel.grammars import WORDS, drawn, grammar_of, make_vocabulary, masked, matcher
+from tests.support.kernel.grammars import (
+    WORDS,
+    drawn,
+    errno_of,
+    grammar_of,
+    make_vocabulary,
+    masked,
+    matcher,
+)
 from tests.support.kernel.grammars import constraint as made_of
 
 MIB = 1 << 20
@@ -81,7 +90,7 @@ class TimedBudget:
         }
 
 
-def test_budget_tenant_over_its_own_loses_what_it_used_longest_ago() -> None:
+def test_budget_of_a_tenant_exceeded_drops_its_least_recently_used() -> None:
     each = TENANT_GRAMMAR_BYTES_MAX // 3
     held = [Held(each, used) for used in (99.0, 97.0, 98.0, 99.5)]
     other = Held(MIB, 90.0)
@@ -89,7 +98,7 @@ def test_budget_tenant_over_its_own_loses_what_it_used_longest_ago() -> None:
     assert found == {"mine": [each // MIB, 0, each // MIB, each // MIB], "other": [1]}
 
 
-def test_budget_all_together_over_theirs_takes_from_the_largest() -> None:
+def test_budget_of_all_exceeded_takes_from_the_largest() -> None:
     most, tenants = TENANT_GRAMMAR_BYTES_MAX, GRAMMAR_BYTES_MAX // TENANT_GRAMMAR_BYTES_MAX
     many = {f"t{n}": [Held(most // 2, 99.0), Held(most // 2, 98.0)] for n in range(tenants)}
     found = asyncio.run(
@@ -99,7 +108,7 @@ def test_budget_all_together_over_theirs_takes_from_the_largest() -> None:
     assert found["least"] == [1]
 
 
-def test_budget_all_together_over_theirs_takes_from_the_one_with_most_for_its_weight() -> None:
+def test_budget_of_all_exceeded_takes_from_the_most_for_its_weight() -> None:
     most = TENANT_GRAMMAR_BYTES_MAX
     tenants = {f"t{n}": [Held(most // 2, 99.0) for _ in range(2)] for n in range(5)}
     others = {"light": [Held(60 * MIB, 99.0)], "one": [Held(GRAMMAR_BYTES_MAX - 5 * most, 99.0)]}
@@ -115,16 +124,16 @@ def test_budget_idle_grammars_go_and_memory_is_given_back() -> None:
     found = asyncio.run(timed.keep())
     half = GRAMMAR_IDLE_BYTES_MAX // 2 // MIB
     assert found == {"tenant": [0, half, half], "other": [100]}
-    assert timed.trims == 0, "nothing had been noted before"
+    assert timed.trims == 0, "it was the first look"
     timed.tenants["other"].clear()
     asyncio.run(timed.keep())
     assert timed.trims == 1
 
 
-def test_budget_grammar_that_cannot_be_released_ends_no_look() -> None:
+def test_budget_grammar_that_cannot_be_released_is_skipped() -> None:
     class Kept(Held):
         def release(self) -> None:
-            """It is being built."""
+            """Do nothing: it is being built."""
 
     asyncio.run(TimedBudget(tenant=[Kept(2 * GRAMMAR_BYTES_MAX, 1.0)]).keep())
 
@@ -135,8 +144,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("source", ["(ab|cd[0-9]{1,3}|[x-z]+){2,40}", r"(\p{L}x|[0-9]{2}-){3,12}"])
-def test_release_texts_under_way_have_the_same_masks(vocabulary: Vocabulary, source: str) -> None:
-    """Released at each place of a text, the grammar is built again, and the guide goes on."""
+def test_release_during_a_text_keeps_its_masks(vocabulary: Vocabulary, source: str) -> None:
+    """A grammar released at each place of a text is built again, and the matcher continues."""
     made, other = (made_of(vocabulary, GrammarKind.REGEX, source) for _ in range(2))
     grammar = grammar_of(made)
     for seed in range(4):
@@ -153,7 +162,7 @@ def test_release_texts_under_way_have_the_same_masks(vocabulary: Vocabulary, sou
             assert mine.tolist() == fresh.tolist()
 
 
-def test_release_guide_before_it_is_built_again_comes_again(vocabulary: Vocabulary) -> None:
+def test_release_during_a_text_makes_its_next_mask_late(vocabulary: Vocabulary) -> None:
     made = made_of(vocabulary, GrammarKind.LARK, 'start: ("ab" | "cd")+')
     stepping = matcher(made, [])
     masked(stepping, 0, [])
@@ -161,7 +170,7 @@ def test_release_guide_before_it_is_built_again_comes_again(vocabulary: Vocabula
     grammar_of(made).release()
     mask = np.zeros(WORDS, np.uint32)
     assert stepping.fill(0, np.empty(0, np.uint32), mask) is LATER
-    assert era() is None, "the guide has let go of it, too"
+    assert era() is None, "the matcher does not hold it, either"
     assert masked(stepping, 0, []).tolist() == masked(matcher(made, []), 0, []).tolist()
 
 
@@ -169,55 +178,42 @@ def test_release_guide_before_it_is_built_again_comes_again(vocabulary: Vocabula
     ("source", "text", "errno"),
     [("((a{1,100}){1,100}){1,100}", "a" * 12, Errno.EFBIG), ("[0-9]+", "abc", Errno.EINVAL)],
 )
-def test_failed_text_leaves_no_circle_that_holds_its_grammar(
+def test_failed_text_leaves_no_cycle_that_holds_its_grammar(
     vocabulary: Vocabulary, source: str, text: str, errno: Errno
 ) -> None:
-    """An exception in a local variable of its own frame is one: with the guide, and its step."""
-    gc.collect()
-    gc.disable()
-    try:
+    """An exception in a local variable of its own frame is one: with the matcher and its step."""
+    with left_to_collector("symphony_kernel"):
         made = made_of(vocabulary, GrammarKind.REGEX, source)
-        gone, mask = ref(grammar_of(made)), np.zeros(WORDS, np.uint32)
+        gone = ref(grammar_of(made))
         tokens = ids_of(text)
-        for _ in range(3):  # it is refused by what is known of it, too
-            follows = matcher(made, tokens[:-1])
-            error = follows.fill(len(tokens) - 1, np.array(tokens[-1:], np.uint32), mask)
-            assert error is not None
-            assert error.errno is errno
-        del made, follows, error
+        for _ in range(3):  # from the second time on the error is known beforehand
+            assert errno_of(matcher(made, tokens[:-1]), len(tokens) - 1, tokens[-1:]) is errno
+        del made
         assert gone() is None
-    finally:
-        gc.enable()
 
 
-def test_grammars_ended_programs_hold_none() -> None:
-    """Without the collector: it comes by once in millions of objects."""
+def test_grammars_of_ended_programs_are_freed() -> None:
+    """Without the garbage collector, which runs too seldom."""
 
     async def test() -> None:
         async with kernel_with_text() as rig:
             worker = await start(rig)
-            for number in range(TENANT_GRAMMARS_MAX + 20):
-                instance = 10 + number
+            for instance in range(10, TENANT_GRAMMARS_MAX + 30):
                 await rig.gateway.register(instance)
                 worker.tell(instance, Op.KV_CREATE, 1 << 16)
-                handle = await constraint(worker, REGEX, b"[a-z]{%d}" % (number + 2), instance)
-                await generate(
-                    worker, instance, 1 << 16, constraint=handle, max=3, get=sampled(number)
-                )
+                handle = await constraint(worker, REGEX, b"[a-z]{%d}" % (instance - 8), instance)
+                asked = {"constraint": handle, "max": 3, "get": sampled(instance)}
+                await generate(worker, instance, 1 << 16, **asked)
                 await rig.gateway.end(instance)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with left_to_collector("symphony_kernel"):
         asyncio.run(test())
-    finally:
-        gc.enable()
 
 
 async def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
     grammars: GrammarCompiler,
 ) -> None:
-    """Sixteen that are asked for together were one too many each, once 64 had been cached."""
+    """Sixteen that compile at the same time fit where 64 are cached and idle."""
     loop = asyncio.get_running_loop()
     for number in range(0, 2 * TENANT_GRAMMARS_MAX, 16):
         ended = [loop.create_future() for _ in range(16)]
@@ -246,16 +242,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler) -> None:
+async def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler) -> None:
     most = 0
-
-    async def test() -> None:
-        nonlocal most
-        for number in range(20):
-            await compile_large(grammars, number)
-            most = max(most, grammars._budget.held_bytes)
-
-    asyncio.run(test())
+    for number in range(20):
+        await compile_large(grammars, number)
+        most = max(most, grammars.held_bytes)
     assert TENANT_GRAMMAR_BYTES_MAX / 2 < most <= TENANT_GRAMMAR_BYTES_MAX
     assert grammars.statistics()["grammars"] == 20
     built = [each for each in _all(grammars) if each.generation is not None]
@@ -263,7 +254,7 @@ def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
-async def test_grammars_idle_ones_give_memory_back_to_the_system(
+async def test_grammars_that_are_idle_give_memory_back_to_the_system(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await compile_large(grammars, 99)  # and what the first one loads

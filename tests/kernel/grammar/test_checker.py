@@ -1,4 +1,4 @@
-"""The checker's process: what it has given up before a stranger's text comes."""
+"""The checker's process: what it refuses, and its own limits."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from symphony_kernel.protocol.errno import Errno
 from tests.support.kernel.constrained import EOS, assets
 
 
-def test_what_would_take_the_kernel_long_does_not_get_there(
+def test_grammar_that_compiles_too_long_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = make_tokenizer(assets().tokenizer_json, 4_096, (EOS,))
@@ -24,7 +24,7 @@ def test_what_would_take_the_kernel_long_does_not_get_there(
     assert raised.value.errno is Errno.EFBIG
 
 
-def test_it_has_little_to_break_things_with() -> None:
+def test_checker_process_has_tight_limits() -> None:
     mine = Checker(assets().tokenizer_json, 4_096, (EOS,))
     try:
         assert mine.check(GrammarKind.REGEX, "a+")[0] == 0

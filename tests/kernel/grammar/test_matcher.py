@@ -1,4 +1,4 @@
-"""Guides: masks that follow from a grammar and a text's tokens, whichever way one came there."""
+"""Matchers: masks follow from a grammar and a text, whichever way the matcher took."""
 
 import json
 import random
@@ -18,6 +18,7 @@ from tests.support.kernel.grammars import (
     Text,
     constraint,
     drawn,
+    errno_of,
     grammar_of,
     make_vocabulary,
     masked,
@@ -30,7 +31,7 @@ def vocabulary() -> Vocabulary:
     return make_vocabulary()
 
 
-def test_whatever_is_drawn_parses(vocabulary: Vocabulary) -> None:
+def test_text_that_masks_allow_always_parses(vocabulary: Vocabulary) -> None:
     person = constraint(vocabulary, GrammarKind.JSON_SCHEMA, schema(PERSON).decode())
     for seed in range(150):
         jsonschema.validate(json.loads(text_of(drawn(person, seed))), PERSON)
@@ -39,8 +40,8 @@ def test_whatever_is_drawn_parses(vocabulary: Vocabulary) -> None:
         assert re.fullmatch(r"(0[1-9]|1[0-2])/\d\d( or never)?", text_of(drawn(date, seed)))
 
 
-def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
-    """However a guide came to a place: step by step, at once, back from elsewhere, or by a copy."""
+def test_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
+    """A matcher may come to a place step by step, at once, back from a later one, or by a copy."""
     made = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
     other = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
     texts = [drawn(made, seed)[:-1] for seed in range(10)]
@@ -51,13 +52,13 @@ def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
             mine = masked(stepping, end - 1, [text[end - 1]])
             fresh = masked(matcher(other, text[: end - 1]), end - 1, [text[end - 1]])
             assert mine.tolist() == fresh.tolist()
-            if chance.random() < 0.2:  # a row that comes again, after others in vain
+            if chance.random() < 0.2:  # a row that is repeated after others in vain
                 back = chance.randrange(end)
                 again = masked(stepping, back, text[back:end])
                 assert again.tolist() == fresh.tolist()
 
 
-def test_a_prompt_is_no_text_and_a_text_may_begin_within_a_call(vocabulary: Vocabulary) -> None:
+def test_text_begins_behind_the_prompt_or_within_a_call(vocabulary: Vocabulary) -> None:
     made = constraint(vocabulary, GrammarKind.REGEX, "abc[0-9]")
     prompt, begun = [5, 6, 7], ids_of("abc")
     digits = set(masked(matcher(made, begun[:-1]), len(begun) - 1, begun[-1:]).tolist())
@@ -65,19 +66,16 @@ def test_a_prompt_is_no_text_and_a_text_may_begin_within_a_call(vocabulary: Voca
     whole = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
     whole.set_prefix(np.empty(0, np.uint32))
     assert set(masked(whole, 1, prompt[1:] + begun).tolist()) == digits
-    # Of a call in chunks only the last is asked about: what stood before it is told.
+    # Of a call in chunks only the last has a mask: `set_prefix` has the tokens before it.
     chunked = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
     chunked.set_prefix(np.array(prompt[1:] + begun[:-1], np.uint32))
     start = 1 + len(prompt[1:]) + len(begun) - 1
     assert set(masked(chunked, start, begun[-1:]).tolist()) == digits
 
 
-def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Vocabulary) -> None:
+def test_text_that_does_not_match_is_einval_for_itself_only(vocabulary: Vocabulary) -> None:
     made = constraint(vocabulary, GrammarKind.REGEX, "[a-c]{5}")
-    mask = np.zeros(WORDS, np.uint32)
-    error = matcher(made, ids_of("z")).fill(0, np.array(ids_of("z"), np.uint32), mask)
-    assert error is not None
-    assert error.errno is Errno.EINVAL
+    assert errno_of(matcher(made, ids_of("z")), 0, ids_of("z")) is Errno.EINVAL
     assert len(masked(matcher(made, []), 0, ids_of("a")))
 
 
@@ -91,13 +89,12 @@ def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Voc
     ],
 )
 @pytest.mark.parametrize("kept", [False, True])
-def test_behind_an_end_are_ends_alone_however_one_came_there(
+def test_mask_behind_an_end_allows_only_ends(
     vocabulary: Vocabulary, kind: GrammarKind, grammar: str, text: str, kept: bool
 ) -> None:
     made = constraint(vocabulary, kind, grammar)
     ids = ids_of(text)
     whole = [*ids, EOS, EOS, EOS]
-    mask = np.zeros(WORDS, np.uint32)
     for seed in range(12):
         chance = random.Random(seed)
         follows, start = matcher(made, [], kept=kept), 0
@@ -113,16 +110,13 @@ def test_behind_an_end_are_ends_alone_however_one_came_there(
         back = chance.randrange(len(ids))
         fresh = masked(matcher(made, ids[:back]), back, ids[back:]).tolist()
         assert masked(follows, back, ids[back:]).tolist() == fresh
-        wrong = np.array([*ids[back:], EOS, ids[0]], np.uint32)
-        error = follows.fill(back, wrong, mask)
-        assert error is not None
-        assert error.errno is Errno.EINVAL
-    early = matcher(made, []).fill(0, np.array([*ids[:1], EOS], np.uint32), mask)
+        assert errno_of(follows, back, [*ids[back:], EOS, ids[0]]) is Errno.EINVAL
+    early = errno_of(matcher(made, []), 0, [*ids[:1], EOS])
     assert (early is None) == (kind is not GrammarKind.JSON_SCHEMA and grammar != "ab[0-9]")
 
 
-def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
-    """All its texts share them: no text may fail because of the others."""
+def test_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
+    """All texts of a grammar share its states: no text may fail because of the others."""
     made = constraint(vocabulary, GrammarKind.REGEX, "(.*x.{200}y.*)+")
     grammar = grammar_of(made)
     first = grammar.generation
@@ -135,25 +129,22 @@ def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) 
     assert grammar.generation is not first
 
 
-def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabulary) -> None:
-    """A text that takes all states for itself is refused, for good; nobody compiles for it."""
+def test_grammar_is_compiled_again_only_if_other_texts_used_it(vocabulary: Vocabulary) -> None:
+    """A text that needs all states itself is refused for good, without compiling again."""
     made = constraint(vocabulary, GrammarKind.REGEX, "((a{1,100}){1,100}){1,100}")
     grammar, text = grammar_of(made), ids_of("a" * 12)
     first = grammar.generation
-    mask = np.zeros(WORDS, np.uint32)
-    errors = []
     for _ in range(8):
         follows = matcher(made, text[:-1])
-        errors.append(follows.fill(len(text) - 1, np.array(text[-1:], np.uint32), mask))
+        assert errno_of(follows, len(text) - 1, text[-1:]) is Errno.EFBIG
         assert follows.ready()
-    assert [error.errno for error in errors if error is not None] == [Errno.EFBIG] * 8
     assert grammar.generation is first
     assert first is not None
     assert first.matchers == 1, "the others were not tried"
     assert grammar.seconds > 0.0
 
 
-def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
+def test_mask_without_a_compiled_grammar_comes_later(vocabulary: Vocabulary) -> None:
     made = constraint(vocabulary, GrammarKind.REGEX, "[ab]+")
     source = grammar_of(made).source
     asked: list[Grammar] = []
@@ -166,12 +157,12 @@ def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
     assert [follows.ready(), follows.ready()] == [False, False]
     assert asked == [late], "once"
     late.build()
-    assert late.seconds > 0.0, "what a mask takes is known before the first is asked for"
+    assert late.seconds > 0.0, "the time of a mask is known before the first one"
     assert follows.ready()
     assert follows.fill(0, own, mask) is None
 
 
-def test_a_long_text_is_followed_in_more_than_one_step(
+def test_long_text_is_followed_in_several_steps(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = constraint(vocabulary, GrammarKind.REGEX, "[a-c ]*")
@@ -191,22 +182,22 @@ def test_a_long_text_is_followed_in_more_than_one_step(
     assert np.flatnonzero(bits).tolist() == wanted
 
 
-def test_a_text_that_is_only_looked_at_is_followed_once(vocabulary: Vocabulary) -> None:
-    """`kept` is false where a call appends nothing; the file's own entries are, all the same."""
+def test_text_that_is_only_read_is_followed_once(vocabulary: Vocabulary) -> None:
+    """`kept` is false where a call appends nothing; the file's entries are kept all the same."""
     made = constraint(vocabulary, GrammarKind.REGEX, "[a-c ]*")
     text = ids_of("abc cab " * 40)
     grammar, own = grammar_of(made), ids_of("a")
     first = masked(matcher(made, text), len(text), own).tolist()
     assert grammar.token_seconds > 0.0
-    beside = matcher(made, text)
-    assert beside.seconds > grammar.seconds, "what is to be followed counts beforehand"
+    again = matcher(made, text)
+    assert again.seconds > grammar.seconds, "tokens to follow count beforehand"
     rate = grammar.token_seconds
-    assert masked(beside, len(text), own).tolist() == first
-    assert grammar.token_seconds < rate, "nothing was"
-    assert beside.seconds == grammar.seconds
+    assert masked(again, len(text), own).tolist() == first
+    assert grammar.token_seconds < rate, "no token was followed again"
+    assert again.seconds == grammar.seconds
 
 
-def test_the_longest_time_lately_counts(vocabulary: Vocabulary) -> None:
+def test_mask_seconds_are_the_recent_maximum(vocabulary: Vocabulary) -> None:
     grammar = grammar_of(constraint(vocabulary, GrammarKind.REGEX, "a"))
     grammar.record_mask(1.0)
     for _ in range(3):

@@ -1,15 +1,16 @@
-"""Matchers that are kept: how many, whose, and which of them go."""
+"""The matcher cache: how many it keeps, for which tenants, and which it drops."""
 
 import gc
 import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 from symphony_kernel.grammar.matcher_cache import MatcherCache
 
 
 class Matcher:
-    """As much of one as is kept."""
+    """The part of a matcher that the cache uses."""
 
     def deep_copy(self) -> "Matcher":
         return self
@@ -25,27 +26,27 @@ def keep(kept: MatcherCache, tenant: str, number: int, what: bytes, before: byte
     return matcher
 
 
-def test_texts_have_room_by_their_lengths_a_tenants_and_all_together() -> None:
+def test_texts_are_kept_by_length_within_both_budgets() -> None:
     kept = MatcherCache(tenant_tokens=4_000, tokens=6_000)
     for number in range(9):
         keep(kept, "a", number, text(1_000))
     assert kept.tokens == {"a": 4_000}
     assert kept.find("a", 4, text(1_000)) is None
-    assert kept.find("a", 5, text(1_000)) is not None, "that one is used: it goes last"
+    assert kept.find("a", 5, text(1_000)) is not None, "it was used, so it is dropped last"
     for number in range(3):
         keep(kept, "b", number, text(1_000))
     assert kept.tokens == {"a": 3_000, "b": 3_000}
     assert kept.find("a", 5, text(1_000)) is not None
     assert kept.find("b", 5, text(1_000)) is None, "another tenant's"
     keep(kept, "a", 1, text(4_001))
-    assert kept.tokens["a"] == 3_000, "what is too long goes nowhere, and nothing goes for it"
+    assert kept.tokens["a"] == 3_000, "a text over the limit is not kept and drops no other"
     many = MatcherCache(tenant_tokens=4_000, tokens=6_000)
     for number in range(100):
         keep(many, "a", number, text(1))
-    assert 0 < len(many) < 20, "short ones count, too"
+    assert 0 < len(many) < 20, "each short one counts, too"
 
 
-def test_of_a_text_that_grows_the_last_two_stay() -> None:
+def test_text_that_grows_keeps_its_last_two_matchers() -> None:
     kept = MatcherCache()
     for length in range(1, 50):
         keep(kept, "a", 1, text(length), text(length - 1))
@@ -57,21 +58,17 @@ def test_of_a_text_that_grows_the_last_two_stay() -> None:
     assert len(kept) == 2
 
 
-def test_what_is_over_is_let_go() -> None:
+@pytest.mark.parametrize("swept", [False, True])
+def test_matchers_of_a_dropped_generation_are_freed(swept: bool) -> None:
     kept = MatcherCache()
     gone = weakref.ref(keep(kept, "a", 1, text(9)))
-    kept.drop_generation(1)
     keep(kept, "a", 2, text(9))
-    gc.collect()
-    assert gone() is None
-    assert len(kept) == 1
-
-
-def test_sweep_lets_go_of_an_era_that_is_over_though_nothing_is_kept_since() -> None:
-    kept = MatcherCache()
-    keep(kept, "t", 1, text(5))
-    keep(kept, "t", 2, text(5))
     kept.drop_generation(1)
     assert len(kept) == 2
-    kept.sweep()
-    assert (len(kept), kept.find("t", 1, text(5))) == (1, None)
+    if swept:
+        kept.sweep()
+    else:
+        keep(kept, "a", 2, text(9))
+    gc.collect()
+    assert gone() is None
+    assert (len(kept), kept.find("a", 1, text(9))) == (1, None)

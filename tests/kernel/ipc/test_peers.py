@@ -1,4 +1,4 @@
-"""Who is on the kernel's links: workers that lie, come again and go, and what the gateway asks."""
+"""The kernel's peers: workers that forge calls, come and go, and the gateway's questions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ from tests.support.run_by import run_by
 
 
 @run_by(with_kernel)
-async def test_a_worker_cannot_call_for_anothers_instance(rig: KernelRig) -> None:
+async def test_worker_that_forges_an_instance_is_ignored(rig: KernelRig) -> None:
     intruder = rig.attach_worker("w2")
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
@@ -48,18 +48,13 @@ async def test_a_worker_cannot_call_for_anothers_instance(rig: KernelRig) -> Non
 @pytest.mark.parametrize(
     "frame",
     [
-        [m.Register.KIND, 1, 5, "t", "w", 0, 0, {}],
-        [m.End.KIND, 1, 1],
-        [m.Ask.KIND, 1, "statistics", {}],
-        [m.Calls.KIND, "calls"],
-        [m.Calls.KIND],
-        [99],
-        ["x"],
+        [m.Register.KIND, 1, 5, "t", "w", 0, 0, {}], [m.End.KIND, 1, 1],
+        [m.Ask.KIND, 1, "statistics", {}], [m.Calls.KIND, "calls"], [m.Calls.KIND], [99], ["x"],
         [None, None],
     ],
-)
+)  # fmt: skip
 @run_by(with_kernel)
-async def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
+async def test_worker_that_breaks_the_protocol_is_cut_off(
     rig: KernelRig, *, frame: list[Any]
 ) -> None:
     second = rig.attach_worker("w2")
@@ -73,7 +68,7 @@ async def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_en
     await rig.worker.closed.wait()
     assert (await rig.gateway.end(1)).errno == 0  # and what it had used
     assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
-    assert isinstance(await kept, bytes), "the other worker's go on"
+    assert isinstance(await kept, bytes), "the other worker's instances continue"
     await rig.gateway.check_integrity()
 
 
@@ -87,7 +82,7 @@ async def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_en
     ],
 )  # fmt: skip
 @run_by(with_kernel)
-async def test_a_call_that_is_none_harms_nobody(rig: KernelRig, *, call: Any) -> None:
+async def test_call_that_is_malformed_affects_no_other(rig: KernelRig, *, call: Any) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
@@ -100,22 +95,11 @@ async def test_a_call_that_is_none_harms_nobody(rig: KernelRig, *, call: Any) ->
         assert isinstance(result, int)
         assert result < 0
     else:
-        assert counted["dropped"] + counted["failed"] == 1, "no reply was wanted, or by nobody"
+        assert counted["dropped"] + counted["failed"] == 1, "it wanted no reply, or has no instance"
 
 
 @run_by(with_kernel)
-async def test_a_worker_that_connects_again_replaces_the_old_one(rig: KernelRig) -> None:
-    old = await start(rig)
-    old.pred(1, A, PROMPT)
-    new = rig.attach_worker("w")
-    await old.closed.wait()
-    assert (await rig.gateway.register(1)).errno == 0, "its instances have ended"
-    new.tell(1, Op.KV_CREATE, A)
-    assert isinstance(await new.pred(1, A, PROMPT), bytes)
-
-
-@run_by(with_kernel)
-async def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all(rig: KernelRig) -> None:
+async def test_lost_worker_ends_its_instances_and_a_lost_gateway_all(rig: KernelRig) -> None:
     second = rig.attach_worker("w2")
     await start(rig, 1)
     await rig.gateway.register(2, worker="w2")
@@ -133,7 +117,7 @@ async def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all(rig: Kern
 
 
 @run_by(with_kernel)
-async def test_what_the_gateway_asks(rig: KernelRig) -> None:
+async def test_gateway_questions_have_answers_or_an_errno(rig: KernelRig) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
@@ -151,7 +135,7 @@ async def test_what_the_gateway_asks(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_integrity_is_checked_between_steps_even_when_they_never_pause(
+async def test_integrity_is_checked_during_steps_without_a_pause(
     rig: KernelRig,
 ) -> None:
     async def busy(instance: int) -> None:
@@ -165,38 +149,36 @@ async def test_integrity_is_checked_between_steps_even_when_they_never_pause(
     await asyncio.gather(*lips)
 
 
-def test_large_results_are_split_over_frames() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        for instance in range(2, 8):
-            await start(rig, instance)
-        logits = options(at="all", get="logits")
-        calls = [(i, Op.PRED, A, tokens(*range(1, 257)), None, logits) for i in range(1, 8)]
-        results = await asyncio.gather(*worker.calls(*calls))
-        assert {len(result) for result in results if isinstance(result, bytes)} == {4 << 20}
-        assert worker.frames >= 2
-
-    with_kernel(
-        test,
-        executor=lambda clock: SimulatedExecutor(clock, 256, costs=CostModel(), hashed=False),
-        kernel_options=KernelOptions(steps=StepLimits(tokens=4096)),
-    )
+@run_by(
+    with_kernel,
+    executor=lambda clock: SimulatedExecutor(clock, 256, costs=CostModel(), hashed=False),
+    kernel_options=KernelOptions(steps=StepLimits(tokens=4096)),
+)
+async def test_results_that_are_large_are_split_over_frames(rig: KernelRig) -> None:
+    worker = await start(rig)
+    for instance in range(2, 8):
+        await start(rig, instance)
+    logits = options(at="all", get="logits")
+    calls = [(i, Op.PRED, A, tokens(*range(1, 257)), None, logits) for i in range(1, 8)]
+    results = await asyncio.gather(*worker.calls(*calls))
+    assert {len(result) for result in results if isinstance(result, bytes)} == {4 << 20}
+    assert worker.frames >= 2
 
 
 # --- Sessions ------------------------------------------------------------------------------------
 class Listener:
-    """A peer's side of a session with the kernel's door, on memory links."""
+    """A peer's side of a session with the kernel's server, on memory links."""
 
-    def __init__(self, door: Server, role: str, name: str) -> None:
-        self._door = door
-        self.heard: list[m.Message] = []
+    def __init__(self, server: Server, role: str, name: str) -> None:
+        self.server = server
+        self.received: list[m.Message] = []
         self.welcomes: list[m.Welcome] = []
         self.ended = asyncio.Event()
-        self.dialer = Dialer(role, name, SECRET, lambda f: self.heard.append(m.decode(f)), self)
+        self.dialer = Dialer(role, name, SECRET, lambda f: self.received.append(m.decode(f)), self)
 
     async def connect(self) -> tuple[Link, asyncio.Event]:
         ours, theirs = memory_pair()
-        self._door.accept(theirs)
+        self.server.accept(theirs)
         return ours, await self.dialer.connect(ours)
 
     def send(self, message: m.Message) -> None:
@@ -219,14 +201,14 @@ class Listener:
 SECRET = b"s" * 16
 
 
-def at_the_door(test: Callable[[KernelRig, Listener, Listener], Awaitable[None]]) -> None:
-    """A kernel whose gateway and worker "v" have sessions; an instance 1 lives in "v"."""
+def with_sessions(test: Callable[[KernelRig, Listener, Listener], Awaitable[None]]) -> None:
+    """Run a kernel whose gateway and worker "v" have sessions; "v" runs instance 1."""
 
     async def whole(rig: KernelRig) -> None:
         rig.gateway.link.close()
         await asyncio.sleep(0.001)
-        door = Server(rig.kernel, {"gateway": SECRET, "v": SECRET})
-        gateway, worker = Listener(door, "gateway", "gateway"), Listener(door, "worker", "v")
+        server = Server(rig.kernel, {"gateway": SECRET, "v": SECRET})
+        gateway, worker = Listener(server, "gateway", "gateway"), Listener(server, "worker", "v")
         await gateway.connect()
         await worker.connect()
         gateway.send(m.Register(1, 1, "t", "v", 0, 0, {}))
@@ -235,8 +217,8 @@ def at_the_door(test: Callable[[KernelRig, Listener, Listener], Awaitable[None]]
     with_kernel(whole)
 
 
-@run_by(at_the_door)
-async def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off(
+@run_by(with_sessions)
+async def test_session_that_is_cut_keeps_its_instances(
     rig: KernelRig, gateway: Listener, worker: Listener
 ) -> None:
     worker.send(m.Calls([[1, Op.KV_CREATE, 0, A]]))
@@ -245,30 +227,30 @@ async def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off(
         worker.send(m.Calls([[1, Op.PRED, seq, A, PROMPT, None, b""]]))
         link.abort()
         await over.wait()
-        await asyncio.sleep(0.1)  # a reply is ready and nobody is there
+        await asyncio.sleep(0.1)  # a reply is ready while the peer is away
     worker.send(m.Calls([[1, Op.KV_LEN, 9, A]]))
     await worker.connect()
     await gateway.connect()
     await asyncio.sleep(0.3)
     assert rig.kernel.statistics()["instances"] == 1
-    frames = [message for message in worker.heard if isinstance(message, m.Replies)]
+    frames = [message for message in worker.received if isinstance(message, m.Replies)]
     replies = [reply for frame in frames for reply in frame.replies]
     assert [seq for _, seq, _ in replies] == [5, 6, 7, 9]
     assert replies[-1][2] == 3 * 59
-    assert gateway.heard == [m.Answer(1, 0, 0)]
+    assert gateway.received == [m.Answer(1, 0, 0)]
     assert [w.resumed for w in worker.welcomes] == [False] + [True] * 3
     assert not worker.ended.is_set()
     assert worker.welcomes[0].about
     assert not worker.welcomes[1].about
 
 
-@run_by(at_the_door)
-async def test_a_session_that_begins_ends_the_one_before_and_its_instances(
+@run_by(with_sessions)
+async def test_session_that_begins_ends_the_one_before(
     rig: KernelRig, gateway: Listener, worker: Listener
 ) -> None:
     await asyncio.sleep(0.01)
     assert rig.kernel.statistics()["instances"] == 1
-    successor = Listener(worker._door, "worker", "v")
+    successor = Listener(worker.server, "worker", "v")
     await successor.connect()
     assert rig.kernel.statistics()["instances"] == 0
     with pytest.raises(LinkLostError):
@@ -276,14 +258,14 @@ async def test_a_session_that_begins_ends_the_one_before_and_its_instances(
     assert worker.ended.is_set()
     gateway.send(m.Register(2, 1, "t", "v", 0, 0, {}))
     await asyncio.sleep(0.01)
-    assert gateway.heard[-1] == m.Answer(2, 0, 0)
-    await Listener(worker._door, "gateway", "gateway").connect()
+    assert gateway.received[-1] == m.Answer(2, 0, 0)
+    await Listener(worker.server, "gateway", "gateway").connect()
     assert rig.kernel.statistics()["instances"] == 0
 
 
 @pytest.mark.parametrize("frame", [[m.Receipt.KIND, 99], [m.End.KIND, 1, 1], [m.Hello.KIND]])
-@run_by(at_the_door)
-async def test_a_session_whose_peer_breaks_the_protocol_is_over(
+@run_by(with_sessions)
+async def test_session_whose_peer_breaks_the_protocol_ends(
     rig: KernelRig, gateway: Listener, worker: Listener, *, frame: list[Any]
 ) -> None:
     link, over = await worker.connect()

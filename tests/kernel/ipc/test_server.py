@@ -1,10 +1,11 @@
-"""The kernel as a process: a real `python -m symphony_kernel` behind a real Unix socket."""
+"""The kernel as a process: `python -m symphony_kernel` with a Unix socket."""
 
 import asyncio
 import json
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,20 +51,25 @@ class Process:
         assert self.process.stderr is not None
         return (await self.process.stderr.read()).decode()
 
-    async def connect(self) -> SocketLink:
-        return await connect_unix(self.socket)
-
     async def gateway(self) -> Gateway:
-        gateway = Gateway(await self.connect())
+        gateway = Gateway(await connect_unix(self.socket))
         hello(gateway.link, "gateway", "gateway")
         await asyncio.wait_for(gateway.welcome, 20)
         return gateway
 
     async def worker(self, name: str = "worker-0") -> Worker:
-        worker = Worker(await self.connect())
+        worker = Worker(await connect_unix(self.socket))
         hello(worker.link, "worker", name)
         await asyncio.wait_for(worker.welcome, 20)
         return worker
+
+    async def refuse(self, *given: Any) -> None:
+        """Check that a peer with this `hello` is cut off without a welcome."""
+        peer = Worker(await connect_unix(self.socket))
+        hello(peer.link, *given)
+        peer.tell(1, Op.KV_CREATE, HANDLE)
+        await asyncio.wait_for(peer.closed.wait(), 20)
+        assert not peer.welcome.done()
 
 
 def hello(
@@ -88,14 +94,9 @@ async def kernel_process(folder: Path, **settings: Any) -> AsyncIterator[Process
         "simulated": {"fixed_us": 1000, "pages": 256},
     } | settings
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "symphony_kernel",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "symphony_kernel", stdin=PIPE, stdout=PIPE, stderr=PIPE,
         env=os.environ | {"PYTHONPATH": str(KERNEL_FOLDER)},
-    )
+    )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(json.dumps(configuration).encode() + b"\n")
     try:
@@ -121,7 +122,7 @@ def run(
 
 
 @run_by(run, "socket_folder", processes=True)
-async def test_only_the_processes_that_were_started_are_let_in(process: Process) -> None:
+async def test_peers_from_unreported_processes_are_refused(process: Process) -> None:
     def started(role: str, pid: int) -> None:
         assert process.process.stdin is not None
         line = json.dumps(notice(role, Started(pid, 1)))
@@ -129,10 +130,7 @@ async def test_only_the_processes_that_were_started_are_let_in(process: Process)
 
     started("worker-0", process.process.pid)  # another process than this one
     for name, role in (("worker-0", "worker"), ("gateway", "gateway")):
-        stranger = Worker(await process.connect())
-        hello(stranger.link, role, name)
-        await asyncio.wait_for(stranger.closed.wait(), 20)
-        assert not stranger.welcome.done()
+        await process.refuse(role, name)
     started("gateway", os.getpid())
     started("worker-0", os.getpid())
     gateway = await process.gateway()
@@ -141,7 +139,7 @@ async def test_only_the_processes_that_were_started_are_let_in(process: Process)
 
 
 @run_by(run, "socket_folder")
-async def test_a_run_through_the_door(process: Process) -> None:
+async def test_kernel_process_serves_a_run(process: Process) -> None:
     gateway, worker = await process.gateway(), await process.worker()
     about = (await worker.welcome).about
     assert about["model"]["page_size"] == 16
@@ -171,24 +169,20 @@ async def test_a_run_through_the_door(process: Process) -> None:
     ],
 )
 @run_by(run, "socket_folder")
-async def test_a_stranger_is_shown_the_door(
+async def test_peer_with_wrong_credentials_is_refused(
     process: Process, *, role: str, name: str, secret: str, version: int
 ) -> None:
-    stranger = Worker(await process.connect())
-    hello(stranger.link, role, name, secret, version)
-    stranger.tell(1, Op.KV_CREATE, HANDLE)
-    await asyncio.wait_for(stranger.closed.wait(), 10)
-    assert not stranger.welcome.done()
+    await process.refuse(role, name, secret, version)
     gateway = await process.gateway()
     assert (await gateway.statistics())["calls"] == 0
 
 
 @run_by(run, "socket_folder")
-async def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(
+async def test_bytes_that_break_the_protocol_end_the_link(
     process: Process,
 ) -> None:
     gateway = await process.gateway()
-    early = Worker(await process.connect())
+    early = Worker(await connect_unix(process.socket))
     early.tell(1, Op.KV_CREATE, HANDLE)
     await asyncio.wait_for(early.closed.wait(), 10)
     for raw in (
@@ -210,7 +204,7 @@ async def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(
 
 
 @run_by(run, "socket_folder")
-async def test_a_worker_of_the_same_name_replaces_the_old_one(process: Process) -> None:
+async def test_worker_that_connects_again_replaces_the_old_one(process: Process) -> None:
     gateway, old = await process.gateway(), await process.worker()
     await gateway.register(1, worker="worker-0")
     new = await process.worker()
@@ -221,23 +215,9 @@ async def test_a_worker_of_the_same_name_replaces_the_old_one(process: Process) 
     assert isinstance(await new.pred(1, HANDLE, tokens(5)), bytes)
 
 
-@run_by(run, "socket_folder")
-async def test_instances_end_with_their_worker_and_all_with_the_gateway(process: Process) -> None:
-    gateway = await process.gateway()
-    first, second = await process.worker(), await process.worker("worker-1")
-    for instance, name in ((1, "worker-0"), (2, "worker-1")):
-        assert (await gateway.register(instance, worker=name)).errno == 0
-    first.link.close()
-    await wait_instances(gateway, 1)
-    gateway.link.close()
-    gateway = await process.gateway()
-    assert (await gateway.statistics())["instances"] == 0
-    assert not second.closed.is_set()
-
-
 @pytest.mark.parametrize("how", ["SIGTERM", "end of stdin"])
 @run_by(run, "socket_folder")
-async def test_it_stops_cleanly_when_told(process: Process, *, how: str) -> None:
+async def test_kernel_process_stops_cleanly(process: Process, *, how: str) -> None:
     gateway, worker = await process.gateway(), await process.worker()
     await gateway.register(1, worker="worker-0")
     worker.tell(1, Op.KV_CREATE, HANDLE)
@@ -252,25 +232,25 @@ async def test_it_stops_cleanly_when_told(process: Process, *, how: str) -> None
     assert "Traceback" not in await process.errors()
 
 
-async def test_it_can_be_stopped_while_it_loads(socket_folder: Path) -> None:
+async def test_kernel_process_can_be_stopped_while_it_loads(socket_folder: Path) -> None:
     async with kernel_process(socket_folder, executor="torch") as process:
         process.close_stdin()
         assert await process.wait() == 0
 
 
-async def test_a_model_that_is_not_there_is_said_in_words(socket_folder: Path) -> None:
+async def test_kernel_process_without_its_model_says_so(socket_folder: Path) -> None:
     missing = socket_folder / "no-such-model"
     async with kernel_process(socket_folder, executor="torch", model=str(missing)) as process:
         assert await process.wait() == 2
         while (refused := await process.event())["event"] == "progress":
             pass
-        assert refused["event"] == "refused", "the supervisor says it, once"
+        assert refused["event"] == "refused", "the supervisor prints it, once"
         assert "no-such-model" in refused["words"]
         assert "Traceback" not in await process.errors()
 
 
 @pytest.mark.slow
-async def test_the_tiny_model_answers_through_the_door(socket_folder: Path) -> None:
+async def test_kernel_process_with_the_tiny_model_answers(socket_folder: Path) -> None:
     settings = {"executor": "torch", "threads": 1, "pool_bytes": 16 << 20}
     async with kernel_process(socket_folder, **settings) as process:
         events = [await process.event()]
@@ -293,25 +273,20 @@ async def test_the_tiny_model_answers_through_the_door(socket_folder: Path) -> N
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "[]",
-        "{",
-        "{}",
+        "", "[]", "{", "{}", '{"socket": 5, "secrets": {}}', '{"socket": "s", "secrets": []}',
         '{"socket": "s", "secrets": {"gateway": "zz"}}',
         '{"socket": "s", "secrets": {"gateway": ""}}',
         '{"socket": "s", "secrets": {}, "colour": 1}',
         '{"socket": "s", "secrets": {}, "executor": "abacus"}',
         '{"socket": "s", "secrets": {}, "simulated": {"warp": 9}}',
-        '{"socket": 5, "secrets": {}}',
-        '{"socket": "s", "secrets": []}',
     ],
-)
-def test_a_configuration_that_is_none_is_refused(line: str) -> None:
+)  # fmt: skip
+def test_configuration_that_is_invalid_is_refused(line: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_configuration(line)
 
 
-def test_a_configuration_keeps_its_secrets_to_itself() -> None:
+def test_configuration_does_not_print_its_secrets() -> None:
     configuration = parse_configuration('{"socket": "s", "secrets": {"gateway": "abcd"}}')
     assert configuration.secrets == {"gateway": b"\xab\xcd"}
     assert "xab" not in repr(configuration)

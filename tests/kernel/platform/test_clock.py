@@ -1,4 +1,4 @@
-"""Virtual time: order, jumps, and what it refuses."""
+"""Virtual time: order, jumps, and errors."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ import pytest
 from symphony_kernel.platform.clock import RealClock, VirtualClock
 
 
-def test_an_hour_passes_at_once_and_in_order() -> None:
+def test_virtual_hour_passes_at_once_and_in_order() -> None:
     clock = VirtualClock()
     woken: list[tuple[str, float]] = []
 
@@ -26,7 +26,7 @@ def test_an_hour_passes_at_once_and_in_order() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_timeouts_are_virtual_too() -> None:
+def test_virtual_timeout_ends_in_virtual_time() -> None:
     clock = VirtualClock()
 
     async def main() -> float:
@@ -38,7 +38,7 @@ def test_timeouts_are_virtual_too() -> None:
     assert clock.run(main()) == pytest.approx(1000)
 
 
-def test_waiting_for_what_cannot_happen_is_an_error_and_not_a_hang() -> None:
+def test_virtual_deadlock_is_an_error() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -46,7 +46,7 @@ def test_waiting_for_what_cannot_happen_is_an_error_and_not_a_hang() -> None:
         VirtualClock().run(main())
 
 
-def test_the_end_waits_for_threads_that_are_late() -> None:
+def test_virtual_run_waits_for_its_threads_at_the_end() -> None:
     class Late(ThreadPoolExecutor):
         over = False
 
@@ -65,12 +65,12 @@ def test_the_end_waits_for_threads_that_are_late() -> None:
     assert threads.over
 
 
-async def test_a_virtual_clock_does_not_sleep_in_another_loop() -> None:
+async def test_virtual_clock_in_another_loop_refuses_to_sleep() -> None:
     with pytest.raises(AssertionError, match="its own run"):
         await VirtualClock().sleep(1)
 
 
-async def test_the_real_clock_grows_by_what_was_slept() -> None:
+async def test_real_clock_advances_by_the_time_slept() -> None:
     clock = RealClock()
     before = clock.now()
     await clock.sleep(0.01)

@@ -1,4 +1,4 @@
-"""How many processors there are, as the system's files and this process's affinity say it."""
+"""The number of processors, from the system's files and the process's affinity."""
 
 import os
 import sys
@@ -15,42 +15,40 @@ def put(path: Path, text: str) -> None:
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight processors of the machine that this process may be put on."""
+    """Allow this process to run on eight processors."""
     if sys.platform == "linux":
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     else:
         monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process has an affinity on Linux")
-def test_a_process_uses_what_it_may_be_put_on(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has an affinity on Linux only")
+def test_usable_processors_are_those_of_the_affinity(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     assert usable_processors(tmp_path, tmp_path) == len(before)
     os.sched_setaffinity(0, {min(before)})
     try:
         if len(os.sched_getaffinity(0)) > 1:
-            pytest.skip("this system takes an affinity, and does nothing about it")
+            pytest.skip("this system accepts an affinity and ignores it")
         assert usable_processors(tmp_path, tmp_path) == 1
     finally:
         os.sched_setaffinity(0, before)
 
 
 @pytest.mark.usefixtures("many")
-def test_the_smallest_quota_above_counts_and_a_part_is_a_whole_one(tmp_path: Path) -> None:
+def test_usable_processors_are_the_smallest_quota_rounded_up(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     put(proc / "self" / "cgroup", "0::/service/symphony\n")
-    put(groups / "service" / "symphony" / "cpu.max", "max 100000\n")
-    assert usable_processors(proc, groups) == 8
-    put(groups / "service" / "cpu.max", "250000 100000\n")
-    assert usable_processors(proc, groups) == 3
-    put(groups / "service" / "symphony" / "cpu.max", "20000 100000\n")
-    assert usable_processors(proc, groups) == 1
-    put(groups / "service" / "symphony" / "cpu.max", "1600000 100000\n")
-    assert usable_processors(proc, groups) == 3
+    parent, own = "service", "service/symphony"
+    for group, quota, usable in (
+        (own, "max", 8), (parent, "250000", 3), (own, "20000", 1), (own, "1600000", 3)
+    ):  # fmt: skip
+        put(groups / group / "cpu.max", f"{quota} 100000\n")
+        assert usable_processors(proc, groups) == usable
 
 
 @pytest.mark.usefixtures("many")
-def test_the_first_version_of_groups_has_quotas_too(tmp_path: Path) -> None:
+def test_usable_processors_follow_quotas_of_cgroups_v1(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     put(proc / "self" / "cgroup", "4:cpu,cpuacct:/away/from/here\n3:memory:/\n")
     put(groups / "cpu" / "cpu.cfs_quota_us", "-1\n")
@@ -61,7 +59,7 @@ def test_the_first_version_of_groups_has_quotas_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many")
-def test_memory_bounds_processes_and_one_there_always_is(tmp_path: Path) -> None:
+def test_processes_at_once_fit_into_memory_and_are_at_least_one(tmp_path: Path) -> None:
     assert processes_at_once(1 << 30, tmp_path, tmp_path) == 8
     put(tmp_path / "meminfo", f"MemAvailable: {3 << 20} kB\n")
     assert processes_at_once(1 << 30, tmp_path, tmp_path) == 3

@@ -1,4 +1,4 @@
-"""How a kernel's process is set, as a process of its own says it."""
+"""The interpreter's settings of a kernel, read in a process of its own."""
 
 import json
 import subprocess
@@ -17,18 +17,16 @@ thread = threading.Thread(target=lambda: found.append(slice_seconds()))
 thread.start()
 thread.join()
 switches = [usual, sys.getswitchinterval()]
-told = [taken, slice_seconds(), found[0], gc.get_freeze_count(), switches]
-print(json.dumps(told))
+print(json.dumps([taken, slice_seconds(), found[0], gc.get_freeze_count(), switches]))
 """
 
 
-def test_a_process_and_its_threads_have_short_turns_and_keep_what_they_loaded() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], check=True, capture_output=True, timeout=60
-    ).stdout
-    taken, own, threads, frozen, (usual, switch) = json.loads(told)
+def test_interpreter_has_short_slices_and_frozen_objects() -> None:
+    command = [sys.executable, "-c", _PROGRAM]
+    printed = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    taken, own, threads, frozen, (usual, switch) = json.loads(printed)
     assert frozen > 1_000
     assert switch < usual
     assert threads == own
-    if taken:  # the system knows of turns' lengths
+    if taken:  # the system supports time slices
         assert own < 0.001

@@ -1,4 +1,4 @@
-"""What strangers write into a log is a part of a line, and tells a terminal nothing."""
+"""Log lines: untrusted text stays within one line and cannot control a terminal."""
 
 import io
 import logging
@@ -21,21 +21,21 @@ def logged(path: str, error: BaseException | None = None) -> str:
     return out.getvalue()
 
 
-def test_a_record_is_one_line() -> None:
+def test_record_with_untrusted_text_is_one_line() -> None:
     assert logged("/v1/ü b") == "ERROR n: GET /v1/ü b failed\n"
     words = "made up\\r\\x1b[2J\\u2028\\u202e\\x85end"
     assert logged(FORGED) == f"ERROR n: GET /v1/runs/x\\nERROR symphony: {words} failed\n"
     assert printable("\udc80") == "\\udc80"
 
 
-def test_no_line_of_an_exception_looks_like_a_record() -> None:
+def test_exception_with_untrusted_text_looks_like_no_record() -> None:
     first, *below = logged("x", ValueError(FORGED)).splitlines()
     assert first == "ERROR n: GET x failed"
     forged = "  ERROR symphony: made up\\r\\x1b[2J\\u2028\\u202e\\x85end"
     assert below == ["  ValueError: /v1/runs/x", forged]
 
 
-def test_a_process_logs_so() -> None:
+def test_process_that_logs_to_stderr_escapes_lines() -> None:
     program = (
         "import logging; from symphony_kernel.platform.log_format import log_to_stderr;"
         " log_to_stderr('WARNING', '%(message)s'); logging.info('no'); logging.warning('a\\nb')"

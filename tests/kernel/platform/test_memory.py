@@ -1,4 +1,4 @@
-"""What is left of memory, as the system's files say it."""
+"""The memory that is available, as the system's files say it."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_the_least_of_machine_and_groups_counts(tmp_path: Path) -> None:
+def test_available_bytes_are_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     assert available_bytes(proc, groups) is None
     put(proc / "meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\n")
@@ -26,7 +26,7 @@ def test_the_least_of_machine_and_groups_counts(tmp_path: Path) -> None:
     assert available_bytes(proc, groups) == 17_000
 
 
-def test_the_first_version_of_groups_is_known_too(tmp_path: Path) -> None:
+def test_available_bytes_follow_limits_of_cgroups_v1(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     put(proc / "self" / "cgroup", "5:cpu,memory:/away/from/here\n")
     put(groups / "memory" / "memory.limit_in_bytes", "5000\n")
@@ -36,7 +36,7 @@ def test_the_first_version_of_groups_is_known_too(tmp_path: Path) -> None:
     assert available_bytes(proc, groups) == 500
 
 
-def test_what_the_system_can_take_back_can_be_had(tmp_path: Path) -> None:
+def test_attainable_bytes_count_swap_and_reclaimable_memory(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     assert attainable_bytes(proc, groups) is None
     put(proc / "meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\nSwapFree:   1000 kB\n")

@@ -1,4 +1,4 @@
-"""What a process may have of the system is lowered, and never raised."""
+"""Resource limits are lowered and never raised."""
 
 import json
 import resource
@@ -18,7 +18,7 @@ def limits_after(program: str, kinds: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(soft, hard) for soft, hard in json.loads(done.stdout)]
 
 
-def test_a_limit_is_set_where_there_is_none_and_kept_where_it_is_lower() -> None:
+def test_limit_is_set_unless_it_is_lower_already() -> None:
     program = (
         "from symphony_kernel.platform.rlimits import lower_limit\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (3, 20))\n"
@@ -39,10 +39,10 @@ def test_a_limit_is_set_where_there_is_none_and_kept_where_it_is_lower() -> None
     ],
     ids=["of a grammar", "of a program"],
 )
-def test_compilers_have_no_more_than_the_system_gives_them(limiting: str) -> None:
+def test_compilers_keep_limits_that_are_lower_already(limiting: str) -> None:
     program = (
         f"{limiting.split(';')[0]}\n"
-        # A child has used none of its second: to import takes more than that where it takes long.
+        # The child has all of its second; a slow import may take more than that.
         "import os\n"
         "if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"

@@ -1,10 +1,10 @@
-"""Turns on a processor, as threads ask the system for them."""
+"""Time slices that threads ask the system for."""
 
 import os
 import platform
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -16,15 +16,12 @@ _T = TypeVar("_T")
 
 
 def in_a_thread(work: Callable[[], _T]) -> _T:
-    """Return what `work` does in a thread of its own, whose turns are nobody else's."""
-    found: list[_T] = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
+    """Return the result of `work` in a thread of its own, which has its own time slices."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
 
 
-def test_a_thread_has_the_turns_it_asks_for_and_so_have_those_that_it_starts() -> None:
+def test_slice_of_a_thread_applies_to_threads_that_it_starts() -> None:
     def work() -> tuple[bool, list[float | None]]:
         usual, taken = slice_seconds(), set_slice(SHORT)
         asked = [slice_seconds(), in_a_thread(slice_seconds)]
@@ -37,10 +34,10 @@ def test_a_thread_has_the_turns_it_asks_for_and_so_have_those_that_it_starts() -
     assert taken or usual is None
     assert mine == (SHORT if taken else usual)
     assert after == usual
-    assert slice_seconds() == before, "of no other thread"
+    assert slice_seconds() == before, "another thread keeps its own"
 
 
-def test_it_has_no_more_of_a_processor_for_it() -> None:
+def test_slice_leaves_priority_and_policy_unchanged() -> None:
     def work() -> list[int]:
         before = [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)]
         set_slice(SHORT)
@@ -52,7 +49,7 @@ def test_it_has_no_more_of_a_processor_for_it() -> None:
 
 
 class System:
-    """Answers for the system: a thread has this policy and niceness; some calls it refuses."""
+    """A system in which a thread has this policy, and which refuses one call."""
 
     def __init__(self, policy: int, refuses: int | None = None, runtime: int = 3_000_000) -> None:
         self.policy, self.refuses, self.runtime = policy, refuses, runtime
@@ -73,35 +70,35 @@ class System:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose calls have numbers that are known."""
+    """Run on a machine whose system calls are known."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("policy", "taken"), [(0, True), (1, False), (3, True), (5, False)])
-def test_policies_that_have_no_such_turns_are_left_alone(policy: int, taken: bool) -> None:
+def test_slice_of_a_realtime_policy_is_not_changed(policy: int, taken: bool) -> None:
     system = System(policy)
     assert set_slice(SHORT, 12, system) is taken
     assert system.set == ([(12, policy, 1, 7, 300_000)] if taken else [])
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_system_that_knows_of_no_lengths_has_not_taken_one() -> None:
+def test_slice_on_a_system_without_slices_is_not_taken() -> None:
     system = System(0, runtime=0)
     assert not set_slice(SHORT, 12, system)
-    assert system.set, "it was asked, and refused nothing"
+    assert system.set, "the call was made and not refused"
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("refuses", sched_slice._NUMBERS["x86_64"])
-def test_a_system_that_refuses_is_no_fault(refuses: int) -> None:
+def test_slice_that_the_system_refuses_is_not_taken(refuses: int) -> None:
     system = System(0, refuses)
     assert not set_slice(SHORT, 0, system)
     assert not system.set
 
 
-def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slice_on_an_unknown_machine_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "abacus")
     system = System(0)
     assert not set_slice(SHORT, 0, system)

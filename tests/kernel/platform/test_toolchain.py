@@ -1,4 +1,4 @@
-"""Compilers as they are found and run, and what is kept of what they made."""
+"""Compilers: how they are found and run, and which of their libraries are kept."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from symphony_kernel.platform.toolchain import (
 )
 
 
-def test_old_libraries_of_a_kind_go(tmp_path: Path) -> None:
+def test_old_libraries_of_a_kind_are_removed(tmp_path: Path) -> None:
     for number in range(9):
         made = tmp_path / "made"
         made.write_bytes(b"x")
@@ -26,11 +26,11 @@ def test_old_libraries_of_a_kind_go(tmp_path: Path) -> None:
     assert {"modules-8.so", "modules-8.sha256", "kernels-1.so"} <= left
 
 
-def test_a_library_that_another_process_removes_meanwhile_is_no_fault(tmp_path: Path) -> None:
+def test_library_that_another_process_removes_is_skipped(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"modules-{number}.so").write_bytes(b"x")
     gone = tmp_path / "modules-gone.so"
-    gone.symlink_to(tmp_path / "nowhere")  # is listed, and not to be looked at
+    gone.symlink_to(tmp_path / "nowhere")  # is listed, and its target is missing
     remove_others(tmp_path / "modules-8.so", "modules-*.so")
     left = {path.name for path in tmp_path.iterdir()}
     assert len(left) == 4
@@ -38,7 +38,7 @@ def test_a_library_that_another_process_removes_meanwhile_is_no_fault(tmp_path: 
 
 
 @pytest.mark.parametrize(("variable", "language"), [("CC", "C"), ("CXX", r"C\+\+")])
-def test_a_compiler_that_is_not_there_is_named(
+def test_compiler_that_is_not_there_is_named(
     variable: str, language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "no-such-compiler")
@@ -61,7 +61,7 @@ def test_headers_that_are_not_there_are_named(
         python_headers()
 
 
-def test_what_a_compiler_says_is_told(tmp_path: Path) -> None:
+def test_compiler_error_has_its_message(tmp_path: Path) -> None:
     words = "echo hm >&2; echo 'one.c:1: error: no' >&2; exit 1"
     with pytest.raises(CompileError, match=r"sh failed on all: one.c:1: error: no"):
         run("sh", "-c", words, what="all", seconds_max=20)

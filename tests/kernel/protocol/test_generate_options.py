@@ -1,4 +1,4 @@
-"""The options of `generate`: pred's that make sense, and its own."""
+"""The options of `generate`: those of pred that apply to it, and its own."""
 
 from typing import Any
 
@@ -18,33 +18,35 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 
+NO_MAPS = [b"\xc1", b"\x80\x80", b"\x90", b"\x01", b"\xdd\xff\xff\xff\xff"]
+
 
 def parse(**given: Any) -> GenerateOptions:
     return parse_generate_options(msgpack.packb(given))
 
 
-def test_nothing_said_is_greedy_without_end() -> None:
+def test_options_without_bytes_are_greedy_and_unlimited() -> None:
     assert parse_generate_options(b"") is GENERATE_DEFAULT
     assert parse() == GENERATE_DEFAULT
     assert GENERATE_DEFAULT.tokens_max > FILE_ENTRIES_MAX
     assert (GENERATE_DEFAULT.stop, GENERATE_DEFAULT.ahead) == (frozenset(), 8)
 
 
-def test_its_own_three() -> None:
+def test_options_max_stop_and_ahead_are_accepted() -> None:
     made = parse(max=7, stop=[3, 0, 3], ahead=0)
     assert made == GenerateOptions(DEFAULT, 7, frozenset({0, 3}), 0)
     assert made.pred is DEFAULT
     assert parse(max=2**32 - 1, stop=[2**32 - 1], ahead=GENERATE_AHEAD_MAX).tokens_max == 2**32 - 1
 
 
-def test_a_lot_is_never_more_than_the_kernel_gives_before_it_stops() -> None:
+def test_option_lot_is_limited_by_ahead() -> None:
     assert (GENERATE_DEFAULT.lot, GENERATE_DEFAULT.gathered) == (1, 1)
     assert (parse(lot=4).lot, parse(lot=4).gathered) == (4, 4)
     assert parse(lot=GENERATE_AHEAD_MAX).gathered == 9
     assert parse(lot=7, ahead=0).gathered == 1
 
 
-def test_what_every_step_asks_for_is_pred_s() -> None:
+def test_options_of_pred_apply_to_each_step() -> None:
     made = parse(get={"sample": {"seed": 4}}, bias={}, allow=b"\x01", at="last", keep=True)
     assert made.pred == PredOptions(
         get=Get.SAMPLE, sampling=Sampling(seed=4), allow=b"\x01", at="last", keep=True
@@ -65,28 +67,23 @@ def test_what_every_step_asks_for_is_pred_s() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_words(given: dict[str, Any]) -> None:
+def test_option_with_a_wrong_value_is_einval_and_named(given: dict[str, Any]) -> None:
     with pytest.raises(SyscallError) as raised:
         parse(**given)
     assert raised.value.errno is Errno.EINVAL
     assert next(iter(given)) in raised.value.detail
 
 
-@pytest.mark.parametrize("key", ["adapter"])
-def test_what_is_not_there_yet_says_so(key: str) -> None:
-    with pytest.raises(SyscallError) as raised:
-        parse(**{key: 1})
-    assert raised.value.errno is Errno.ENOSYS
-
-
-@pytest.mark.parametrize("data", [b"\xc1", b"\x80\x80", b"\x90", b"\x01", b"\xdd\xff\xff\xff\xff"])
-def test_what_is_no_map_is_invalid(data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "errno"),
+    [
+        *((data, Errno.EINVAL) for data in NO_MAPS),
+        (msgpack.packb({"adapter": 1}), Errno.ENOSYS),
+        (bytes(PRED_OPTIONS_BYTES_MAX + 1), Errno.EFBIG),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_bytes_that_are_no_options_have_their_errno(data: bytes, errno: Errno) -> None:
     with pytest.raises(SyscallError) as raised:
         parse_generate_options(data)
-    assert raised.value.errno is Errno.EINVAL
-
-
-def test_a_size_has_a_limit() -> None:
-    with pytest.raises(SyscallError) as raised:
-        parse_generate_options(bytes(PRED_OPTIONS_BYTES_MAX + 1))
-    assert raised.value.errno is Errno.EFBIG
+    assert raised.value.errno is errno

@@ -1,10 +1,10 @@
-"""Histograms: bounds belong to their buckets, what is above the last is counted too."""
+"""Histograms: bounds belong to their buckets; values above the last are counted, too."""
 
 from symphony_kernel.protocol import histogram
 from symphony_kernel.protocol.histogram import Histogram
 
 
-def test_an_observation_falls_into_the_first_bucket_that_holds_it() -> None:
+def test_value_is_counted_in_the_first_bucket_that_holds_it() -> None:
     counted = Histogram((1.0, 2.0, 5.0))
     for value in (0.5, 1.0, 1.1, 5.0, 6.0):
         counted.add(value)
@@ -17,7 +17,7 @@ def test_an_observation_falls_into_the_first_bucket_that_holds_it() -> None:
     assert sum(counted.counts) == 8
 
 
-def test_the_buckets_ascend() -> None:
+def test_histogram_bounds_ascend() -> None:
     found = [value for name, value in vars(histogram).items() if name.isupper()]
     assert len(found) == 6
     for bounds in found:

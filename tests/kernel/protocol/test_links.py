@@ -1,4 +1,4 @@
-"""Links: frames whole, in order and bounded, whatever the other side or the socket does."""
+"""Links: frames are whole, in order and bounded."""
 
 import asyncio
 import itertools
@@ -6,7 +6,8 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from symphony_kernel.protocol.limits import FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import (
     Link,
     LinkError,
@@ -24,7 +26,7 @@ from symphony_kernel.protocol.links import (
     serve_unix,
 )
 
-from tests.support.memory_links import MemoryLink, memory_pair
+from tests.support.run_by import run_by
 
 VALUES = st.recursive(
     st.none()
@@ -40,7 +42,7 @@ FRAMES = st.lists(VALUES, min_size=1, max_size=5)
 
 
 class End:
-    """What one end of a link hears."""
+    """One end of a link, with the frames that it received."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -71,128 +73,114 @@ class End:
 Pair = tuple[End, End]
 
 
-async def memory_ends(folder: Path) -> tuple[Pair, Callable[[], Awaitable[None]]]:
+@asynccontextmanager
+async def memory_ends(_: Path) -> AsyncIterator[Pair]:
     left, right = memory_pair()
-
-    async def stop() -> None:
-        left.close()
-
-    return (End(left), End(right)), stop
+    yield End(left), End(right)
+    left.close()
 
 
-async def socket_ends(folder: Path) -> tuple[Pair, Callable[[], Awaitable[None]]]:
+@asynccontextmanager
+async def socket_ends(folder: Path) -> AsyncIterator[Pair]:
     arrived: asyncio.Future[End] = asyncio.get_running_loop().create_future()
     server = await serve_unix(folder / "s", lambda link: arrived.set_result(End(link)), 1 << 20)
     ours = End(await connect_unix(folder / "s"))
     theirs = await arrived
-
-    async def stop() -> None:
-        ours.link.close()
-        theirs.link.close()
-        server.close()
-        await theirs.wait_closed()
-
-    return (ours, theirs), stop
+    yield ours, theirs
+    ours.link.close()
+    theirs.link.close()
+    server.close()
+    await theirs.wait_closed()
 
 
 @pytest.fixture(params=[memory_ends, socket_ends], ids=["memory", "socket"])
-def run(request: pytest.FixtureRequest, socket_folder: Path) -> Callable[..., None]:
-    def runner(test: Callable[[End, End], Coroutine[Any, Any, None]]) -> None:
-        async def main() -> None:
-            (ours, theirs), stop = await request.param(socket_folder)
-            await asyncio.wait_for(test(ours, theirs), 30)
-            await stop()
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
-        asyncio.run(main())
 
-    return runner
+def with_ends(folder: Path, kind: Any, test: Callable[[End, End], Awaitable[None]]) -> None:
+    """Run a test with both ends of a link of each kind."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30), kind(folder) as (ours, theirs):
+            await test(ours, theirs)
+
+    asyncio.run(main())
 
 
 # -- Both kinds --------------------------------------------------------------------------------
-def test_frames_arrive_whole_and_in_order_both_ways(run: Callable[..., None]) -> None:
-    async def test(ours: End, theirs: End) -> None:
-        sent = [[i, "x" * (i * 977), b"\0" * i, None, {"k": [1, 2.5]}] for i in range(200)]
-        for frame in sent:
-            ours.link.send(frame)
-            theirs.link.send(frame)
-        assert await theirs.wait_frames(200) == sent
-        assert await ours.wait_frames(200) == sent
-        assert ours.link.backlog == 0
-
-    run(test)
+@run_by(with_ends, "socket_folder", "kind")
+async def test_frames_arrive_whole_and_in_order_both_ways(ours: End, theirs: End) -> None:
+    sent = [[i, "x" * (i * 977), b"\0" * i, None, {"k": [1, 2.5]}] for i in range(200)]
+    for frame in sent:
+        ours.link.send(frame)
+        theirs.link.send(frame)
+    assert await theirs.wait_frames(200) == sent
+    assert await ours.wait_frames(200) == sent
+    assert ours.link.backlog == 0
 
 
-def test_what_was_sent_before_a_close_arrives_and_both_ends_hear_of_it_once(
-    run: Callable[..., None],
-) -> None:
-    async def test(ours: End, theirs: End) -> None:
-        ours.link.send([1])
-        ours.link.send([2])
-        ours.link.close()
-        ours.link.close()
-        ours.link.send([3])
-        await theirs.wait_closed()
-        await ours.wait_closed()
-        theirs.link.send([4])
-        await asyncio.sleep(0.01)
-        assert theirs.frames == [[1], [2]]
-        assert ours.frames == []
-        assert (ours.ends, theirs.ends) == (1, 1)
-        assert ours.link.closed
-        assert theirs.link.closed
-
-    run(test)
+@run_by(with_ends, "socket_folder", "kind")
+async def test_link_that_is_closed_delivers_its_frames_first(ours: End, theirs: End) -> None:
+    ours.link.send([1])
+    ours.link.send([2])
+    ours.link.close()
+    ours.link.close()
+    ours.link.send([3])
+    await theirs.wait_closed()
+    await ours.wait_closed()
+    theirs.link.send([4])
+    await asyncio.sleep(0.01)
+    assert theirs.frames == [[1], [2]]
+    assert ours.frames == []
+    assert (ours.ends, theirs.ends) == (1, 1)
+    assert ours.link.closed
+    assert theirs.link.closed
 
 
-def test_an_aborted_link_ends_on_both_sides_at_once(run: Callable[..., None]) -> None:
-    async def test(ours: End, theirs: End) -> None:
-        ours.link.send([1])
-        ours.link.abort()
-        await theirs.wait_closed()
-        await ours.wait_closed()
-        assert theirs.frames == []
-        assert (ours.ends, theirs.ends) == (1, 1)
-
-    run(test)
+@run_by(with_ends, "socket_folder", "kind")
+async def test_link_that_is_aborted_ends_on_both_sides_at_once(ours: End, theirs: End) -> None:
+    ours.link.send([1])
+    ours.link.abort()
+    await theirs.wait_closed()
+    await ours.wait_closed()
+    assert theirs.frames == []
+    assert (ours.ends, theirs.ends) == (1, 1)
 
 
-def test_nothing_is_received_after_our_own_close(run: Callable[..., None]) -> None:
-    async def test(ours: End, theirs: End) -> None:
-        received: list[Any] = []
+@run_by(with_ends, "socket_folder", "kind")
+async def test_link_that_its_receiver_closes_delivers_no_more(ours: End, theirs: End) -> None:
+    received: list[Any] = []
 
-        def close_on_first(frame: list[Any]) -> None:
-            received.append(frame)
-            theirs.link.close()
+    def close_on_first(frame: list[Any]) -> None:
+        received.append(frame)
+        theirs.link.close()
 
-        theirs.link.receive(close_on_first, theirs.closed.set)
-        for i in range(10):
-            ours.link.send([i])
-        await ours.wait_closed()
-        await theirs.wait_closed()
-        assert received == [[0]]
-
-    run(test)
+    theirs.link.receive(close_on_first, theirs.closed.set)
+    for i in range(10):
+        ours.link.send([i])
+    await ours.wait_closed()
+    await theirs.wait_closed()
+    assert received == [[0]]
 
 
-def test_backlog_counts_what_the_peer_has_not_taken(run: Callable[..., None]) -> None:
-    async def test(ours: End, theirs: End) -> None:
-        for _ in range(64):
-            ours.link.send(["x" * 65536])
-        assert ours.link.backlog >= 64 * 65536
-        await theirs.wait_frames(64)
-        assert ours.link.backlog == 0
-
-    run(test)
+@run_by(with_ends, "socket_folder", "kind")
+async def test_backlog_counts_the_bytes_that_the_peer_has_not_read(ours: End, theirs: End) -> None:
+    for _ in range(64):
+        ours.link.send(["x" * 65536])
+    assert ours.link.backlog >= 64 * 65536
+    await theirs.wait_frames(64)
+    assert ours.link.backlog == 0
 
 
 # -- The codec ---------------------------------------------------------------------------------
 @given(FRAMES)
-def test_any_frame_survives_the_codec(frame: list[Any]) -> None:
+def test_frame_of_any_values_is_decoded_to_the_same(frame: list[Any]) -> None:
     assert decode(encode(frame)) == frame
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_a_link_error_or_a_frame_and_nothing_else(data: bytes) -> None:
+def test_bytes_at_random_are_a_frame_or_a_link_error(data: bytes) -> None:
     try:
         frame = decode(data)
     except LinkError:
@@ -203,16 +191,14 @@ def test_garbage_is_a_link_error_or_a_frame_and_nothing_else(data: bytes) -> Non
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", b"\x90", b"\x05", b"\x81\x01\x02", b"\x91", b"\x91\x01\x02", b"\x91" * 5000],
-)
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    [
+        b"", b"\xc1", b"\x90", b"\x05", b"\x81\x01\x02", b"\x91", b"\x91\x01\x02", b"\x91" * 5000,
+        b"\xdd\xff\xff\xff\xff",  # claims four thousand million items
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
     with pytest.raises(LinkError):
         decode(data)
-
-
-def test_a_frame_that_claims_to_be_huge_costs_nothing() -> None:
-    with pytest.raises(LinkError):
-        decode(b"\xdd\xff\xff\xff\xff")  # an array of four thousand million
 
 
 # -- Sockets -----------------------------------------------------------------------------------
@@ -222,9 +208,13 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.aborted = False
+        self.writes: list[bytes] = []
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
 
     def is_closing(self) -> bool:
         return self.aborted
@@ -236,8 +226,22 @@ class Transport(asyncio.Transport):
         self.aborted = True
 
 
+def attached(
+    on_frame: Callable[[list[Any]], None] | None = None, frame_bytes_max: int = FRAME_BYTES_MAX
+) -> tuple[SocketLink, Transport]:
+    """Return a link on a recording transport, whose receiver is named at once or later."""
+
+    def made(link: SocketLink) -> None:
+        if on_frame is not None:
+            link.receive(on_frame, lambda: None)
+
+    link, transport = SocketLink(made, frame_bytes_max), Transport()
+    link.connection_made(transport)
+    return link, transport
+
+
 def receive(link: SocketLink, data: bytes) -> None:
-    """Let bytes come, as a socket would, in as many pieces as the link has room for."""
+    """Give a link bytes as a socket does, in as many pieces as it has room for."""
     while data:
         buffer = link.get_buffer(-1)
         taken = min(len(buffer), len(data))
@@ -248,13 +252,11 @@ def receive(link: SocketLink, data: bytes) -> None:
 
 
 def feed(pieces: list[bytes], frame_bytes_max: int = 1 << 20) -> tuple[list[Any], SocketLink, bool]:
-    """Hand a link these pieces as a socket would; return its frames and whether it gave up."""
+    """Give a link pieces as a socket does; return its frames and whether it gave up."""
 
     async def main() -> tuple[list[Any], SocketLink, bool]:
         frames: list[Any] = []
-        link = SocketLink(lambda link: link.receive(frames.append, lambda: None), frame_bytes_max)
-        transport = Transport()
-        link.connection_made(transport)
+        link, transport = attached(frames.append, frame_bytes_max)
         for piece in pieces:
             if not transport.aborted:
                 receive(link, piece)
@@ -270,9 +272,7 @@ def framed(frame: list[Any]) -> bytes:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(FRAMES, max_size=6), st.data())
-def test_frames_do_not_depend_on_how_the_socket_cuts_them(
-    frames: list[list[Any]], data: st.DataObject
-) -> None:
+def test_frames_are_the_same_in_any_pieces(frames: list[list[Any]], data: st.DataObject) -> None:
     stream = b"".join(map(framed, frames))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     edges = [0, *cuts, len(stream)]
@@ -282,7 +282,7 @@ def test_frames_do_not_depend_on_how_the_socket_cuts_them(
     assert not aborted
 
 
-def test_a_frame_over_the_limit_ends_the_link_before_it_is_there() -> None:
+def test_frame_over_the_limit_ends_the_link_before_it_is_read() -> None:
     frames, link, aborted = feed([framed([1]), struct.pack("<I", 101)], frame_bytes_max=100)
     assert frames == [[1]]
     assert aborted
@@ -290,7 +290,7 @@ def test_a_frame_over_the_limit_ends_the_link_before_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\xc1", b"\x05", b"\x90", b""])
-def test_garbage_after_good_frames_ends_the_link_after_them(garbage: bytes) -> None:
+def test_bytes_that_are_no_frame_end_the_link_after_earlier_frames(garbage: bytes) -> None:
     bad = struct.pack("<I", len(garbage)) + garbage
     frames, link, aborted = feed([framed([1]) + framed([2]) + bad + framed([3])])
     assert frames == [[1], [2]]
@@ -298,58 +298,42 @@ def test_garbage_after_good_frames_ends_the_link_after_them(garbage: bytes) -> N
     assert isinstance(link.error, LinkError)
 
 
-async def test_a_receivers_error_is_not_mistaken_for_the_peers() -> None:
+async def test_error_of_a_receiver_is_not_an_error_of_the_link() -> None:
     def broken(_: list[Any]) -> None:
         raise ZeroDivisionError
 
-    link = SocketLink(lambda link: link.receive(broken, lambda: None))
-    link.connection_made(Transport())
+    link, _ = attached(broken)
     with pytest.raises(ZeroDivisionError):
         receive(link, framed([1]))
     assert link.error is None
 
 
-async def test_a_burst_of_frames_is_one_write(tmp_path: Path) -> None:
-    writes: list[int] = []
-
-    class Counting(Transport):
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            writes.append(len(data))
-
-    link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
-    link.connection_made(Counting())
+async def test_frames_of_one_turn_are_one_write() -> None:
+    link, transport = attached()
     for i in range(100):
         link.send([i])
-    assert writes == []
+    assert transport.writes == []
     await asyncio.sleep(0)
-    assert len(writes) == 1
+    assert len(transport.writes) == 1
 
 
-async def test_a_frame_that_is_sent_now_takes_what_is_queued_along(tmp_path: Path) -> None:
-    written: list[bytes] = []
-
-    class Keeping(Transport):
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            written.append(bytes(data))
-
-    link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
-    link.connection_made(Keeping())
+async def test_frame_that_is_sent_now_goes_behind_those_queued() -> None:
+    link, transport = attached()
     link.send([1])
     link.send([2], now=True)
-    assert written == [framed([1]) + framed([2])]
+    assert transport.writes == [framed([1]) + framed([2])]
     link.send([3], now=True)
     await asyncio.sleep(0)
-    assert written[1:] == [framed([3])]
+    assert transport.writes[1:] == [framed([3])]
 
 
-async def test_room_grows_with_what_has_come_and_goes_with_its_frame() -> None:
+async def test_buffer_grows_with_received_bytes_and_shrinks_after_a_frame() -> None:
     frames: list[Any] = []
-    link = SocketLink(lambda link: link.receive(frames.append, lambda: None))
-    link.connection_made(Transport())
+    link, _ = attached(frames.append)
     least = len(link.get_buffer(-1))
     large = framed(["x" * (20 * least)])
     receive(link, large[:10])
-    assert len(link.get_buffer(-1)) == least - 10  # whatever it says that it will send
+    assert len(link.get_buffer(-1)) == least - 10  # not what is announced
     receive(link, large[10 : 3 * least])
     assert least < len(link.get_buffer(-1)) <= 3 * least
     receive(link, large[3 * least :] + framed([1]))
@@ -357,17 +341,16 @@ async def test_room_grows_with_what_has_come_and_goes_with_its_frame() -> None:
     assert len(link.get_buffer(-1)) == least
 
 
-async def test_frames_that_come_before_a_receiver_is_named_wait_for_it() -> None:
+async def test_frames_before_the_receiver_is_named_wait_for_it() -> None:
     frames: list[Any] = []
     sent = [[i, "x" * 5_000] for i in range(40)]
-    link = SocketLink(lambda _: None)
-    link.connection_made(Transport())
+    link, _ = attached()
     receive(link, b"".join(map(framed, sent)))
     link.receive(frames.append, lambda: None)
     assert frames == sent
 
 
-async def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(
+async def test_socket_file_that_is_left_over_is_replaced(
     socket_folder: Path,
 ) -> None:
     path = socket_folder / "s"
@@ -380,14 +363,14 @@ async def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(
         await asyncio.sleep(0.01)
         server.close()
     with pytest.raises(OSError, match=r"No such file|refused"):
-        await connect_unix(socket_folder / "nobody")
+        await connect_unix(socket_folder / "missing")
 
 
-def test_integer_keys_are_for_the_bias_map() -> None:
+def test_map_with_integer_keys_is_decoded() -> None:
     assert decode(msgpack.packb([{5: 1.5}])) == [{5: 1.5}]
 
 
-async def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it() -> None:
+async def test_memory_frames_before_the_receiver_is_named_wait_for_it() -> None:
     left, right = memory_pair()
     assert isinstance(left, MemoryLink)
     left.send([1])
@@ -395,21 +378,20 @@ async def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it()
     assert await End(right).wait_frames(1) == [[1]]
 
 
-@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell")
-async def test_the_system_says_who_the_peer_is_or_nobody_does(socket_folder: Path) -> None:
-    (ours, theirs), stop = await socket_ends(socket_folder)
-    mine, other = ours.link, theirs.link
-    assert isinstance(mine, SocketLink)
-    assert isinstance(other, SocketLink)
-    assert mine.peer_pid == other.peer_pid == os.getpid()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        without_descriptors = mine.peer_pid
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert without_descriptors == 0
-    other.abort()
-    await ours.wait_closed()
-    assert mine.peer_pid == 0
-    await stop()
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system has no SO_PEERCRED")
+async def test_peer_pid_is_the_peers_or_0_without_an_answer(socket_folder: Path) -> None:
+    async with socket_ends(socket_folder) as (ours, theirs):
+        mine, other = ours.link, theirs.link
+        assert isinstance(mine, SocketLink)
+        assert isinstance(other, SocketLink)
+        assert mine.peer_pid == other.peer_pid == os.getpid()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            without_descriptors = mine.peer_pid
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert without_descriptors == 0
+        other.abort()
+        await ours.wait_closed()
+        assert mine.peer_pid == 0

@@ -28,18 +28,23 @@ ID = b"session"
 
 
 class Answerer:
-    """The side that is connected to: knows one session, as far as its state says."""
+    """The side that is connected to; it knows at most one session."""
 
     def __init__(self, state: SessionState | None = None) -> None:
         self.session: SessionLink | None = None
-        self.heard: list[list[Any]] = []
+        self.received: list[list[Any]] = []
         self.answering = True
         if state is not None:
             self._make(state)
 
+    @property
+    def known(self) -> SessionLink:
+        assert self.session is not None
+        return self.session
+
     def _make(self, state: SessionState) -> SessionLink:
         self.session = session = SessionLink(state)
-        session.receive(self.heard.append, lambda: None)
+        session.receive(self.received.append, lambda: None)
         return session
 
     def meet(self, link: Link) -> None:
@@ -48,8 +53,7 @@ class Answerer:
         def on_frame(frame: list[Any]) -> None:
             nonlocal introduced
             if introduced:
-                assert self.session is not None
-                self.session.handle_frame(frame)
+                self.known.handle_frame(frame)
                 return
             hello = m.decode(frame)
             assert isinstance(hello, m.Hello)
@@ -78,17 +82,23 @@ class Answerer:
 
 
 class Caller:
-    """The side that connects; what it hears of the session is counted."""
+    """The side that connects; it counts the session's events."""
 
     def __init__(self) -> None:
-        self.heard: list[list[Any]] = []
+        self.received: list[list[Any]] = []
         self.begun = self.resumed = self.cuts = self.ended = 0
-        self.dialer = Dialer("worker", "w", b"s", self.heard.append, self)
+        self.dialer = Dialer("worker", "w", b"s", self.received.append, self)
 
     @property
     def session(self) -> SessionLink:
         assert self.dialer.session is not None
         return self.dialer.session
+
+    async def call(self, meet: Callable[[Link], None]) -> asyncio.Event:
+        """Connect to an answerer by memory; return what is set when the connection ends."""
+        ours, theirs = memory_pair()
+        meet(theirs)
+        return await self.dialer.connect(ours)
 
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
         self.begun += 1
@@ -103,46 +113,23 @@ class Caller:
         self.ended += 1
 
 
-Connect = Callable[[Callable[[Link], None]], Any]
-
-
-async def by_memory(meet: Callable[[Link], None]) -> Link:
-    ours, theirs = memory_pair()
-    meet(theirs)
-    return ours
-
-
-@pytest.fixture(params=["memory", "socket"])
-def kind(request: pytest.FixtureRequest) -> str:
-    kind: str = request.param
-    return kind
-
-
-async def settle(both: list[SessionLink], heard: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not heard():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-    for end in both:
-        assert not end.closed
-
-
 def whole(count: int) -> list[list[Any]]:
     return [[10, number, b"x" * (number * 37 % 300)] for number in range(count)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_each_frame_comes_once_and_in_order_over_memory_links(seed: int) -> None:
+def test_frames_over_cut_memory_links_arrive_once_and_in_order(seed: int) -> None:
     asyncio.run(cut_at_random(seed, None))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_each_frame_comes_once_and_in_order_over_sockets(socket_folder: Path, seed: int) -> None:
+def test_frames_over_cut_sockets_arrive_once_and_in_order(socket_folder: Path, seed: int) -> None:
     asyncio.run(cut_at_random(seed, socket_folder / "s"))
 
 
 async def cut_at_random(seed: int, path: Path | None) -> None:
-    """Both send; connections end at any instant, and now and then the answerer is another one."""
+    """Send both ways while connections end at random, some with a new answerer."""
     chance = random.Random(seed)
     caller, now = Caller(), [Answerer()]
     links: list[Link] = []  # the answerer's ends
@@ -154,43 +141,42 @@ async def cut_at_random(seed: int, path: Path | None) -> None:
     server = await serve_unix(path, meet) if path else None
 
     async def connect() -> asyncio.Event:
-        return await caller.dialer.connect(await (connect_unix(path) if path else by_memory(meet)))
+        if path is None:
+            return await caller.call(meet)
+        return await caller.dialer.connect(await connect_unix(path))
 
     over = await connect()
-    heard_before: list[list[Any]] = []
+    received_before: list[list[Any]] = []
     there, back = whole(chance.randrange(1, 400)), whole(chance.randrange(1, 400))
     left, right = iter(there), iter(back)
-    for _ in range(300):
-        for frame in islice(left, chance.randrange(6)):
+
+    def send(ours: int | None, theirs: int | None) -> None:
+        """Send the next frames of both sides, or the rest."""
+        for frame in islice(left, ours):
             caller.session.send(frame)
-        assert now[0].session is not None
-        for frame in islice(right, chance.randrange(6)):
-            now[0].session.send(frame)
+        for frame in islice(right, theirs):
+            now[0].known.send(frame)
+
+    for _ in range(300):
+        send(chance.randrange(6), chance.randrange(6))
         for _ in range(chance.randrange(3)):
             await asyncio.sleep(0)
         if chance.random() < 0.1:
             (chance.choice([links[-1].close, links[-1].abort]))()
-            if (
-                chance.random() < 0.3
-            ):  # the other side dies, and one that knows its state takes over
-                heard_before += now[0].heard
-                now[0] = Answerer(now[0].session.state())
+            if chance.random() < 0.3:  # the other side dies, and one with its state takes over
+                received_before += now[0].received
+                now[0] = Answerer(now[0].known.state())
             await over.wait()
             over = await connect()
-    for frame in left:
-        caller.session.send(frame)
-    assert now[0].session is not None
-    for frame in right:
-        now[0].session.send(frame)
-
-    def all_there() -> bool:
-        return len(heard_before) + len(now[0].heard) == len(there) and len(caller.heard) == len(
-            back
-        )
-
-    await settle([caller.session, now[0].session], all_there)
-    assert heard_before + now[0].heard == there
-    assert caller.heard == back
+    send(None, None)
+    wanted = len(there) - len(received_before)
+    async with asyncio.timeout(20):
+        while (len(now[0].received), len(caller.received)) != (wanted, len(back)):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert not caller.session.closed
+    assert not now[0].known.closed
+    assert received_before + now[0].received == there
+    assert caller.received == back
     assert (caller.begun, caller.ended) == (1, 0)
     assert caller.resumed == caller.cuts
     caller.session.close()
@@ -209,49 +195,48 @@ def in_memory(test: Callable[[Caller, Answerer], Any]) -> None:
 
 
 @run_by(in_memory)
-async def test_what_is_acknowledged_is_not_kept(caller: Caller, answerer: Answerer) -> None:
-    await caller.dialer.connect(await by_memory(answerer.meet))
+async def test_frames_that_are_acknowledged_are_not_kept(
+    caller: Caller, answerer: Answerer
+) -> None:
+    await caller.call(answerer.meet)
     session = caller.session
     for number in range(20 * SESSION_KEPT_FRAMES):
         session.send([10, number])
         await asyncio.sleep(0)
         assert len(session.state().kept) < SESSION_KEPT_FRAMES + 8
-    for _ in range(20):  # large ones are asked about sooner
+    for _ in range(20):  # receipts for large ones are asked for sooner
         session.send([10, bytes(1 << 18)])
         for _ in range(5):
             await asyncio.sleep(0)
         assert session.backlog < 1 << 20
     session.send([10, b"the last one"])
-    while session.backlog:  # noqa: ASYNC110 - nobody sends anything: a pause is enough
+    while session.backlog:  # noqa: ASYNC110 - nothing else is sent
         await asyncio.sleep(0.05)
     assert session.state() == SessionState(session.id, 0, session.sent)
 
 
 @run_by(in_memory)
-async def test_a_session_that_is_not_known_ends_and_the_next_meeting_begins_another(
-    caller: Caller, answerer: Answerer
-) -> None:
-    over = await caller.dialer.connect(await by_memory(answerer.meet))
+async def test_session_that_the_peer_does_not_know_ends(caller: Caller, answerer: Answerer) -> None:
+    over = await caller.call(answerer.meet)
     first = caller.session
     first.send([10, "lost"])
-    assert answerer.session is not None
-    answerer.session.abort()
+    answerer.known.abort()
     await over.wait()
     forgetful = Answerer()
     with pytest.raises(LinkLostError):
-        await caller.dialer.connect(await by_memory(forgetful.meet))
+        await caller.call(forgetful.meet)
     await asyncio.sleep(0)
     assert (caller.ended, first.closed, caller.dialer.session) == (1, True, None)
-    await caller.dialer.connect(await by_memory(forgetful.meet))
+    await caller.call(forgetful.meet)
     assert caller.session.id != first.id
     caller.session.send([10, "found"])
     await asyncio.sleep(0.01)
-    assert forgetful.heard == [[10, "found"]]
+    assert forgetful.received == [[10, "found"]]
     assert caller.begun == 2
 
 
 @run_by(in_memory)
-async def test_a_welcome_that_was_lost_begins_nothing_twice(
+async def test_session_whose_welcome_was_lost_begins_once(
     caller: Caller, answerer: Answerer
 ) -> None:
     ours, theirs = memory_pair()
@@ -261,46 +246,47 @@ async def test_a_welcome_that_was_lost_begins_nothing_twice(
     theirs.abort()
     with pytest.raises(LinkLostError):
         await meeting
-    await caller.dialer.connect(await by_memory(answerer.meet))
+    await caller.call(answerer.meet)
     caller.session.send([10, 1])
     await asyncio.sleep(0.01)
-    assert answerer.heard == [[10, 1]]
+    assert answerer.received == [[10, 1]]
     assert (caller.begun, caller.ended) == (1, 0)
 
 
 @run_by(in_memory)
-async def test_states_that_do_not_fit_are_not_resumed(caller: Caller, answerer: Answerer) -> None:
+async def test_session_states_that_do_not_match_are_not_resumed(
+    caller: Caller, answerer: Answerer
+) -> None:
     end = SessionLink(SessionState(ID, received=3, sent=10, kept=[b"\x91\x0a"] * 4))
     assert [n for n in range(-2, 13) if end.can_resume(n)] == [6, 7, 8, 9, 10]
     assert end.state() == SessionState(ID, 3, 10, [b"\x91\x0a"] * 4)
-    # An older state of ours that the peer is ahead of: what it has got was never sent here.
-    await caller.dialer.connect(await by_memory(answerer.meet))
-    assert answerer.session is not None
-    state = answerer.session.state()
-    answerer.session.send([10, 1])
+    # An older state of the answerer: it has not sent what the peer has received.
+    await caller.call(answerer.meet)
+    state = answerer.known.state()
+    answerer.known.send([10, 1])
     await asyncio.sleep(0.01)
-    assert caller.heard == [[10, 1]]
+    assert caller.received == [[10, 1]]
     with pytest.raises(LinkLostError):
-        await caller.dialer.connect(await by_memory(Answerer(state).meet))
+        await caller.call(Answerer(state).meet)
 
 
 @pytest.mark.parametrize("receipt", [[6, 2], [6, "1"], [6, True], [6], [6, 1, 1], [6, None]])
 @run_by(in_memory)
-async def test_a_receipt_for_what_was_not_sent_breaks_the_protocol(
+async def test_receipt_for_frames_that_were_not_sent_is_an_error(
     caller: Caller, answerer: Answerer, *, receipt: list[Any]
 ) -> None:
     end = SessionLink(SessionState(ID))
     end.send([10])
     with pytest.raises(LinkError):
         end.handle_frame(receipt)
-    end.handle_frame([6, -5])  # an old one is none
+    end.handle_frame([6, -5])  # an old one has no effect
     assert end.backlog
     end.handle_frame([6, 1])
     assert not end.backlog
 
 
 @run_by(in_memory)
-async def test_whoever_wants_receipts_and_reads_none_costs_little(
+async def test_peer_that_wants_receipts_and_reads_none_gets_no_more(
     caller: Caller, answerer: Answerer
 ) -> None:
     ours, theirs = memory_pair()
@@ -317,26 +303,26 @@ async def test_whoever_wants_receipts_and_reads_none_costs_little(
     assert theirs.backlog == before
 
 
-def test_a_silent_answerer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answerer_without_a_welcome_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.protocol.sessions.HELLO_SECONDS_MAX", 0.05)
 
     async def test(caller: Caller, answerer: Answerer) -> None:
         answerer.answering = False
         with pytest.raises(LinkLostError, match="no Welcome"):
-            await caller.dialer.connect(await by_memory(answerer.meet))
+            await caller.call(answerer.meet)
 
     in_memory(test)
 
 
 @run_by(in_memory)
-async def test_a_newer_connection_takes_the_place_of_the_old_one(
+async def test_session_on_a_new_connection_leaves_the_old_one(
     caller: Caller, answerer: Answerer
 ) -> None:
-    over = await caller.dialer.connect(await by_memory(answerer.meet))
+    over = await caller.call(answerer.meet)
     caller.session.send([10, 1])
-    await caller.dialer.connect(await by_memory(answerer.meet))
+    await caller.call(answerer.meet)
     await asyncio.wait_for(over.wait(), 5)
     caller.session.send([10, 2])
     await asyncio.sleep(0.01)
-    assert answerer.heard == [[10, 1], [10, 2]]
+    assert answerer.received == [[10, 1], [10, 2]]
     assert caller.session.connected

@@ -1,6 +1,7 @@
 """Small random checkpoints and a rig that drives an executor the way the kernel does."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from symphony_kernel.executor.base import Batch, Int32, Int64, Row
+from symphony_kernel.executor.base import Batch, Int32, Int64, Results, Row, UInt32
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -31,6 +32,8 @@ from transformers import (
 VOCAB = 101
 POOL_PAGES = 64
 Float32 = npt.NDArray[np.float32]
+
+PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])  # of most results
 
 ALL_LOGITS = PredOptions(at="all", get=Get.LOGITS)
 
@@ -55,6 +58,17 @@ class Checkpoint:
         with torch.inference_mode():
             out: Float32 = self.peer(ids, **given).logits[0].float().numpy()
         return out
+
+    def generate(self, prompt: npt.ArrayLike, count: int) -> list[int]:
+        """Return transformers' greedy tokens behind a prompt."""
+        peer: Any = self.peer
+        ids = torch.tensor(np.asarray(prompt, np.int64), device=peer.device)[None]
+        with torch.inference_mode():
+            whole = peer.generate(
+                ids, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(ids)
+            )
+        found: list[int] = whole[0, ids.shape[1] :].tolist()
+        return found
 
 
 def make_checkpoint(
@@ -116,6 +130,20 @@ class ExecutorRig:
         """Run one step whose rows ask for logits, and return each row's [w, vocab]."""
         return [as_logits(result) for result in self.run(rows, copies)]
 
+    def generate(self, prompt: UInt32, count: int) -> list[int]:
+        """Return the greedy tokens behind a prompt, each computed in a step of its own."""
+        table = self.table(len(prompt) + count)
+        tokens, start, found = prompt, 0, []
+        for _ in range(count):
+            found += tokens_of(self.run([make_row(tokens, table, start, PredOptions())]))
+            start += len(tokens)
+            tokens = np.array(found[-1:], np.uint32)
+        return found
+
+    def give_back(self, *tables: Int32) -> None:
+        """Let the pages of these tables be handed out again."""
+        self.free += [int(page) for table in tables for page in table]
+
     def close(self) -> None:
         asyncio.run(self.executor.close())
 
@@ -124,6 +152,106 @@ def as_logits(result: bytes | SyscallError) -> Float32:
     """Return a row's [w, vocab] logits."""
     assert isinstance(result, bytes), result
     return np.frombuffer(result, np.float32).reshape(-1, VOCAB)
+
+
+def check_answer(
+    found: bytes | SyscallError,
+    expected: bytes | SyscallError,
+    get: Get,
+    *,
+    rtol: float = 0.0,
+    atol: float,
+) -> None:
+    """Check that errors, logits and tokens are equal, and log-probabilities nearly."""
+    if isinstance(expected, SyscallError):
+        assert isinstance(found, SyscallError)
+        assert (found.errno, str(found)) == (expected.errno, str(expected))
+        return
+    assert isinstance(found, bytes)
+    assert len(found) == len(expected)
+    if get is Get.LOGITS:
+        assert found == expected
+        return
+    if get is Get.OF:
+        mine, theirs = np.frombuffer(found, "<f4"), np.frombuffer(expected, "<f4")
+    else:
+        ours, wanted = np.frombuffer(found, PAIR), np.frombuffer(expected, PAIR)
+        assert ours["token"].tolist() == wanted["token"].tolist()
+        mine, theirs = ours["value"], wanted["value"]
+    np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol)
+
+
+def tokens_of(results: Results) -> list[int]:
+    """Return the token of each result that has one."""
+    return [int.from_bytes(result[:4], "little") for result in results if isinstance(result, bytes)]
+
+
+def slots_of(table: Int32, entries: npt.NDArray[np.int64]) -> Int64:
+    """Return the slots of some of a file's entries."""
+    return table[entries // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + entries % PAGE_TOKENS
+
+
+def copy_of(source: Int32, target: Int32, entries: npt.NDArray[np.int64]) -> Int64:
+    """Return a group of copies that moves entries from one table to the same place in another."""
+    return np.stack((slots_of(source, entries), slots_of(target, entries)))
+
+
+def mask_of(tokens: npt.ArrayLike, vocab: int = VOCAB) -> bytes:
+    """Return the bits of these tokens, as `allow` has them."""
+    bits = np.zeros(vocab, np.uint8)
+    bits[np.asarray(tokens, np.int64)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Return how far below its root each node of a tree is."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+Mix = list[tuple[int, int, bool]]  # rows: new tokens, present entries, whether they are a tree
+
+
+def mixed_rows(mix: Mix, random: np.random.Generator, pages: int) -> list[Row]:
+    """Return rows of random tokens and trees on random pages."""
+    free = iter(random.permutation(pages))
+    rows = []
+    for q, start, is_tree in mix:
+        table = np.array([next(free) for _ in range(-(-(start + q) // PAGE_TOKENS))], np.int32)
+        parents = [int(random.integers(-1, i)) if i else -1 for i in range(q)] if is_tree else None
+        rows.append(make_row(random.integers(0, 9, q), table, start, parents=parents))
+    return rows
+
+
+class Allows:
+    """A matcher of one place that allows these tokens, or fails; `seconds` of processor time."""
+
+    def __init__(
+        self, allowed: list[int], error: BaseException | None = None, seconds: float = 0.0
+    ) -> None:
+        self.allowed, self.error, self.seconds = allowed, error, seconds
+        self.ended = 0.0
+
+    def fill(
+        self,
+        start: int,
+        tokens: UInt32,
+        mask: UInt32,
+        began: float | None = None,
+        address: int | None = None,
+    ) -> SyscallError | None:
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        self.ended = time.thread_time()
+        if isinstance(self.error, SyscallError):
+            return self.error
+        if self.error is not None:
+            raise self.error
+        mask[:] = np.frombuffer(mask_of(self.allowed, 32 * len(mask)), np.uint32)
+        return None
 
 
 def make_row(

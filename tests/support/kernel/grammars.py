@@ -1,4 +1,4 @@
-"""Guides without a kernel: constraints of the tiny model's tokenizer, and what they allow."""
+"""Matchers without a kernel: constraints of the tiny model's tokenizer, and what they allow."""
 
 import random
 
@@ -8,6 +8,7 @@ from symphony_kernel.executor.base import UInt32
 from symphony_kernel.grammar.compiler import Grammar, Vocabulary
 from symphony_kernel.grammar.matcher import LATER, Constraint, GrammarMatcher
 from symphony_kernel.grammar.source import GrammarKind, write_grammar
+from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.constrained import EOS, assets, text_of
 
@@ -52,7 +53,7 @@ def grammar_of(made: Constraint) -> Grammar:
 def matcher(
     made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False
 ) -> GrammarMatcher:
-    """A guide of a file with these entries, whose text begins at `base`."""
+    """Return the matcher of a file with these entries, whose text begins at `base`."""
     found = GrammarMatcher(made, Text(ids), base, kept=kept)
     found.set_prefix(np.empty(0, np.uint32))
     return found
@@ -66,6 +67,12 @@ def masked(matcher: GrammarMatcher, start: int, ids: list[int]) -> npt.NDArray[n
             grammar_of(matcher.constraint).build()
     assert error is None, error
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def errno_of(matcher: GrammarMatcher, start: int, ids: list[int]) -> Errno | None:
+    """Return the errno of a mask behind these tokens; None: there is no error."""
+    error = matcher.fill(start, np.array(ids, np.uint32), np.zeros(WORDS, np.uint32))
+    return None if error is None else error.errno
 
 
 def drawn(made: Constraint, seed: int, most: int = 400) -> list[int]:

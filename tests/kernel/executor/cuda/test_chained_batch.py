@@ -1,31 +1,33 @@
-"""Steps that follow others, launched before those have ended: tokens stay on the device."""
+"""Chained steps that are launched before the steps in front have ended."""
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from symphony_kernel.executor.base import Batch, Results, Row
-from symphony_kernel.executor.chained_batch import BLANK, Chain
+from symphony_kernel.executor.base import Batch, Int32, Results
+from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda import sampler
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.cuda.step import PreparedStep
-from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
+from tests.support.executor.chains import NEVER, chained_batches, one_by_one, rows_at
 from tests.support.executor.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     POOL_PAGES,
     ExecutorRig,
+    as_logits,
+    copy_of,
     make_checkpoint,
     make_row,
     random_tokens,
     relative_error,
+    tokens_of,
 )
 
 ARGMAX = PredOptions()
@@ -34,8 +36,12 @@ NARROW = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.5, top_p=0.
 LIKELY = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.5, top_k=12))
 WIDE = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=20.0, top_p=0.99))
 STEPS = 18
-NEVER: frozenset[int] = frozenset()
-PADDED = CPU_WAYS["torch, padded"]
+Tokens = list[list[int]]
+
+
+@pytest.fixture
+def way() -> Way:
+    return CPU_WAYS["torch, padded"]
 
 
 @pytest.fixture
@@ -51,167 +57,110 @@ def network_of(rig: ExecutorRig) -> CudaNetwork:
     return network
 
 
-def rows_at(
-    start: int,
-    tables: list[npt.NDArray[np.int32]],
-    options: Sequence[PredOptions],
-    tokens: list[int] | None = None,
-) -> list[Row]:
-    rows = []
-    for index, table in enumerate(tables):
-        row = make_row([0], table, start, options[index % len(options)], seed=index)
-        row.tokens = BLANK if tokens is None else np.array([tokens[index]], np.uint32)
-        rows.append(row)
-    return rows
+def run_held(rig: ExecutorRig, batches: Iterable[Batch]) -> list[Results]:
+    """Give an executor all batches before its thread begins the first; return their results."""
+    may_begin = threading.Event()
+
+    async def main() -> list[Results]:
+        rig.executor._thread.start(lambda: may_begin.wait(20))
+        try:
+            outcomes = [rig.executor.start(batch) for batch in batches]
+        finally:
+            may_begin.set()
+        return [await outcome for outcome in outcomes]
+
+    return asyncio.run(main())
 
 
-def tokens_of(results: Results) -> list[int]:
-    return [int.from_bytes(r[:4], "little") for r in results if isinstance(r, bytes)]
+def chained(rig: ExecutorRig, tables: list[Int32], options: Sequence[PredOptions]) -> Tokens:
+    """Return the tokens of STEPS chained steps."""
+    found = run_held(rig, chained_batches(STEPS, tables, options))
+    return [tokens_of(results) for results in found]
 
 
-class Held:
-    """An executor that has been given steps and does not begin before it may."""
-
-    def __init__(self, executor: TorchExecutor) -> None:
-        self.executor = executor
-        self._may = threading.Event()
-        self._outcomes: list[StepFuture[Results]] = []
-
-    async def __aenter__(self) -> "Held":
-        self.executor._thread.start(lambda: self._may.wait(20))
-        return self
-
-    def give(self, rows: list[Row], follow: Chain | None = None) -> None:
-        self._outcomes.append(self.executor.start(Batch(rows, chain=follow)))
-
-    async def results(self) -> list[Results]:
-        self._may.set()
-        return [await outcome for outcome in self._outcomes]
-
-    async def __aexit__(self, *_: object) -> None:
-        self._may.set()
-
-
-async def one_by_one(
-    executor: TorchExecutor, tables: list[npt.NDArray[np.int32]], options: Sequence[PredOptions]
-) -> list[list[int]]:
-    tokens = [1] * len(tables)
-    found = []
-    for start in range(STEPS):
-        tokens = tokens_of(await executor.run(Batch(rows_at(start, tables, options, tokens))))
-        found.append(tokens)
-    return found
-
-
-async def chained(
-    executor: TorchExecutor, tables: list[npt.NDArray[np.int32]], options: Sequence[PredOptions]
-) -> list[list[int]]:
-    count = len(tables)
-    async with Held(executor) as held:
-        held.give(rows_at(0, tables, options, [1] * count))
-        for start in range(1, STEPS):
-            follow = Chain(list(range(count)), [NEVER] * count)
-            held.give(rows_at(start, tables, options), follow)
-        return [tokens_of(results) for results in await held.results()]
+def unchained(rig: ExecutorRig, tables: list[Int32], options: Sequence[PredOptions]) -> Tokens:
+    """Return the tokens of the same steps without chains."""
+    found = asyncio.run(one_by_one(rig.executor, STEPS, tables, options))
+    return [tokens_of(results) for results in found]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_chain_stays_on_the_device_and_gives_the_same_tokens(
-    rig: ExecutorRig, way: Way, count: int
-) -> None:
+def test_chain_on_the_device_gives_the_same_tokens(rig: ExecutorRig, count: int) -> None:
     tables = [rig.table(STEPS) for _ in range(count)]
     options = [SAMPLE, ARGMAX, NARROW, LIKELY]
-    expected = asyncio.run(one_by_one(rig.executor, tables, options))
+    expected = unchained(rig, tables, options)
     assert network_of(rig).launched_ahead == 0
-    assert asyncio.run(chained(rig.executor, tables, options)) == expected
+    assert chained(rig, tables, options) == expected
     assert network_of(rig).launched_ahead == STEPS - 1
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_a_truncation_that_reaches_further_is_decided_on_the_host(
-    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
+def test_chain_with_a_wide_truncation_samples_on_the_host(
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [WIDE, ARGMAX, LIKELY]
-    expected = asyncio.run(one_by_one(rig.executor, tables, options))
+    expected = unchained(rig, tables, options)
     monkeypatch.setattr(sampler, "HEAD", 8)
-    assert asyncio.run(chained(rig.executor, tables, options)) == expected
+    assert chained(rig, tables, options) == expected
     assert network_of(rig).launched_ahead == STEPS - 1
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_rows_that_drop_out_and_change_places_take_their_own_tokens(
-    rig: ExecutorRig, way: Way
-) -> None:
+def test_chained_rows_that_change_places_keep_their_tokens(rig: ExecutorRig) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, NARROW]
-    expected = asyncio.run(one_by_one(rig.executor, tables, options))
+    expected = unchained(rig, tables, options)
 
-    async def run() -> list[list[int]]:
-        async with Held(rig.executor) as held:
-            held.give(rows_at(0, tables, options, [1, 1, 1]))
-            rows = rows_at(1, tables, options)
-            held.give([rows[2], rows[0]], Chain([2, 0], [NEVER, NEVER]))
-            held.give([rows_at(2, tables, options)[0]], Chain([1], [NEVER]))
-            return [tokens_of(results) for results in await held.results()]
-
-    first, second, third = asyncio.run(run())
+    rows = rows_at(1, tables, options)
+    batches = [
+        Batch(rows_at(0, tables, options, [1, 1, 1])),
+        Batch([rows[2], rows[0]], chain=Chain([2, 0], [NEVER, NEVER])),
+        Batch(rows_at(2, tables, options)[:1], chain=Chain([1], [NEVER])),
+    ]
+    first, second, third = map(tokens_of, run_held(rig, batches))
     assert first == expected[0]
     assert second == [expected[1][2], expected[1][0]]
     assert third == [expected[2][0]]
     assert network_of(rig).launched_ahead == 2
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-@pytest.mark.parametrize("stopped", [False, True], ids=["taken back", "stopped"])
-def test_what_does_not_begin_leaves_nothing_behind(
+@pytest.mark.parametrize("stopped", [False, True], ids=["revoked", "stopped"])
+def test_chained_step_that_does_not_begin_changes_nothing(
     rig: ExecutorRig, way: Way, stopped: bool
 ) -> None:
     prompt = random_tokens(20)
     [expected] = rig.logits([make_row(prompt, rig.table(20))])
     table = rig.table(20)
 
-    async def run() -> list[Results]:
-        async with Held(rig.executor) as held:
-            held.give([make_row(prompt[:18], table, 0, ARGMAX)])
-            rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
-            follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
-            for row, follow in zip(rows, follows, strict=True):
-                held.give(row, follow)
-            if not stopped:
-                assert all(follow.revoke() for follow in follows)
-            held.give([make_row(prompt[18:], table, 18)])
-            return await held.results()
+    def batches() -> Iterator[Batch]:
+        yield Batch([make_row(prompt[:18], table, 0, ARGMAX)])
+        chains = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
+        for entry, chain in enumerate(chains, 18):
+            yield Batch([make_row([0], table, entry, ARGMAX)], chain=chain)
+        if not stopped:
+            assert all(chain.revoke() for chain in chains)
+        yield Batch([make_row(prompt[18:], table, 18)])
 
-    first, *empty, last = asyncio.run(run())
+    first, *empty, last = run_held(rig, batches())
     assert tokens_of(first) == [int(expected[17].argmax())]
     assert empty == [[], []]
-    assert isinstance(last[0], bytes)
-    found = np.frombuffer(last[0], np.float32).reshape(2, -1)
-    assert relative_error(found, expected[18:]) < way.tolerance
-    assert network_of(rig).launched_ahead == int(stopped), "in vain, since it cannot be known"
+    assert relative_error(as_logits(last[0]), expected[18:]) < way.tolerance
+    assert network_of(rig).launched_ahead == int(stopped), "stops are known only afterwards"
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_a_step_that_brings_copies_waits_for_its_turn(rig: ExecutorRig, way: Way) -> None:
+def test_chained_step_with_copies_is_not_launched_ahead(rig: ExecutorRig) -> None:
     prompt = random_tokens(17)
     source, target = rig.table(18), rig.table(18)
     rig.run([make_row(prompt[:16], source, 0, ARGMAX)])
     [expected] = rig.logits([make_row(prompt, rig.table(17))])
 
-    async def run() -> list[Results]:
-        async with Held(rig.executor) as held:
-            held.give([make_row(prompt[16:], source, 16, ARGMAX)])
-            follow = Chain([0], [NEVER])
-            entries = np.arange(17)
-            slots = [t[entries // 16].astype(np.int64) * 16 for t in (source, target)]
-            group = np.stack(slots) + entries % 16
-            batch = Batch([make_row([0], target, 17, ARGMAX)], [group], chain=follow)
-            held._outcomes.append(rig.executor.start(batch))
-            return await held.results()
-
-    first, second = asyncio.run(run())
+    copies = [copy_of(source, target, np.arange(17))]
+    rows = [make_row([0], target, 17, ARGMAX)]
+    batches = [
+        Batch([make_row(prompt[16:], source, 16, ARGMAX)]),
+        Batch(rows, copies, chain=Chain([0], [NEVER])),
+    ]
+    first, second = run_held(rig, batches)
     [token] = tokens_of(first)
     assert token == int(expected[16].argmax())
     assert network_of(rig).launched_ahead == 0
@@ -219,13 +168,12 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: ExecutorRig, way: Way
     assert tokens_of(second) == [int(after[17].argmax())]
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
-    rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
+def test_chained_step_without_memory_to_run_ahead_runs_in_order(
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, LIKELY]
-    expected = asyncio.run(one_by_one(rig.executor, tables, options))
+    expected = unchained(rig, tables, options)
     network = network_of(rig)
     launch = network._launch
     refused: list[PreparedStep] = []
@@ -237,23 +185,22 @@ def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
         launch(step, early)
 
     monkeypatch.setattr(network, "_launch", launch_or_lack_memory)
-    assert asyncio.run(chained(rig.executor, tables, options)) == expected
+    assert chained(rig, tables, options) == expected
     assert network.launched_ahead == STEPS - 1 - len(refused)
 
 
-@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
-@pytest.mark.parametrize("words", [None, "an illegal address"], ids=["whole", "broken"])
-def test_a_device_that_an_error_has_broken_is_told_of(
-    rig: ExecutorRig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [None, "an illegal address"], ids=["whole", "broken"])
+def test_device_that_an_error_has_broken_is_reported(
+    rig: ExecutorRig, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []
+    reported: list[str] = []
     network = network_of(rig)
     thread = rig.executor._thread
-    executor = TorchExecutor(rig.executor.model, network, POOL_PAGES, 1, thread, heard.append)
+    executor = TorchExecutor(rig.executor.model, network, POOL_PAGES, 1, thread, reported.append)
     missing = make_row([1], np.array([POOL_PAGES + 1], np.int32), 0, ARGMAX)
     assert network.broken() is None, "there is no GPU to break"
-    monkeypatch.setattr(network, "broken", lambda: words)
+    monkeypatch.setattr(network, "broken", lambda: error)
     with pytest.raises(IndexError):
         asyncio.run(executor.run(Batch([missing])))
-    assert heard == ([] if words is None else [words])
+    assert reported == ([] if error is None else [error])
     asyncio.run(executor.run(Batch([make_row([1], rig.table(1), 0, ARGMAX)])))

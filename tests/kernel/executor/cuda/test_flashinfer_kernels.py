@@ -1,7 +1,7 @@
-"""Which models FlashInfer computes, and with how much memory beside them.
+"""Which models FlashInfer computes, and how much workspace it needs.
 
-What its kernels are given is tested with the network:
-`tests/support/executor/flashinfer_reference.py` takes it, and beside a GPU FlashInfer itself.
+The arguments of its kernels are tested with the network: by a reference on a CPU
+(`tests/support/executor/flashinfer_reference.py`) and by FlashInfer itself on a GPU.
 """
 
 import inspect
@@ -44,21 +44,17 @@ def config(tmp_path: Path) -> ModelConfig:
         ({"intermediate_size": 84}, torch.bfloat16, "multiples of 8"),
     ],
 )
-def test_what_it_does_not_compute_it_says(
+def test_unsupported_model_is_named_with_its_reason(
     config: ModelConfig, changes: dict[str, Any], dtype: torch.dtype, says: str | None
 ) -> None:
     found = unsupported(replace(config, **changes), dtype)
-    if says is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert says in found
+    assert found is None if says is None else says in str(found)
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (64, 8, 128), (14, 2, 64)]
 )
-def test_the_workspace_holds_what_its_scheduler_asks_for(
+def test_workspace_is_enough_for_the_scheduler_of_flashinfer(
     config: ModelConfig, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     shape = replace(config, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
@@ -72,12 +68,12 @@ def test_the_workspace_holds_what_its_scheduler_asks_for(
     assert size >= heads * split * 128 * (head_dim + 1) * 4
 
 
-def test_a_window_counts_what_is_before_a_token() -> None:
+def test_window_left_counts_the_entries_before_a_token() -> None:
     assert [window_left(window) for window in (None, 1, 4096)] == [-1, 0, 4095]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what it imports
-def test_the_reference_takes_what_flashinfer_takes() -> None:
+def test_reference_has_the_signatures_of_flashinfer() -> None:
     library = find_flashinfer()
     if library is None:
         pytest.skip("FlashInfer is not installed")

@@ -1,7 +1,7 @@
-"""The network of GPUs against plain torch's, step by step, on a CPU and, where there is one, a GPU.
+"""The network of GPUs against plain torch's, on a CPU and on a GPU where there is one.
 
-On a CPU the ways are torch's operators and a plain reference of FlashInfer's interface, each with
-and without the padding of graphs.
+On a CPU it computes with torch's operators and with a reference of FlashInfer's interface, each
+with and without the padding of graphs.
 """
 
 import asyncio
@@ -12,25 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.base import Batch, Row, UInt32
+from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.executor.cuda.network import CudaNetwork
-from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import CPU_WAYS, ON_GPU, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     ALL_LOGITS,
     VOCAB,
+    Allows,
     Checkpoint,
     ExecutorRig,
     Float32,
     as_logits,
+    check_answer,
+    copy_of,
+    depths_of,
     load,
     make_checkpoint,
     make_row,
     random_tokens,
     relative_error,
+    tokens_of,
 )
 
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
@@ -41,7 +44,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {**QWEN_WINDOWS, "num_attention_heads": 14, "sliding_window": 16}),
 }
 NOTHING = PredOptions(get=Get.NONE)
-PAIR = [("token", "<u4"), ("value", "<f4")]
 TREE = [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]
 
 
@@ -92,16 +94,16 @@ def drive(rig: ExecutorRig) -> list[list[Float32]]:
     starts = [41, 3, 16, 61, 17]
     decodes = [make_row([7 + i], tables[i], start) for i, start in enumerate(starts)]
     steps.append(rig.logits(decodes))
-    # A tree, a chunk that goes on, decodes, and a row without an end, mixed.
+    # A tree, a second chunk, decodes, and a row without a result, mixed.
     mixed = [
         make_row([1], tables[0], 42),
-        make_row(random_tokens(10, 3), tables[1], 4, positions=tree_positions(4), parents=TREE),
+        tree_row(tables[1], 4, seed=3),
         make_row([2], tables[2], 17, NOTHING),
         make_row(random_tokens(9, 4), tables[3], 62),
-        make_row(random_tokens(10, 5), tables[4], 18, positions=tree_positions(18), parents=TREE),
+        tree_row(tables[4], 18, seed=5),
     ]
     steps.append(some_logits(rig, mixed))
-    # Behind the first row's pages a prefix that two share, which go on apart.
+    # Two rows that share a prefix of the fourth row's pages and continue apart.
     own = [np.concatenate([tables[3][:3], rig.table(20)]) for _ in range(2)]
     shared = [make_row(random_tokens(11, 6 + i), table, 48) for i, table in enumerate(own)]
     steps.append(rig.logits(shared))
@@ -109,26 +111,21 @@ def drive(rig: ExecutorRig) -> list[list[Float32]]:
     return steps
 
 
-def tree_positions(start: int) -> list[int]:
-    depths: list[int] = []
-    for parent in TREE:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return [start + depth for depth in depths]
+def tree_row(table: Int32, start: int, seed: int) -> Row:
+    positions = np.array(depths_of(TREE)) + start
+    return make_row(random_tokens(10, seed), table, start, positions=positions, parents=TREE)
 
 
 def some_logits(rig: ExecutorRig, rows: list[Row]) -> list[Float32]:
     """Run rows of which some want nothing, and return the logits of the others."""
-    results = rig.run(rows)
-    assert [result for row, result in zip(rows, results, strict=True) if not len(row.places)] == [
-        b"" for row in rows if not len(row.places)
-    ]
-    pairs = zip(rows, results, strict=True)
+    pairs = list(zip(rows, rig.run(rows), strict=True))
+    assert all(result == b"" for row, result in pairs if not len(row.places))
     return [as_logits(result) for row, result in pairs if len(row.places)]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_plain_torch(
+def test_logits_of_every_kind_of_row_equal_plain_torch(
     checkpoints: dict[str, Checkpoint],
     expected: Callable[[str], list[list[Float32]]],
     name: str,
@@ -143,35 +140,19 @@ def test_logits_are_those_of_plain_torch(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_greedy_generation_gives_the_tokens_of_transformers(tmp_path: Path, way: Way) -> None:
+def test_greedy_generation_equals_transformers(tmp_path: Path, way: Way) -> None:
     checkpoint = make_checkpoint(tmp_path, "llama", eos_token_id=None, **SIZES)
     prompt = random_tokens(9)
-    ids = torch.tensor(prompt.astype(np.int64))[None]
-    peer: Any = checkpoint.peer
     if way.device == "cuda":
-        kind = torch.float32 if way.dtype == "fp32" else torch.bfloat16
-        peer, ids = peer.to("cuda", kind), ids.cuda()
-    with torch.inference_mode():
-        expected = peer.generate(
-            ids, max_new_tokens=24, do_sample=False, attention_mask=torch.ones_like(ids)
-        )[0, 9:].tolist()
+        peer: Any = checkpoint.peer
+        peer.to("cuda", torch.float32 if way.dtype == "fp32" else torch.bfloat16)
     rig = load_cuda(checkpoint, way)
-    table = rig.table(64)
-    tokens, start, found = prompt, 0, []
-    for _ in range(24):
-        [result] = rig.run([make_row(tokens, table, start, PredOptions())])
-        assert isinstance(result, bytes)
-        start += len(tokens)
-        tokens = np.frombuffer(result[:4], np.uint32)
-        found.append(int(tokens[0]))
-    assert found == expected
+    assert rig.generate(prompt, 24) == checkpoint.generate(prompt, 24)
     rig.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(
-    rig: ExecutorRig, way: Way
-) -> None:
+def test_pages_from_the_host_give_the_same_logits(rig: ExecutorRig, way: Way) -> None:
     tokens, executor = random_tokens(50), rig.executor
     table, elsewhere = rig.table(50), rig.table(50)
     [whole] = rig.logits([make_row(tokens, rig.table(50))])
@@ -187,19 +168,19 @@ def test_pages_go_through_the_hosts_memory_and_come_back_elsewhere(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_copied_slots_are_the_same_entries(rig: ExecutorRig, way: Way) -> None:
+def test_copied_slots_give_the_same_logits(rig: ExecutorRig, way: Way) -> None:
     tokens = random_tokens(30)
     source, target = rig.table(30), rig.table(30)
     [whole] = rig.logits([make_row(tokens, source)])
-    entries = np.arange(29)
-    slots = [t[entries // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS for t in (source, target)]
-    group = np.stack(slots) + entries % PAGE_TOKENS
-    [last] = rig.logits([make_row(tokens[29:], target, 29)], [group])
+    copies = [copy_of(source, target, np.arange(29))]
+    [last] = rig.logits([make_row(tokens[29:], target, 29)], copies)
     assert relative_error(last, whole[29:]) < way.tolerance
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_more_places_than_fit_are_answered_in_portions(rig: ExecutorRig, way: Way) -> None:
+def test_places_beyond_the_logits_buffer_are_answered_in_portions(
+    rig: ExecutorRig, way: Way
+) -> None:
     tokens = [random_tokens(60, seed) for seed in range(2)]
     alone = [rig.logits([make_row(given, rig.table(60))])[0] for given in tokens]
     together = rig.logits([make_row(given, rig.table(60)) for given in tokens])
@@ -208,7 +189,7 @@ def test_more_places_than_fit_are_answered_in_portions(rig: ExecutorRig, way: Wa
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, id=n) for n, w in CPU_WAYS.items()])
-def test_every_kind_of_answer_is_that_of_plain_torch(
+def test_answer_of_every_kind_equals_plain_torch(
     checkpoints: dict[str, Checkpoint], rig: ExecutorRig, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYMPHONY_NATIVE", "0")
@@ -237,55 +218,29 @@ def test_every_kind_of_answer_is_that_of_plain_torch(
         ]
         answers.append(each.run(rows))
     plain.close()
-    for number, (mine, theirs) in enumerate(zip(*answers, strict=True)):
-        if isinstance(theirs, SyscallError):
-            assert isinstance(mine, SyscallError)
-            assert str(mine) == str(theirs)
-            continue
-        assert isinstance(mine, bytes)
-        assert len(mine) == len(theirs), number
-        kind = options[number].get
-        if kind is Get.OF:
-            logs = [np.frombuffer(data, "<f4") for data in (mine, theirs)]
-            np.testing.assert_allclose(logs[0], logs[1], atol=1e-3)
-            continue
-        pairs = [np.frombuffer(data, PAIR) for data in (mine, theirs)]
-        assert pairs[0]["token"].tolist() == pairs[1]["token"].tolist(), number
-        np.testing.assert_allclose(pairs[0]["value"], pairs[1]["value"], atol=1e-3)
-
-
-class Odd:
-    """A guide that lets odd tokens come."""
-
-    ended = 0.0
-
-    def fill(
-        self, start: int, tokens: UInt32, mask: UInt32, *_: object, **__: object
-    ) -> SyscallError | None:
-        mask[:] = 0xAAAAAAAA
-        return None
+    for mine, theirs, given in zip(*answers, options, strict=True):
+        check_answer(mine, theirs, given.get, atol=1e-3)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: ExecutorRig, way: Way) -> None:
+def test_row_with_a_matcher_gets_an_allowed_token(rig: ExecutorRig, way: Way) -> None:
     tokens = random_tokens(6)
     [logits] = rig.logits([make_row(tokens, rig.table(6))])
     rows = [make_row(tokens, rig.table(6), options=PredOptions()) for _ in range(3)]
-    rows[1].matcher = Odd()
-    free, guided, other = rig.run(rows)
-    assert isinstance(guided, bytes)
+    rows[1].matcher = Allows(list(range(1, VOCAB, 2)))
+    free, constrained, other = rig.run(rows)
     assert free == other
-    assert int.from_bytes(guided[:4], "little") == 2 * int(logits[5][1::2].argmax()) + 1
+    assert tokens_of([constrained]) == [2 * int(logits[5][1::2].argmax()) + 1]
 
 
 @pytest.mark.parametrize("way", [CPU_WAYS["torch, padded"]], ids=["padded"])
-def test_steps_that_only_decode_are_padded_to_the_next_size(rig: ExecutorRig, way: Way) -> None:
+def test_decode_steps_are_padded_to_the_next_graph_size(rig: ExecutorRig, way: Way) -> None:
     network = rig.executor.network
     assert isinstance(network, CudaNetwork)
 
     def step(count: int, q: int = 1) -> Any:
         rows = [make_row(random_tokens(q), rig.table(1)) for _ in range(count)]
-        rig.free += [int(page) for row in rows for page in row.block_table]
+        rig.give_back(*(row.block_table for row in rows))
         return network.prepare(rows)
 
     assert [step(count).plan.decodes for count in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
@@ -295,7 +250,7 @@ def test_steps_that_only_decode_are_padded_to_the_next_size(rig: ExecutorRig, wa
 
 
 @pytest.mark.parametrize("way", [pytest.param(Way("cuda", "bf16", 0.0), marks=ON_GPU)])
-def test_graphs_compute_what_the_same_steps_do_without(
+def test_graphs_give_the_logits_of_steps_without(
     checkpoints: dict[str, Checkpoint], way: Way
 ) -> None:
     found = []
@@ -311,9 +266,7 @@ def test_graphs_compute_what_the_same_steps_do_without(
 
 
 @pytest.mark.parametrize("way", [pytest.param(Way("cuda", "bf16", 0.04), marks=ON_GPU)])
-def test_logits_are_within_bf16s_tolerance_of_float64(
-    checkpoints: dict[str, Checkpoint], way: Way
-) -> None:
+def test_logits_in_bf16_are_close_to_float64(checkpoints: dict[str, Checkpoint], way: Way) -> None:
     checkpoint = checkpoints["llama"]
     tokens = random_tokens(70)
     ids = torch.tensor(tokens.astype(np.int64))[None]

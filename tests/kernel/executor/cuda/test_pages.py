@@ -1,6 +1,4 @@
-"""Pages beside a pool in the GPU's layout: on the CPU, and on a GPU where there is one."""
-
-from typing import Any
+"""Pages of a pool in the GPU's layout: on the CPU, and on a GPU where there is one."""
 
 import numpy as np
 import pytest
@@ -12,6 +10,8 @@ from symphony_kernel.executor.reference.pages import TorchPages
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
+from tests.support.executor.cuda import ON_GPU
+
 PAGES, HOST_SLOTS = 40, 24
 CONFIG = ModelConfig(
     vocab_size=8, hidden_size=8, intermediate_size=8, layers=3, heads=4,
@@ -19,144 +19,130 @@ CONFIG = ModelConfig(
     output_bias=False, mlp_bias=False, qk_norm=False, windows=(None,) * 3, rope=Rope(),
     dtype="float32", bos=None, eos=(),
 )  # fmt: skip
-on_gpu = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    ],
-)
 
 
 def numbers(*given: int) -> Int32:
     return np.array(given, np.int32)
 
 
-class RandomPages:
-    """A pool with pages of random bits, and its pages as they were at first."""
+class RandomPages(CudaPages):
+    """Pages of random bits, which remember what they were at first."""
 
-    def __init__(self, device: str, dtype: torch.dtype, staged: int) -> None:
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
         shape = (CONFIG.layers, PAGES + 1, 2, PAGE_TOKENS, CONFIG.kv_heads, CONFIG.head_dim)
         self.pool: Tensor = torch.randn(shape, device=device).to(dtype)
         page_bytes = self.pool[:, 0].nbytes
-        # A buffer of few pages: most moves here take several.
-        self.pages = CudaPages(CONFIG, self.pool, staged * page_bytes)
-        assert self.pages.layout.page_bytes == page_bytes
-        self.pages.open_host(HOST_SLOTS)
-        self.before = self.pages.read_frames(np.arange(PAGES, dtype=np.int32))
+        super().__init__(CONFIG, self.pool, 4 * page_bytes)  # most moves here take several buffers
+        assert self.layout.page_bytes == page_bytes
+        self.open_host(HOST_SLOTS)
+        self.before = self.read_frames(np.arange(PAGES, dtype=np.int32))
 
-    def frames(self, *given: int) -> KVArray:
-        return self.pages.read_frames(numbers(*given))
+    def were(self, *given: int) -> KVArray:
+        return self.before[:, :, list(given)]
+
+    def check_frames(self, frames: Int32, *were: int) -> None:
+        """Check that these frames have what those had at first."""
+        np.testing.assert_array_equal(self.read_frames(frames), self.were(*were))
+
+    def check_host(self, slots: Int32, *were: int) -> None:
+        """Check that these slots of the host have what those frames had at first."""
+        np.testing.assert_array_equal(self.read_host(slots), self.were(*were))
 
 
-@pytest.fixture(params=["cpu", on_gpu])
-def random_pages(request: pytest.FixtureRequest) -> RandomPages:
-    return RandomPages(request.param, torch.float32, 4)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def pages(request: pytest.FixtureRequest) -> RandomPages:
+    return RandomPages(request.param, torch.float32)
 
 
-def test_a_page_s_layout_is_the_canonical_one(random_pages: RandomPages) -> None:
-    values = random_pages.frames(7, 3)
-    assert values.shape == random_pages.pages.layout.shape(2)
+def test_frames_are_read_in_the_canonical_layout(pages: RandomPages) -> None:
+    values = pages.read_frames(numbers(7, 3))
+    assert values.shape == pages.layout.shape(2)
     assert values.dtype == np.float32
-    np.testing.assert_array_equal(
-        values, random_pages.pool[:, [7, 3]].transpose(1, 2).cpu().numpy()
-    )
+    np.testing.assert_array_equal(values, pages.pool[:, [7, 3]].transpose(1, 2).cpu().numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_page_is_the_same_to_the_torch_network(dtype: torch.dtype) -> None:
-    random_pages = RandomPages("cpu", dtype, 4)
+def test_page_of_the_torch_network_is_the_same_page(dtype: torch.dtype) -> None:
+    pages = RandomPages("cpu", dtype)
     shape = (CONFIG.layers, PAGES * PAGE_TOKENS, 2, CONFIG.kv_heads, CONFIG.head_dim)
     plain = TorchPages(CONFIG, torch.zeros(shape, dtype=dtype))
     plain.open_host(HOST_SLOTS)
-    assert plain.layout == random_pages.pages.layout
+    assert plain.layout == pages.layout
     mine, theirs = numbers(5, 0, 9), numbers(1, 39, 2)
-    plain.write_frames(theirs, random_pages.pages.read_frames(mine))
-    np.testing.assert_array_equal(plain.read_frames(theirs), random_pages.before[:, :, mine])
-    random_pages.pages.write_frames(mine[::-1], plain.read_frames(theirs))
-    np.testing.assert_array_equal(random_pages.frames(*mine), random_pages.before[:, :, mine[::-1]])
-    plain.write_host(theirs[:1], random_pages.before[:, :, :1])
-    random_pages.pages.write_host(mine[:1], plain.read_host(theirs[:1]))
-    np.testing.assert_array_equal(
-        random_pages.pages.read_host(mine[:1]), random_pages.before[:, :, :1]
-    )
+    plain.write_frames(theirs, pages.read_frames(mine))
+    np.testing.assert_array_equal(plain.read_frames(theirs), pages.were(5, 0, 9))
+    pages.write_frames(mine[::-1], plain.read_frames(theirs))
+    pages.check_frames(mine, 9, 0, 5)
+    plain.write_host(theirs[:1], pages.were(0))
+    pages.write_host(mine[:1], plain.read_host(theirs[:1]))
+    pages.check_host(mine[:1], 0)
 
 
-def test_pages_come_back_from_the_host_as_they_left(random_pages: RandomPages) -> None:
+def test_pages_from_the_host_are_as_they_were_saved(pages: RandomPages) -> None:
     # Scattered, in runs, and more than a buffer takes.
     frames = numbers(31, 4, 5, 6, 0, 17, 2, 3, 20, 39, 8)
     slots = numbers(9, 10, 11, 0, 1, 2, 23, 5, 4, 12, 20)
-    random_pages.pages.save(frames, slots)
-    random_pages.pool.fill_(0)
-    assert random_pages.pages.settle() >= 0
-    np.testing.assert_array_equal(
-        random_pages.pages.read_host(slots), random_pages.before[:, :, frames]
-    )
+    pages.save(frames, slots)
+    pages.pool.fill_(0)
+    assert pages.settle() >= 0
+    pages.check_host(slots, *frames)
     back = numbers(*range(10, 21))
-    random_pages.pages.load(slots, back)
-    random_pages.pages.settle()
-    np.testing.assert_array_equal(random_pages.frames(*back), random_pages.before[:, :, frames])
-    assert not random_pages.frames(9, 21).any()
+    pages.load(slots, back)
+    pages.settle()
+    pages.check_frames(back, *frames)
+    assert not pages.read_frames(numbers(9, 21)).any()
 
 
-def test_what_is_loaded_while_it_is_saved_is_what_was_saved(random_pages: RandomPages) -> None:
-    # A slot that had something else before, a frame that is overwritten, and no word in between.
-    random_pages.pages.write_host(numbers(3, 4), random_pages.before[:, :, [20, 21]])
+def test_page_that_is_loaded_during_its_save_is_the_saved_one(pages: RandomPages) -> None:
+    # The slots had other pages, the frames are overwritten, and nothing is settled in between.
+    pages.write_host(numbers(3, 4), pages.were(20, 21))
     for _ in range(3):
-        random_pages.pages.save(numbers(1, 2), numbers(3, 4))
-        random_pages.pages.write_frames(numbers(1, 2), random_pages.before[:, :, [30, 31]])
-        random_pages.pages.load(numbers(4, 3), numbers(6, 7))
-        np.testing.assert_array_equal(random_pages.frames(6, 7), random_pages.before[:, :, [2, 1]])
-        random_pages.pages.settle()
-        random_pages.pages.write_frames(numbers(1, 2), random_pages.before[:, :, [1, 2]])
+        pages.save(numbers(1, 2), numbers(3, 4))
+        pages.write_frames(numbers(1, 2), pages.were(30, 31))
+        pages.load(numbers(4, 3), numbers(6, 7))
+        pages.check_frames(numbers(6, 7), 2, 1)
+        pages.settle()
+        pages.write_frames(numbers(1, 2), pages.were(1, 2))
 
 
-def test_a_slot_may_be_used_again_by_the_step_that_has_loaded_it(random_pages: RandomPages) -> None:
-    random_pages.pages.save(numbers(1), numbers(0))
-    random_pages.pages.settle()
-    random_pages.pages.load(numbers(0), numbers(8))
-    random_pages.pages.save(numbers(2), numbers(0))
-    random_pages.pages.settle()
-    np.testing.assert_array_equal(random_pages.frames(8), random_pages.before[:, :, [1]])
-    np.testing.assert_array_equal(
-        random_pages.pages.read_host(numbers(0)), random_pages.before[:, :, [2]]
-    )
+def test_slot_is_free_again_in_the_step_that_loads_it(pages: RandomPages) -> None:
+    pages.save(numbers(1), numbers(0))
+    pages.settle()
+    pages.load(numbers(0), numbers(8))
+    pages.save(numbers(2), numbers(0))
+    pages.settle()
+    pages.check_frames(numbers(8), 1)
+    pages.check_host(numbers(0), 2)
 
 
-def test_one_slot_may_go_to_several_frames_and_nothing_nowhere(random_pages: RandomPages) -> None:
-    random_pages.pages.write_host(numbers(5), random_pages.before[:, :, [1]])
-    random_pages.pages.load(numbers(5, 5, 5), numbers(7, 8, 9))
-    random_pages.pages.save(numbers(), numbers())
-    random_pages.pages.load(numbers(), numbers())
-    random_pages.pages.settle()
-    np.testing.assert_array_equal(
-        random_pages.frames(7, 8, 9), random_pages.before[:, :, [1, 1, 1]]
-    )
-    assert random_pages.frames().shape == random_pages.pages.layout.shape(0)
+def test_load_of_one_slot_fills_several_frames_or_none(pages: RandomPages) -> None:
+    pages.write_host(numbers(5), pages.were(1))
+    pages.load(numbers(5, 5, 5), numbers(7, 8, 9))
+    pages.save(numbers(), numbers())
+    pages.load(numbers(), numbers())
+    pages.settle()
+    pages.check_frames(numbers(7, 8, 9), 1, 1, 1)
+    assert pages.read_frames(numbers()).shape == pages.layout.shape(0)
 
 
-def test_a_host_slot_s_bytes_are_a_page(random_pages: RandomPages) -> None:
-    random_pages.pages.write_host(numbers(2), random_pages.before[:, :, [3]])
-    assert len(random_pages.pages.host_page(2)) == random_pages.pages.layout.page_bytes
-    random_pages.pages.host_page(5)[:] = random_pages.pages.host_page(2)
-    np.testing.assert_array_equal(
-        random_pages.pages.read_host(numbers(5)), random_pages.before[:, :, [3]]
-    )
+def test_host_page_gives_the_bytes_of_a_slot(pages: RandomPages) -> None:
+    pages.write_host(numbers(2), pages.were(3))
+    assert len(pages.host_page(2)) == pages.layout.page_bytes
+    pages.host_page(5)[:] = pages.host_page(2)
+    pages.check_host(numbers(5), 3)
 
 
-def test_room_on_the_host_is_of_one_size(random_pages: RandomPages) -> None:
-    random_pages.pages.open_host(HOST_SLOTS)
+def test_host_that_is_open_has_one_size_and_no_other_slots(pages: RandomPages) -> None:
+    pages.open_host(HOST_SLOTS)
     with pytest.raises(AssertionError):
-        random_pages.pages.open_host(HOST_SLOTS + 1)
-    wrong: list[Any] = [numbers(-1), numbers(HOST_SLOTS)]
-    for slots in wrong:
+        pages.open_host(HOST_SLOTS + 1)
+    for slots in (numbers(-1), numbers(HOST_SLOTS)):
         with pytest.raises(AssertionError):
-            random_pages.pages.load(slots, numbers(0))
-    random_pages.pages.close()
+            pages.load(slots, numbers(0))
+    pages.close()
 
 
-def test_too_much_room_is_a_memory_error() -> None:
-    random_pages = RandomPages("cpu", torch.float32, 4)
-    other = CudaPages(CONFIG, random_pages.pool)
+def test_host_of_too_many_slots_is_a_memory_error() -> None:
+    other = CudaPages(CONFIG, RandomPages("cpu", torch.float32).pool)
     with pytest.raises(MemoryError, match="on the host"):
         other.open_host(1 << 50)

@@ -1,4 +1,4 @@
-"""The index arrays of a step, read back as plainly as their layout is described."""
+"""The index arrays of a step, read back in the simplest way."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.cuda.plan import Paged, empty_plan, padded, plan_step
+from symphony_kernel.executor.cuda.plan import Paged, Reach, empty_plan, padded, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 
@@ -43,17 +43,21 @@ def entries_of(paged: Paged, row: int) -> list[tuple[int, int]]:
     return [(page, offset) for page, end in zip(pages, ends, strict=True) for offset in range(end)]
 
 
+def of_kinds(reach: Reach) -> list[tuple[Paged, list[int]]]:
+    """Return decodes, chunks and trees with their numbers in `mixed_rows`."""
+    return [(reach.decodes, [0, 3, 5]), (reach.chunks, [1, 4]), (reach.trees, [2, 6])]
+
+
 def places_of(row: Row, begin: int = 0) -> list[tuple[int, int]]:
     entries = range(begin, row.start + len(row.tokens))
     return [(int(row.block_table[e // PAGE_TOKENS]), e % PAGE_TOKENS) for e in entries]
 
 
-def test_rows_come_by_kind_and_say_where_they_read_and_write() -> None:
+def test_plan_orders_rows_by_kind_and_lists_their_slots() -> None:
     rows = mixed_rows()
     plan = plan_step(rows, [None])
-    decodes, chunks, trees = [0, 3, 5], [1, 4], [2, 6]
-    order = [rows[i] for i in decodes + chunks + trees]
-    assert plan.decodes == len(decodes)
+    order = [rows[i] for i in (0, 3, 5, 1, 4, 2, 6)]
+    assert plan.decodes == 3
     assert not plan.only_decodes
     assert plan.tokens.tolist() == [int(t) for row in order for t in row.tokens]
     assert plan.positions.tolist() == [int(p) for row in order for p in row.positions]
@@ -61,15 +65,14 @@ def test_rows_come_by_kind_and_say_where_they_read_and_write() -> None:
     assert list(zip(plan.pages.tolist(), plan.offsets.tolist(), strict=True)) == written
     assert plan.chunks_indptr.tolist() == [0, 20, 23]
     assert plan.trees_indptr.tolist() == [0, 10, 14]
-    reach = plan.reaches[None]
-    for paged, numbers in ((reach.decodes, decodes), (reach.chunks, chunks), (reach.trees, trees)):
+    for paged, numbers in of_kinds(plan.reaches[None]):
         assert paged.rows == len(numbers)
         for place, number in enumerate(numbers):
             assert entries_of(paged, place) == places_of(rows[number])
             assert paged.lengths[place] == rows[number].start + len(rows[number].tokens)
 
 
-def test_results_are_wanted_in_the_order_of_the_batch() -> None:
+def test_plan_wants_results_in_the_order_of_the_batch() -> None:
     rows = mixed_rows()
     plan = plan_step(rows, [None])
     assert plan.owners == [0, 1, 2, 4, 5]
@@ -78,20 +81,19 @@ def test_results_are_wanted_in_the_order_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 20, 200])
-def test_a_window_leaves_out_pages_that_nobody_sees_and_no_others(window: int) -> None:
+def test_window_leaves_out_exactly_the_pages_that_no_token_sees(window: int) -> None:
     rows = mixed_rows()
     reach = plan_step(rows, [window]).reaches[window]
-    numbers = {"decodes": [0, 3, 5], "chunks": [1, 4], "trees": [2, 6]}
-    for kind, found in ((name, getattr(reach, name)) for name in numbers):
-        for place, number in enumerate(numbers[kind]):
+    for paged, numbers in of_kinds(reach):
+        for place, number in enumerate(numbers):
             row = rows[number]
             first_seen = max(0, row.start - window + 1)
             begin = first_seen // PAGE_TOKENS * PAGE_TOKENS
-            assert entries_of(found, place) == places_of(row, begin)
+            assert entries_of(paged, place) == places_of(row, begin)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 20])
-def test_a_trees_mask_shows_a_path_and_what_is_before_the_tree(window: int | None) -> None:
+def test_tree_mask_shows_the_path_and_the_entries_before(window: int | None) -> None:
     rows = [row for row in mixed_rows() if row.parents is not None and len(row.tokens) > 3]
     reach = plan_step(rows, [window]).reaches[window]
     begin = 0
@@ -113,7 +115,7 @@ def test_a_trees_mask_shows_a_path_and_what_is_before_the_tree(window: int | Non
     assert begin == len(reach.mask)
 
 
-def test_rows_are_padded_with_the_padding_page() -> None:
+def test_plan_is_padded_with_rows_of_the_padding_page() -> None:
     rows = [row for row in mixed_rows() if len(row.tokens) == 1]
     plan = plan_step(rows, [None, 20])
     more = padded(plan, 8, padding_page=999)
@@ -129,21 +131,21 @@ def test_rows_are_padded_with_the_padding_page() -> None:
     assert padded(plan, 3, 999) is plan
 
 
-def test_a_step_of_no_rows_can_be_padded() -> None:
+def test_plan_without_rows_can_be_padded() -> None:
     plan = padded(empty_plan([None]), 2, padding_page=7)
     reach = plan.reaches[None].decodes
     assert [entries_of(reach, row) for row in range(2)] == [[(7, 0)]] * 2
     assert plan.tokens.tolist() == plan.offsets.tolist() == [0, 0]
 
 
-def test_arrays_are_what_flashinfer_takes() -> None:
+def test_plan_arrays_have_the_types_of_flashinfer() -> None:
     plan = plan_step(mixed_rows(), [None, 20])
     arrays = [
         plan.tokens, plan.positions, plan.pages, plan.offsets, plan.wanted, plan.chunks_indptr,
         plan.trees_indptr,
     ]  # fmt: skip
     for reach in plan.reaches.values():
-        for paged in (reach.decodes, reach.chunks, reach.trees):
+        for paged, _ in of_kinds(reach):
             arrays += [paged.indptr, paged.indices, paged.last_page_len]
             assert all(later > earlier for earlier, later in pairwise(paged.indptr.tolist()))
             assert paged.indptr[-1] == len(paged.indices)

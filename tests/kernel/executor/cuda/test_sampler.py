@@ -1,4 +1,4 @@
-"""Tokens chosen on the device are those that `sampling` chooses."""
+"""Tokens that the device samples, against `sampling` on the host."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,9 @@ from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import ON_GPU
-from tests.support.executor.models import make_row, random_tokens
+from tests.support.executor.models import PAIR, make_row, random_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
-PAIR = [("token", "<u4"), ("value", "<f4")]
 SAMPLINGS = [
     None,
     Sampling(temperature=0.0),
@@ -72,7 +71,7 @@ def logits_of(places: int, vocab: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [101, 5000])
 @pytest.mark.parametrize("at", ["last", "all"])
-def test_tokens_are_those_of_sampling(device: str, vocab: int, at: str) -> None:
+def test_tokens_of_the_device_equal_those_of_sampling(device: str, vocab: int, at: str) -> None:
     rows = rows_with(SAMPLINGS, at)
     logits = logits_of(len(SAMPLINGS) * (3 if at == "all" else 1), vocab, 5)
     choices, chosen = chosen_of(rows, logits, device)
@@ -87,7 +86,7 @@ def test_tokens_are_those_of_sampling(device: str, vocab: int, at: str) -> None:
     np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
 
 
-def test_rows_that_are_ordered_one_part_after_the_other_have_their_own_limits(
+def test_rows_ordered_in_parts_keep_their_own_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = rows_with(SAMPLINGS, "all")
@@ -103,7 +102,7 @@ def test_rows_that_are_ordered_one_part_after_the_other_have_their_own_limits(
 
 
 @pytest.mark.parametrize("vocab", [HEAD - 1, HEAD, HEAD + 1, 5 * HEAD])
-def test_a_truncation_counts_only_where_it_is_sure_and_then_as_it_should(vocab: int) -> None:
+def test_truncation_is_decided_only_where_it_is_certain(vocab: int) -> None:
     samplings: list[Sampling | None] = [
         Sampling(temperature=9.0, top_k=HEAD + 400),
         Sampling(temperature=9.0, top_k=HEAD),
@@ -128,7 +127,7 @@ def test_a_truncation_counts_only_where_it_is_sure_and_then_as_it_should(vocab: 
         assert not decided[[2, 4]].any()
 
 
-def test_what_is_rarer_is_left_to_sampling() -> None:
+def test_options_that_are_rare_are_left_to_sampling() -> None:
     rows = rows_with([None, Sampling(), None, None, None, None])
     for number, options in enumerate(
         [
@@ -149,12 +148,3 @@ def test_what_is_rarer_is_left_to_sampling() -> None:
     expected = expected_of([rows[1], rows[5]], logits[[1, 5]])
     assert chosen.record[:, 0].tolist() == expected["token"].tolist()
     assert chosen.tokens.tolist() == [0, expected["token"][0], 0, 0, 0, expected["token"][1]]
-
-
-def test_a_token_does_not_depend_on_the_rows_beside_it() -> None:
-    sampling = Sampling(temperature=2.0, top_p=0.9)
-    rows = rows_with([sampling, *SAMPLINGS])
-    logits = logits_of(len(rows), 3000, 8)
-    _, together = chosen_of(rows, logits, "cpu")
-    _, alone = chosen_of(rows[:1], logits[:1], "cpu")
-    assert together.tokens[0] == alone.tokens[0]

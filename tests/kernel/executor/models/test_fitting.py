@@ -1,4 +1,4 @@
-"""Models that do not fit into memory are refused before a weight is read; what fits is not."""
+"""Models that do not fit into memory are refused before their weights are read."""
 
 import contextlib
 import json
@@ -7,15 +7,12 @@ import math
 import os
 import re
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from symphony_kernel import tiny_model
 from symphony_kernel.config import Configuration, make_executor
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
@@ -25,21 +22,17 @@ from symphony_kernel.executor.models.tensor_headers import read_headers
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.platform.memory import attainable_bytes
 
-TINY = Path(tiny_model.__file__).parent / "weights"
+from tests.support.executor.refusals import TINY, fresh, linked_model, refused_server
+
 MIB = 1 << 20
-SECONDS_MAX = 30.0
 
 
 def large_model(folder: Path, size: int) -> Path:
-    """A model whose bfloat16 weights have at least so many bytes, all of them holes in a file."""
-    folder.mkdir()
-    for path in TINY.iterdir():
-        (folder / path.name).symlink_to(path)
+    """Make a model whose bfloat16 weights have at least so many bytes, in a sparse file."""
+    linked_model(folder)
     values = json.loads((TINY / "config.json").read_text())
     values |= {"hidden_size": 8_192, "intermediate_size": 1 << 15, "num_hidden_layers": 1}
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).unlink()
-    (folder / "config.json").write_text(json.dumps(values))
+    fresh(folder / "config.json").write_text(json.dumps(values))
     layer = 2 * sum(
         math.prod(shape) for name, shape in tensor_shapes(load_config(folder)) if "layers.0" in name
     )
@@ -51,39 +44,22 @@ def large_model(folder: Path, size: int) -> Path:
         head[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
         at = end
     written = json.dumps(head).encode()
-    weights = folder / "model.safetensors"
+    weights = fresh(folder / "model.safetensors")
     weights.write_bytes(struct.pack("<Q", len(written)) + written)
     os.truncate(weights, 8 + len(written) + at)
     return folder
 
 
 def serve(folder: Path, model: Path | str, *options: str, group: Path | None = None) -> str:
-    """Start a server, which refuses to start; return its last words, all that it says of a model.
-
-    `group`: a cgroup that it enters first.
-    """
-    command = [
-        sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(folder / "data"),
-        "--port", "0", "--model", str(model), *options,
-    ]  # fmt: skip
-    if group is not None:
-        command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SYMPHONY_")}
-    environment = kept | {"XDG_STATE_HOME": str(folder / "state")}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("kernel does not start: ")
-    assert done.stderr.count("the weights take") == 1
-    return last
+    """Start a server that refuses its model; return its last line, the only one about weights."""
+    lines, _ = refused_server(folder, model, *options, group=group)
+    assert "\n".join(lines).count("the weights take") == 1
+    return lines[-1]
 
 
 @contextlib.contextmanager
 def cgroup(limit: int) -> Iterator[Path]:
-    """A cgroup of this system with so much memory; skips the test where none can be made."""
+    """Make a cgroup with so much memory; skip the test where the system does not allow it."""
     for mounted, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         folder = Path("/sys/fs/cgroup") / mounted / f"symphony-test-{os.getpid()}"
         try:
@@ -102,7 +78,7 @@ def cgroup(limit: int) -> Iterator[Path]:
 
 # --- A server ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_weights_larger_than_the_machines_memory_are_refused(tmp_path: Path, device: str) -> None:
+def test_weights_larger_than_memory_are_refused(tmp_path: Path, device: str) -> None:
     if device == "auto" and torch.cuda.is_available():
         pytest.skip("the device is a GPU here")
     there = attainable_bytes()
@@ -115,12 +91,12 @@ def test_weights_larger_than_the_machines_memory_are_refused(tmp_path: Path, dev
     assert "(as bfloat16), and this machine, or its cgroup, can give" in words
 
 
-def test_a_pool_larger_than_the_machines_memory_is_refused(tmp_path: Path) -> None:
+def test_pool_larger_than_memory_is_refused(tmp_path: Path) -> None:
     words = serve(tmp_path, "tiny", "--pool-bytes", str(1 << 50), "--device", "cpu")
     assert f"and pool_bytes {1 << 50}, " in words
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
+def test_weights_larger_than_the_cgroups_limit_are_refused(tmp_path: Path) -> None:
     model = large_model(tmp_path / "large", 1 << 30)
     with cgroup(900 * MIB) as group:
         words = serve(tmp_path, model, "--device", "cpu", group=group)
@@ -140,7 +116,7 @@ def products() -> int:
     return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
-def test_what_just_fits_is_not_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_that_just_fits_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     page = 2 * 6 * 2 * 64 * 16  # K and V: layers, heads, their width, entries; of four bytes
     for more, weights, pool in (
         ({"pool_bytes": 10 * 4 * page + 5}, 4 * products(), 10 * 4 * page),
@@ -158,7 +134,7 @@ def test_what_just_fits_is_not_refused(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
-def test_a_pool_of_the_usual_size_is_taken_as_it_is_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_pool_of_the_default_size_warns_and_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     needs().check_host(4 * products())
     assert "the page pool up to 2047 MiB" in caplog.text
@@ -166,7 +142,7 @@ def test_a_pool_of_the_usual_size_is_taken_as_it_is_used(caplog: pytest.LogCaptu
         needs().check_host(4 * products() - 1)
 
 
-def test_a_device_has_the_embedding_and_a_ranks_share_of_the_rest() -> None:
+def test_device_needs_the_embedding_and_the_ranks_shard() -> None:
     pool = 4 * 2 * 6 * 2 * 64 * 16
     alone = needs(pool_bytes=pool)
     alone.check_device(4 * products() + pool)
@@ -180,13 +156,12 @@ def test_a_device_has_the_embedding_and_a_ranks_share_of_the_rest() -> None:
     )
 
 
-def test_a_kernel_that_comes_back_is_not_asked_again(tmp_path: Path) -> None:
-    """What it had before may not be free yet, and a refusal would end the server."""
-    folder = tmp_path / "large"
+def test_restarted_kernel_is_not_checked_again(tmp_path: Path) -> None:
+    """The memory of the kernel before may not be free yet; a refusal would end the server."""
     there = attainable_bytes()
     assert there is not None
-    large_model(folder, 2 * there)
-    first = Configuration(tmp_path / "socket", {"gateway": b"x"}, model=str(folder), device="cpu")
+    model = str(large_model(tmp_path / "large", 2 * there))
+    first = Configuration(tmp_path / "socket", {"gateway": b"x"}, model=model, device="cpu")
     with pytest.raises(CheckpointError, match="the weights take"):
         make_executor(first, RealClock(), lambda _: None)
     again = replace(first, ended=-9, device="abacus")
@@ -196,7 +171,7 @@ def test_a_kernel_that_comes_back_is_not_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_pool_larger_than_the_devices_memory_is_refused(tmp_path: Path) -> None:
+def test_pool_larger_than_the_devices_memory_is_refused(tmp_path: Path) -> None:
     asked = Configuration(
         tmp_path / "socket", {"gateway": b"x"}, device="cuda", dtype="bf16", pool_bytes=1 << 50
     )

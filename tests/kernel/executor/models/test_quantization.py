@@ -1,4 +1,4 @@
-"""Weights in 8 bits: the integers, what they cost in accuracy, and both ways of computing them."""
+"""Weights in 8 bits: the integers, the loss of accuracy, and both ways to compute with them."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_each_output_has_its_scale_and_its_largest_weight_is_127() -> None:
+def test_quantized_outputs_have_scales_and_reach_127() -> None:
     weight = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)) * 3
     weight[7] = 0
     values, scales = quantize(weight)
@@ -57,7 +57,9 @@ def _peer_logits(checkpoint: Checkpoint, tokens: np.ndarray[Any, Any]) -> np.nda
 @pytest.mark.usefixtures("network", "products")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_quantized_weights(tmp_path: Path, name: str, dtype: str) -> None:
+def test_quantized_model_has_the_logits_of_its_weights(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
     kind, settings = MODELS[name]
     checkpoint = make_checkpoint(tmp_path, kind, **settings)
     rig = load(checkpoint, dtype, quantize="int8")
@@ -72,9 +74,7 @@ def test_logits_are_those_of_the_quantized_weights(tmp_path: Path, name: str, dt
 
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_row_of_a_quantized_model_has_the_same_bits_alone_and_in_a_batch(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_quantized_row_in_any_batch_has_the_same_bits(tmp_path: Path, dtype: str) -> None:
     rig = load(make_checkpoint(tmp_path), dtype, quantize="int8")
     # Alone up to 14 go through integers as they are, together all go through a panel of floats.
     sizes = (1, 9, 14, 15, 33)
@@ -83,7 +83,7 @@ def test_a_row_of_a_quantized_model_has_the_same_bits_alone_and_in_a_batch(
     rig.close()
 
 
-def test_what_cannot_be_quantized_is_refused_in_words(tmp_path: Path) -> None:
+def test_quantization_that_is_unknown_is_refused_in_words(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="quantize must be none or int8, not 'int4'"):
         TorchExecutor.load(checkpoint.directory, quantize="int4")

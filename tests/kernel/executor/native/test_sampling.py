@@ -1,55 +1,34 @@
-"""Native answers: the same tokens as on the torch path, and logarithms equal but for last bits."""
+"""Native answers: torch's tokens, and its logarithms but for the last bits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.base import UInt32
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.sampling import SamplingRequest, answer, noise, noise_keys
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
 
+from tests.support.executor.models import PAIR, check_answer, mask_of
 from tests.support.executor.native import native_library
 
 VOCAB = 3001  # no multiple of anything
-PAIR = np.dtype([("token", "<u4"), ("log", "<f4")])
+
+
+def _sampler(vocab: int) -> closing[NativeSampler]:
+    return closing(NativeSampler(native_library(), vocab))
 
 
 @pytest.fixture(scope="module")
-def library() -> Library:
-    return native_library()
-
-
-@pytest.fixture(scope="module")
-def sampler(library: Library) -> Iterator[NativeSampler]:
-    sampler = NativeSampler(library, VOCAB)
-    yield sampler
-    sampler.close()
-
-
-def _same(found: bytes | SyscallError, expected: bytes | SyscallError, get: Get) -> None:
-    """Check that tokens are equal and log-probabilities nearly."""
-    if isinstance(expected, SyscallError):
-        assert isinstance(found, SyscallError)
-        assert (found.errno, str(found)) == (expected.errno, str(expected))
-        return
-    assert isinstance(found, bytes)
-    assert len(found) == len(expected)
-    if get is Get.LOGITS:
-        assert found == expected
-    elif get is Get.OF:
-        values = np.frombuffer(found, "<f4"), np.frombuffer(expected, "<f4")
-        np.testing.assert_allclose(*values, rtol=1e-6, atol=1e-5)
-    else:
-        mine, theirs = np.frombuffer(found, PAIR), np.frombuffer(expected, PAIR)
-        assert mine["token"].tolist() == theirs["token"].tolist()
-        np.testing.assert_allclose(mine["log"], theirs["log"], rtol=1e-6, atol=1e-5)
+def sampler() -> Iterator[NativeSampler]:
+    with _sampler(VOCAB) as sampler:
+        yield sampler
 
 
 def _compare(
@@ -59,14 +38,33 @@ def _compare(
     kept = logits.clone()
     found = sampler.answer(kept.data_ptr(), asks)
     for ask, mine, theirs in zip(asks, found, expected, strict=True):
-        _same(mine, theirs, ask.options.get)
+        check_answer(mine, theirs, ask.options.get, rtol=1e-6, atol=1e-5)
     return found
 
 
-def _mask(tokens: npt.ArrayLike, vocab: int = VOCAB) -> bytes:
-    bits = np.zeros(vocab, np.uint8)
-    bits[np.asarray(tokens)] = 1
-    return np.packbits(bits, bitorder="little").tobytes()
+def _compare_spreads(vocab: int, asks: list[SamplingRequest]) -> None:
+    """Compare answers from flat and from peaked logits."""
+    with _sampler(vocab) as sampler:
+        for spread in (0.05, 2.5):
+            _compare(sampler, _random_logits(len(asks), vocab, 1) * spread, asks)
+
+
+def _ask(
+    options: PredOptions, seed: int, positions: Sequence[int], mask: UInt32 | None = None
+) -> SamplingRequest:
+    return SamplingRequest(options, seed, np.array(positions, np.int32), mask)
+
+
+def _random_logits(places: int, vocab: int, seed: int) -> Tensor:
+    return torch.randn(places, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def _tokens(found: list[bytes | SyscallError]) -> list[int]:
+    """Return the tokens of all results, which are bytes."""
+    parts = [part for part in found if isinstance(part, bytes)]
+    assert len(parts) == len(found)
+    tokens: list[int] = np.frombuffer(b"".join(parts), PAIR)["token"].tolist()
+    return tokens
 
 
 samplings = st.builds(
@@ -79,8 +77,10 @@ samplings = st.builds(
 biases = st.dictionaries(
     st.integers(0, VOCAB - 1), st.sampled_from([-1e30, -2.0, 0.5, 8.0, 40.0]), max_size=4
 )
-masks = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60).map(_mask)
-# Few tokens, and all but few: what is ruled out is left away in one and written over in the other.
+masks = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60).map(
+    lambda tokens: mask_of(tokens, VOCAB)
+)
+# Few tokens, and all but few: the sampler has one way for each.
 allows = st.none() | masks | masks.map(lambda mask: bytes(each ^ 0xFF for each in mask))
 
 
@@ -101,16 +101,9 @@ def options(draw: st.DrawFn) -> PredOptions:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[Tensor, list[SamplingRequest]]:
+    positions = st.lists(st.integers(0, 2**17), min_size=1, max_size=4)
     asks = [
-        SamplingRequest(
-            draw(options()),
-            draw(st.integers(0, 2**64 - 1)),
-            draw(
-                st.lists(st.integers(0, 2**17), min_size=1, max_size=4).map(
-                    lambda positions: np.array(positions, np.int32)
-                )
-            ),
-        )
+        _ask(draw(options()), draw(st.integers(0, 2**64 - 1)), draw(positions))
         for _ in range(draw(st.integers(1, 4)))
     ]
     count = sum(len(ask.positions) for ask in asks)
@@ -130,30 +123,24 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, list[SamplingRequest]]:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(step=steps())
-def test_any_step_is_answered_as_torch_does(
+def test_answers_of_any_step_equal_torch(
     sampler: NativeSampler, step: tuple[Tensor, list[SamplingRequest]]
 ) -> None:
     _compare(sampler, *step)
 
 
 @pytest.mark.parametrize("top_k", [0, 31])
-def test_equal_tokens_that_reach_top_p_are_counted_alike(
+def test_equal_tokens_that_reach_top_p_are_counted_as_in_torch(
     sampler: NativeSampler, top_k: int
 ) -> None:
-    """Of five equal ones four have 0.8, but for the last bit of a logarithm."""
-    places = np.arange(64, dtype=np.int32)
+    """Four of five equal tokens have a mass of 0.8, but for the last bit of a logarithm."""
     for count in (2, 3, 5, 10, 20, 30):
         for kept in range(1, count):
             sampling = Sampling(temperature=0.01, top_k=top_k, top_p=kept / count)
-            allow = _mask(range(count))
-            asks = [
-                SamplingRequest(
-                    PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow), 0, places
-                )
-            ]
-            (found,) = _compare(sampler, torch.zeros(len(places), VOCAB), asks)
-            assert isinstance(found, bytes)
-            assert np.frombuffer(found, PAIR)["token"].max() == kept - 1
+            allow = mask_of(range(count), VOCAB)
+            ask = _ask(PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow), 0, range(64))
+            found = _compare(sampler, torch.zeros(64, VOCAB), [ask])
+            assert max(_tokens(found)) == kept - 1
 
 
 @pytest.mark.parametrize(
@@ -171,27 +158,14 @@ def test_equal_tokens_that_reach_top_p_are_counted_alike(
     ],
     ids=repr,
 )
-def test_many_draws_of_a_large_vocabulary_are_those_of_torch(
-    library: Library, sampling: Sampling
-) -> None:
-    vocab, rows = 49_152, 48
-    sampler = NativeSampler(library, vocab)
-    asks = [
-        SamplingRequest(
-            PredOptions(get=Get.SAMPLE, sampling=sampling), seed, np.array([seed % 7], np.int32)
-        )
-        for seed in range(rows)
-    ]
-    for spread in (0.05, 2.5):
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
-        _compare(sampler, logits, asks)
-    sampler.close()
+def test_draws_of_a_large_vocabulary_equal_torch(sampling: Sampling) -> None:
+    options = PredOptions(get=Get.SAMPLE, sampling=sampling)
+    _compare_spreads(49_152, [_ask(options, seed, [seed % 7]) for seed in range(48)])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.499, 0.501, 0.98])
-def test_masks_of_any_density_of_a_large_vocabulary(library: Library, share: float) -> None:
+def test_masks_of_any_density_give_the_tokens_of_torch(share: float) -> None:
     vocab, rows = 49_152 + 37, 32
-    sampler = NativeSampler(library, vocab)
     random = np.random.default_rng(int(1000 * share))
     given = [Sampling(), Sampling(top_k=50, top_p=0.9), Sampling(3.0, 0, 0.95, 1e-6), Sampling(0.7)]
     asks = []
@@ -203,75 +177,54 @@ def test_masks_of_any_density_of_a_large_vocabulary(library: Library, share: flo
         words.view(np.uint8)[: len(bits)] = bits
         words[-1] |= np.uint32(0xFFFFFFFF) << np.uint32(vocab % 32)
         options = PredOptions(get=Get.SAMPLE, sampling=given[row % len(given)], logprobs=row % 3)
-        asks.append(SamplingRequest(options, row, np.array([row % 5], np.int32), words))
-    for spread in (0.05, 2.5):
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
-        _compare(sampler, logits, asks)
-    sampler.close()
+        asks.append(_ask(options, row, [row % 5], words))
+    _compare_spreads(vocab, asks)
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 15, 16, 17, 31, 64, 65, 1023, 1025])
-def test_all_sizes_of_vocabularies(library: Library, vocab: int) -> None:
-    sampler = NativeSampler(library, vocab)
+def test_answers_for_any_size_of_vocabulary_equal_torch(vocab: int) -> None:
+    draws = [
+        Sampling(),
+        Sampling(temperature=2.0, top_k=3),
+        Sampling(top_p=0.5),
+        Sampling(min_p=0.2),
+        Sampling(9.0, 5, 0.9, 0.1),
+    ]
     gets = [
         PredOptions(logprobs=min(vocab, 20)),
         PredOptions(get=Get.TOP, top=min(vocab, 1024)),
         PredOptions(get=Get.TOP, top=vocab + 1),
         PredOptions(get=Get.LOGITS),
-        PredOptions(logprobs=20, allow=_mask([vocab - 1], vocab)),
-        *(
-            PredOptions(get=Get.SAMPLE, sampling=given)
-            for given in (
-                Sampling(),
-                Sampling(temperature=2.0, top_k=3),
-                Sampling(top_p=0.5),
-                Sampling(min_p=0.2),
-                Sampling(9.0, 5, 0.9, 0.1),
-            )
-        ),
+        PredOptions(logprobs=20, allow=mask_of([vocab - 1], vocab)),
+        *(PredOptions(get=Get.SAMPLE, sampling=each) for each in draws),
     ]
-    asks = [
-        SamplingRequest(get, 99 + i, np.arange(3, dtype=np.int32)) for i, get in enumerate(gets)
-    ]
-    logits = torch.randn(3 * len(gets), vocab, generator=torch.Generator().manual_seed(vocab))
-    _compare(sampler, logits, asks)
-    sampler.close()
+    asks = [_ask(get, 99 + i, range(3)) for i, get in enumerate(gets)]
+    with _sampler(vocab) as sampler:
+        _compare(sampler, _random_logits(3 * len(gets), vocab, vocab), asks)
 
 
-def test_order_among_all_kinds_of_floats(library: Library) -> None:
+def test_top_orders_all_kinds_of_floats() -> None:
     values = [0.0, -0.0, 1e-40, -1e-40, 3.5, -3.5, float("-inf"), 1e30, -1e30, 3.5, 2.0**-149]
-    sampler = NativeSampler(library, len(values))
-    for count in range(1, len(values) + 1):
-        ask = SamplingRequest(PredOptions(get=Get.TOP, top=count), 0, np.zeros(1, np.int32))
-        [found] = _compare(sampler, torch.tensor([values]), [ask])
-        assert isinstance(found, bytes)
-        order = [7, 4, 9, 2, 10, 0, 1, 3, 5, 8, 6][:count]
-        assert np.frombuffer(found, PAIR)["token"].tolist() == order
-    sampler.close()
+    with _sampler(len(values)) as sampler:
+        for count in range(1, len(values) + 1):
+            ask = _ask(PredOptions(get=Get.TOP, top=count), 0, [0])
+            found = _compare(sampler, torch.tensor([values]), [ask])
+            assert _tokens(found) == [7, 4, 9, 2, 10, 0, 1, 3, 5, 8, 6][:count]
 
 
-def test_the_noise_is_the_same(library: Library) -> None:
+def test_noise_equals_torch() -> None:
     # Of equal logits the token with the most noise is drawn: each of these once, with its key.
-    vocab = 20_000
-    sampler = NativeSampler(library, vocab)
-    rows = 200
-    seeds = np.arange(rows, dtype=np.uint64) * 7
-    positions = np.arange(rows, dtype=np.int32)
+    vocab, rows = 20_000, 200
+    seeds, positions = np.arange(rows, dtype=np.uint64) * 7, np.arange(rows, dtype=np.int32)
     values = noise(torch.arange(vocab, dtype=torch.int32), noise_keys(seeds, positions))
-    asks = [
-        SamplingRequest(
-            PredOptions(get=Get.SAMPLE, sampling=Sampling()), index * 7, np.array([index], np.int32)
-        )
-        for index in range(rows)
-    ]
-    logits = torch.zeros(rows, vocab)
-    found = sampler.answer(logits.data_ptr(), asks)
-    tokens = [np.frombuffer(part, PAIR)["token"][0] for part in found if isinstance(part, bytes)]
-    assert tokens == values.argmax(-1).tolist()
-    sampler.close()
+    options = PredOptions(get=Get.SAMPLE, sampling=Sampling())
+    asks = [_ask(options, index * 7, [index]) for index in range(rows)]
+    with _sampler(vocab) as sampler:
+        found = sampler.answer(torch.zeros(rows, vocab), asks)
+    assert _tokens(found) == values.argmax(-1).tolist()
 
 
-def test_errors_do_not_disturb_the_others(sampler: NativeSampler) -> None:
+def test_request_that_cannot_be_answered_fails_its_row_alone(sampler: NativeSampler) -> None:
     fine = PredOptions(get=Get.SAMPLE, sampling=Sampling(top_p=0.9), logprobs=3)
     bad = [
         PredOptions(allow=bytes(-(-VOCAB // 8))),
@@ -280,11 +233,6 @@ def test_errors_do_not_disturb_the_others(sampler: NativeSampler) -> None:
         PredOptions(bias=((VOCAB, 1.0),)),
         PredOptions(get=Get.OF, of=(VOCAB,)),
     ]
-    asks = [
-        SamplingRequest(given, 5, np.arange(2, dtype=np.int32))
-        for wrong in bad
-        for given in (fine, wrong)
-    ]
-    logits = torch.randn(2 * len(asks), VOCAB, generator=torch.Generator().manual_seed(3))
-    found = _compare(sampler, logits, asks)
+    asks = [_ask(given, 5, range(2)) for wrong in bad for given in (fine, wrong)]
+    found = _compare(sampler, _random_logits(2 * len(asks), VOCAB, 3), asks)
     assert [isinstance(part, SyscallError) for part in found] == [False, True] * len(bad)

@@ -1,4 +1,4 @@
-"""Steps as C reads them: arrays that are kept say what fresh ones would."""
+"""Steps as C reads them: arrays that are filled again equal fresh ones."""
 
 import ctypes
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def _arrays(rows: StepRows, tokens: StepTokens) -> dict[str, list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(rows(), min_size=1, max_size=5))
-def test_a_step_that_is_filled_again_says_what_a_fresh_one_does(
+def test_step_that_is_filled_again_equals_a_fresh_one(
     sampler: NativeSampler, steps: list[list[Row]]
 ) -> None:
     kept = PreparedStep(sampler)
@@ -89,7 +89,7 @@ def test_a_step_that_is_filled_again_says_what_a_fresh_one_does(
         assert kept.wanted_count == kept.places.count == len(fresh.wanted)
 
 
-def test_tokens_can_be_given_later(sampler: NativeSampler) -> None:
+def test_step_takes_its_tokens_later(sampler: NativeSampler) -> None:
     step = PreparedStep(sampler)
     table = np.arange(1, dtype=np.int32)
     step.fill([make_row([0], table, 3, DEFAULT), make_row([0], table, 5, DEFAULT)])

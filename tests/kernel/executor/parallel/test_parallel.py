@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,19 @@ import pytest
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.parallel.ranks import Parallel
-from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.models import (
-    ALL_LOGITS,
     ExecutorRig,
+    Float32,
     as_logits,
+    copy_of,
     load,
     make_checkpoint,
     make_row,
     random_tokens,
     relative_error,
+    tokens_of,
 )
 
 HOST_SLOTS = 6
@@ -35,7 +36,7 @@ GREEDY = PredOptions(get=Get.ARGMAX)
 
 @dataclass
 class Pair:
-    """Two ranks, one process with the same model, and what was heard of lost ranks."""
+    """Two ranks, one process with the same model, and the ranks that were reported lost."""
 
     two: ExecutorRig
     one: ExecutorRig
@@ -44,8 +45,21 @@ class Pair:
     def each(self) -> tuple[ExecutorRig, ExecutorRig]:
         return self.two, self.one
 
+    def results(self, step: Callable[[ExecutorRig], Any]) -> list[Any]:
+        """Return the results of a step by two ranks and by one; the pages are free again then."""
+        found = []
+        for rig in self.each():
+            before = list(rig.free)
+            found.append(step(rig))
+            rig.free = before
+        return found
 
-# One pair for all: what a rank's process costs is two seconds of importing torch.
+    def check_logits(self, step: Callable[[ExecutorRig], list[Float32]]) -> None:
+        for mine, theirs in zip(*self.results(step), strict=True):
+            assert relative_error(mine, theirs) < ERROR_MAX
+
+
+# One pair for all tests: a rank's process imports torch for two seconds.
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("model")
@@ -63,14 +77,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     assert pair.lost == []
 
 
-def same(pair: Pair, step: Any) -> None:
-    """Check a step's logits; `step` makes its rows for a rig, and maybe copies."""
-    found, expected = (step(rig) for rig in pair.each())
-    for mine, theirs in zip(found, expected, strict=True):
-        assert relative_error(mine, theirs) < ERROR_MAX
-
-
-def test_the_pair_is_one_model_in_two_parts(pair: Pair) -> None:
+def test_two_ranks_share_one_model(pair: Pair) -> None:
     two, one = (rig.executor for rig in pair.each())
     assert type(two.network).__name__ == "ParallelNetwork"
     assert two.model == one.model
@@ -81,7 +88,7 @@ def test_the_pair_is_one_model_in_two_parts(pair: Pair) -> None:
 
 
 def listening(pid: int) -> list[str]:
-    """Return the addresses, in the system's spelling, at which a process takes connections."""
+    """Return the addresses, as the system writes them, at which a process takes connections."""
     process = Path("/proc") / str(pid)
     sockets = set()
     for descriptor in (process / "fd").iterdir():
@@ -97,15 +104,15 @@ def listening(pid: int) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_ranks_can_be_reached_from_this_machine_alone(pair: Pair) -> None:
-    [rank] = pair.two.executor.network._ranks._processes  # type: ignore[attr-defined]
-    addresses = listening(rank.pid)
+def test_ranks_listen_on_the_loopback_interface_only(pair: Pair) -> None:
+    [rank] = pair.two.executor.network._ranks.pids  # type: ignore[attr-defined]
+    addresses = listening(rank)
     assert addresses
     assert set(addresses) <= {"0100007F", "00000000000000000000000001000000"}
 
 
-def test_a_ragged_mixed_batch(pair: Pair) -> None:
-    def step(rig: ExecutorRig) -> list[Any]:
+def test_mixed_batch_gives_the_same_logits(pair: Pair) -> None:
+    def step(rig: ExecutorRig) -> list[Float32]:
         tables = [rig.table(count) for count in (40, 9, 3, 33)]
         tokens = [random_tokens(count, seed) for seed, count in enumerate((40, 9, 3, 33))]
         rig.logits([make_row(tokens[0][:39], tables[0]), make_row(tokens[3][:20], tables[3])])
@@ -115,14 +122,12 @@ def test_a_ragged_mixed_batch(pair: Pair) -> None:
             make_row(tokens[2], tables[2], positions=[5, 6, 9]),
             make_row(tokens[3][20:], tables[3], 20),
         ]
-        found = rig.logits(rows)
-        rig.free += [int(page) for table in tables for page in table]
-        return found
+        return rig.logits(rows)
 
-    same(pair, step)
+    pair.check_logits(step)
 
 
-def test_greedy_tokens_and_seeded_ones_are_the_same(pair: Pair) -> None:
+def test_greedy_and_seeded_tokens_are_the_same(pair: Pair) -> None:
     sampled = PredOptions(get=Get.SAMPLE, sampling=Sampling(seed=3, temperature=1.0))
 
     def generate(rig: ExecutorRig) -> list[int]:
@@ -132,51 +137,43 @@ def test_greedy_tokens_and_seeded_ones_are_the_same(pair: Pair) -> None:
         tokens = [1]
         for start in range(16, 46):
             options = sampled if start % 2 else GREEDY
-            [result] = rig.run([make_row(tokens[-1:], table, start, options, seed=3)])
-            assert isinstance(result, bytes)
-            tokens.append(int.from_bytes(result[:4], "little"))
-        rig.free += [int(page) for page in table]
+            tokens += tokens_of(rig.run([make_row(tokens[-1:], table, start, options, seed=3)]))
         return tokens
 
-    two, one = (generate(rig) for rig in pair.each())
+    two, one = pair.results(generate)
     assert two == one
     assert len(set(one)) > 10
 
 
-def test_a_tree(pair: Pair) -> None:
-    def step(rig: ExecutorRig) -> list[Any]:
+def test_tree_with_a_row_without_results_gives_the_same_logits(pair: Pair) -> None:
+    def step(rig: ExecutorRig) -> list[Float32]:
         table = rig.table(24)
         tokens = random_tokens(19, 7)
         rig.logits([make_row(tokens[:12], table)])
         parents = [-1, 0, 0, 1, 2, -1, 5]
         positions = [12, 13, 13, 14, 14, 12, 13]
-        found = rig.logits([make_row(tokens[12:], table, 12, parents=parents, positions=positions)])
-        rig.free += [int(page) for page in table]
-        return found
+        tree = make_row(tokens[12:], table, 12, parents=parents, positions=positions)
+        silent = make_row(tokens[:9], rig.table(9), options=PredOptions(get=Get.NONE))
+        found, nothing = rig.run([tree, silent])
+        assert nothing == b""
+        return [as_logits(found)]
 
-    same(pair, step)
+    pair.check_logits(step)
 
 
-def test_copies_of_a_prefix(pair: Pair) -> None:
-    def step(rig: ExecutorRig) -> list[Any]:
+def test_copied_prefix_gives_the_same_logits(pair: Pair) -> None:
+    def step(rig: ExecutorRig) -> list[Float32]:
         table, fork = rig.table(24), rig.table(24)
         tokens = random_tokens(21, 8)
         rig.logits([make_row(tokens[:20], table)])
-        entries = np.arange(20)
-        slots = [
-            pages[entries // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + entries % PAGE_TOKENS
-            for pages in (table, fork)
-        ]
         rows = [make_row(tokens[20:], table, 20), make_row(tokens[19:20], fork, 20)]
-        found = rig.logits(rows, [np.stack(slots)])
-        rig.free += [int(page) for page in (*table, *fork)]
-        return found
+        return rig.logits(rows, [copy_of(table, fork, np.arange(20))])
 
-    same(pair, step)
+    pair.check_logits(step)
 
 
-def test_pages_go_through_the_host_tier(pair: Pair) -> None:
-    def step(rig: ExecutorRig) -> list[Any]:
+def test_pages_from_the_host_give_the_same_logits(pair: Pair) -> None:
+    def step(rig: ExecutorRig) -> list[Float32]:
         tokens = random_tokens(41, 9)
         table, back = rig.table(41), rig.table(41)
         rig.logits([make_row(tokens[:40], table)])
@@ -188,13 +185,12 @@ def test_pages_go_through_the_host_tier(pair: Pair) -> None:
             loads=np.stack((slots, back)),
         )
         results = asyncio.run(rig.executor.run(moved))
-        rig.free += [int(page) for page in (*table, *back)]
         return [as_logits(result) for result in results]
 
-    same(pair, step)
+    pair.check_logits(step)
 
 
-def test_pages_leave_and_enter_whole(pair: Pair) -> None:
+def test_pages_of_two_ranks_are_read_and_written_whole(pair: Pair) -> None:
     tokens = random_tokens(33, 10)
     tables = [rig.table(33) for rig in pair.each()]
     for rig, table in zip(pair.each(), tables, strict=True):
@@ -206,7 +202,7 @@ def test_pages_leave_and_enter_whole(pair: Pair) -> None:
     assert two.shape == pair.one.executor.pages.layout.shape(3)
     mine, theirs = (values[:, :, :2].astype(np.float32) for values in (two, one))
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-    # What one process wrote the two go on from, by way of the host and of frames.
+    # The two continue from pages that one process wrote, through the host and through frames.
     other, slots = pair.two.table(33), np.array([5, 1, 3], np.int32)
     on_device, pages = pair.two.on_device, pair.two.executor.pages
     on_device(pages.write_host, slots, one)
@@ -216,42 +212,39 @@ def test_pages_leave_and_enter_whole(pair: Pair) -> None:
     rows = [make_row(tokens[32:], table, 32) for table in (other, tables[1])]
     [found], [expected] = (rig.logits([row]) for rig, row in zip(pair.each(), rows, strict=True))
     assert relative_error(found, expected) < ERROR_MAX
-    pair.two.free += [int(page) for page in (*tables[0], *other)]
-    pair.one.free += [int(page) for page in tables[1]]
+    pair.two.give_back(tables[0], other)
+    pair.one.give_back(tables[1])
 
 
-def test_more_places_than_logits_fit_are_answered_in_portions(pair: Pair) -> None:
-    pair.two.executor._logits_places, before = 7, pair.two.executor._logits_places
-
-    def step(rig: ExecutorRig) -> list[Any]:
-        table = rig.table(20)
-        found = rig.logits([make_row(random_tokens(20, 11), table, options=ALL_LOGITS)])
-        rig.free += [int(page) for page in table]
-        return found
-
-    same(pair, step)
-    pair.two.executor._logits_places = before
-
-
-def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
-    pair: Pair, tmp_path: Any
+def test_places_beyond_the_logits_buffer_are_answered_in_portions(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pair.two.executor, "_logits_places", 7)
+
+    def step(rig: ExecutorRig) -> list[Float32]:
+        table = rig.table(20)
+        return rig.logits([make_row(random_tokens(20, 11), table)])
+
+    pair.check_logits(step)
+
+
+def test_model_that_cannot_be_divided_is_refused_at_once(pair: Pair, tmp_path: Any) -> None:
     made = make_checkpoint(tmp_path, "llama")
     with pytest.raises(CheckpointError, match="do not divide among 3 ranks"):
         load(made, parallel=Parallel(3))
 
 
-def test_a_rank_that_is_gone_is_told_of_and_the_others_end_with_rank_0(
+def test_lost_rank_is_reported_and_ranks_end_with_rank_0(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     made = make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
-    heard = threading.Event()
-    rig = load(made, parallel=Parallel(2, None, lambda _: heard.set()))
+    reported = threading.Event()
+    rig = load(made, parallel=Parallel(2, None, lambda _: reported.set()))
     ranks = rig.executor.network._ranks  # type: ignore[attr-defined]
     [process] = ranks._processes
     # As when rank 0 has been killed: what it held open is closed.
     process.stdin.close()
     assert process.wait(20) == 0
-    assert heard.wait(20)
+    assert reported.wait(20)
     rig.close()
     assert not ranks.meeting.parent.exists()

@@ -1,4 +1,4 @@
-"""Shares that compute together, in threads of one process: every network, two ranks and four."""
+"""Shards that compute together in threads of one process: each network, two ranks and four."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 class ThreadGroup:
-    """What `group.Group` is to processes."""
+    """A `group.Group` of threads instead of processes."""
 
     def __init__(self, ranks: int) -> None:
         self._parts: list[Tensor] = [torch.empty(0)] * ranks
@@ -79,7 +79,7 @@ def make_network(kind: str, directory: Path, ranks: int, rank: int, group: Threa
 
 
 def compute(networks: Sequence[Network], rows: list[Row]) -> list[Float32]:
-    """Compute rows on all ranks: on the first as the executor does, on the others as they hear."""
+    """Compute rows on all ranks: on the first as the executor does, on the others by its calls."""
     asks = [SamplingRequest(row.options, row.seed, row.positions[row.places]) for row in rows]
     count = sum(len(ask.positions) for ask in asks)
 
@@ -94,22 +94,24 @@ def compute(networks: Sequence[Network], rows: list[Row]) -> list[Float32]:
         return found
 
     def other(network: Network) -> None:
-        told = BytesIO(pack("forward", *pack_rows(rows)) + pack("answer", 0, count))
+        calls = BytesIO(pack("forward", *pack_rows(rows)) + pack("answer", 0, count))
         with torch.inference_mode():
-            while (call := receive(told)) is not None:
+            while (call := receive(calls)) is not None:
                 assert execute_call(network, call) is None
 
     works: list[Callable[[], Any]] = [first, *(partial(other, each) for each in networks[1:])]
     with ThreadPoolExecutor(len(works)) as threads:
         results = [threads.submit(work) for work in works]
-    found, *_ = [result.result() for result in results]
-    answers: list[Float32] = found
+    answers: list[Float32]
+    answers, *_ = [result.result() for result in results]
     return answers
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", ["torch", "cuda"])
-def test_shares_together_are_the_model(checkpoint: Checkpoint, kind: str, ranks: int) -> None:
+def test_shards_together_have_the_logits_of_transformers(
+    checkpoint: Checkpoint, kind: str, ranks: int
+) -> None:
     group = ThreadGroup(ranks)
     networks = [
         make_network(kind, checkpoint.directory, ranks, rank, group) for rank in range(ranks)
@@ -127,23 +129,3 @@ def test_shares_together_are_the_model(checkpoint: Checkpoint, kind: str, ranks:
     )
     for mine, all_tokens, begin in zip(found, tokens, (33, 16, 0), strict=True):
         assert relative_error(mine, checkpoint.logits(all_tokens)[begin:]) < 1e-4
-
-
-def test_trees_and_rows_that_want_nothing_arrive_as_they_were_told(checkpoint: Checkpoint) -> None:
-    group = ThreadGroup(2)
-    networks = [make_network("torch", checkpoint.directory, 2, rank, group) for rank in range(2)]
-    single = ThreadGroup(1)
-    whole = make_network("torch", checkpoint.directory, 1, 0, single)
-    table, other = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)
-    tokens = random_tokens(25, 9)
-    parents, positions = [-1, 0, 0, 2], [20, 21, 21, 22]
-    rows = [
-        make_row(tokens[20:24], table, 20, parents=parents, positions=positions),
-        make_row(tokens[:9], other),
-    ]
-    rows[1].places = np.empty(0, np.int32)
-    answers = []
-    for each in ([whole], networks):
-        compute(each, [make_row(tokens[:20], table)])
-        answers.append(compute(each, rows)[0])
-    assert relative_error(answers[1], answers[0]) < 1e-5

@@ -1,8 +1,9 @@
-"""Ranks that cannot begin, that fail, and that hear what nobody should say."""
+"""Ranks that cannot start or fail, and the calls that they get."""
 
 from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def share(directory: Path, **given: Any) -> Share:
     return Share(str(directory), "float32", "cpu", False, **values)
 
 
-def test_a_rank_that_cannot_load_its_share_says_why(tmp_path: Path) -> None:
+def test_rank_that_cannot_load_its_shard_says_why(tmp_path: Path) -> None:
     replies = BytesIO()
     calls: SimpleQueue[list[Any]] = SimpleQueue()
     assert _run(share(tmp_path / "nothing"), calls, replies) == 2
@@ -34,27 +35,27 @@ def test_a_rank_that_cannot_load_its_share_says_why(tmp_path: Path) -> None:
     assert "is not a directory" in reply[2]
 
 
-def test_there_must_be_a_gpu_for_each_rank(tmp_path: Path) -> None:
+def test_ranks_without_a_gpu_each_are_refused(tmp_path: Path) -> None:
     wanted = Share(str(tmp_path), "bfloat16", "cuda", False, 4, 4, None, rank=99, ranks=100)
     with pytest.raises(CheckpointError, match="100 ranks need as many GPUs"):
         device_of(wanted)
 
 
-def test_a_failure_in_what_all_do_is_the_loss_of_the_model_and_told_once(tmp_path: Path) -> None:
-    heard: list[str] = []
-    ranks = Ranks(Parallel(2, tmp_path, heard.append))
+def test_failure_in_lockstep_loses_the_model_and_is_reported_once(tmp_path: Path) -> None:
+    reported: list[str] = []
+    ranks = Ranks(Parallel(2, tmp_path, reported.append))
     assert ranks.meeting.parent.parent == tmp_path
     assert ranks.meeting.parent.stat().st_mode & 0o077 == 0
     for _ in range(2):
         with pytest.raises(ValueError, match="no such page"), ranks.in_lockstep():
             raise ValueError("no such page")
-    assert len(heard) == 1
-    assert "no such page" in heard[0]
+    assert len(reported) == 1
+    assert "no such page" in reported[0]
     ranks.release()
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_arrive_as_they_were() -> None:
+def test_rows_that_are_packed_are_received_unchanged() -> None:
     table = np.array([7, 3, 5], np.int32)
     rows = [
         make_row(random_tokens(5), table, 17, parents=[-1, 0, 0, 2, -1], positions=[4, 5, 5, 6, 4]),
@@ -62,10 +63,10 @@ def test_rows_arrive_as_they_were() -> None:
         make_row(random_tokens(3, 3), table[1:2]),
     ]
     rows[2].places = np.empty(0, np.int32)
-    told = BytesIO(pack("forward", *pack_rows(rows)))
-    call = receive(told)
+    calls = BytesIO(pack("forward", *pack_rows(rows)))
+    call = receive(calls)
     assert call is not None
-    assert receive(told) is None
+    assert receive(calls) is None
     found = unpack_rows(call[1:])
     assert call[0] == "forward"
     assert [row.start for row in found] == [17, 3, 0]
@@ -79,7 +80,7 @@ def test_rows_arrive_as_they_were() -> None:
     assert found[1].parents is found[2].parents is None
 
 
-def test_what_is_cut_short_is_an_end() -> None:
+def test_call_that_is_cut_short_is_an_end() -> None:
     whole = pack("copy", np.zeros((2, 3), np.int64))
     for length in (0, 2, 4, len(whole) - 1):
         assert receive(BytesIO(whole[:length])) is None
@@ -88,10 +89,7 @@ def test_what_is_cut_short_is_an_end() -> None:
     assert (call[1].dtype, call[1].shape) == (np.int64, (2, 3))
 
 
-def test_a_call_that_nobody_knows_is_a_bug() -> None:
-    class Nothing:
-        pages = None
-
-    nothing: Any = Nothing()
+def test_call_that_is_unknown_is_a_bug() -> None:
+    network: Any = SimpleNamespace(pages=None)
     with pytest.raises(KernelBug, match="unknown call 'dance'"):
-        execute_call(nothing, ["dance"])
+        execute_call(network, ["dance"])

@@ -1,4 +1,4 @@
-"""A rank's share of a checkpoint: the parts are the whole, and make the same sums."""
+"""A rank's shard of a checkpoint: all shards together are the checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,14 +51,14 @@ def taken(checkpoint: Checkpoint, ranks: int, name: str, *shape: int) -> list[Te
     return found
 
 
-def test_a_share_looks_like_a_smaller_model(config: ModelConfig) -> None:
+def test_shard_has_the_configuration_of_a_smaller_model(config: ModelConfig) -> None:
     share = Shard(config, 1, 2)
     expected = replace(config, heads=2, kv_heads=1, intermediate_size=MIDDLE // 2, tied=False)
     assert share.config == expected
     assert (share.kv, share.vocabulary) == (slice(1, 2), slice(51, 102))
 
 
-def test_rows_and_columns_of_all_ranks_are_the_matrix(checkpoint: Checkpoint) -> None:
+def test_matrices_of_all_ranks_are_the_whole_matrix(checkpoint: Checkpoint) -> None:
     for name, shape in (
         ("self_attn.q_proj", (2 * DIM, HIDDEN)),
         ("self_attn.k_proj", (DIM, HIDDEN)),
@@ -77,7 +77,7 @@ def test_rows_and_columns_of_all_ranks_are_the_matrix(checkpoint: Checkpoint) ->
     assert torch.equal(torch.cat(taken(checkpoint, 2, bias, 2 * DIM)), whole(checkpoint, bias))
 
 
-def test_what_is_not_divided_is_whole(checkpoint: Checkpoint) -> None:
+def test_tensors_that_are_not_divided_are_whole_on_each_rank(checkpoint: Checkpoint) -> None:
     for name, shape in (
         ("model.embed_tokens.weight", (VOCAB, HIDDEN)),
         (f"{LAYER}input_layernorm.weight", (HIDDEN,)),
@@ -86,7 +86,7 @@ def test_what_is_not_divided_is_whole(checkpoint: Checkpoint) -> None:
             assert torch.equal(tensor, whole(checkpoint, name))
 
 
-def test_fewer_heads_of_keys_than_ranks_are_on_several(checkpoint: Checkpoint) -> None:
+def test_key_heads_fewer_than_ranks_are_on_several_ranks(checkpoint: Checkpoint) -> None:
     name = f"{LAYER}self_attn.k_proj.weight"
     parts = taken(checkpoint, 4, name, DIM, HIDDEN)
     assert torch.equal(torch.cat(parts[::2]), whole(checkpoint, name))
@@ -95,7 +95,7 @@ def test_fewer_heads_of_keys_than_ranks_are_on_several(checkpoint: Checkpoint) -
     assert torch.equal(torch.cat(queries), whole(checkpoint, f"{LAYER}self_attn.q_proj.weight"))
 
 
-def test_a_vocabulary_that_does_not_divide_is_filled_up(checkpoint: Checkpoint) -> None:
+def test_vocabulary_that_does_not_divide_is_padded_with_zeros(checkpoint: Checkpoint) -> None:
     parts = taken(checkpoint, 4, "lm_head.weight", VOCAB, HIDDEN)
     assert [len(part) for part in parts] == [26] * 4
     together = torch.cat(parts)
@@ -103,7 +103,7 @@ def test_a_vocabulary_that_does_not_divide_is_filled_up(checkpoint: Checkpoint) 
     assert not together[VOCAB:].any()
 
 
-def test_the_head_of_a_tied_model_is_a_part_of_the_embedding(tmp_path: Path) -> None:
+def test_head_of_a_tied_model_is_a_part_of_the_embedding(tmp_path: Path) -> None:
     made = make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
     parts = []
     for weights, config in shares(tmp_path, 2):
@@ -114,7 +114,7 @@ def test_the_head_of_a_tied_model_is_a_part_of_the_embedding(tmp_path: Path) -> 
     assert torch.equal(torch.cat(parts)[:VOCAB], whole(made, "model.embed_tokens.weight"))
 
 
-def test_a_bias_of_a_sum_is_added_once(tmp_path: Path) -> None:
+def test_bias_of_a_sum_is_on_one_rank_only(tmp_path: Path) -> None:
     made = make_checkpoint(tmp_path, "llama", attention_bias=True, mlp_bias=True)
     for name in (f"{LAYER}self_attn.o_proj.bias", f"{LAYER}mlp.down_proj.bias"):
         first, second = taken(made, 2, name, HIDDEN)
@@ -122,7 +122,7 @@ def test_a_bias_of_a_sum_is_added_once(tmp_path: Path) -> None:
         assert not second.any()
 
 
-def test_a_decoder_takes_all_of_a_share(tmp_path: Path) -> None:
+def test_decoder_takes_all_tensors_of_a_shard(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3")
     config = load_config(tmp_path)
     share = Shard(config, 1, 2)
@@ -139,7 +139,7 @@ def test_a_decoder_takes_all_of_a_share(tmp_path: Path) -> None:
         ({"intermediate_size": 81}, 2, "81 middle neurons do not divide among 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(
+def test_model_that_cannot_be_divided_is_refused(
     config: ModelConfig, changed: dict[str, Any], ranks: int, words: str
 ) -> None:
     with pytest.raises(CheckpointError, match=words):
@@ -147,7 +147,9 @@ def test_what_cannot_be_divided_is_refused(
 
 
 @pytest.mark.parametrize(("kv_heads", "ranks"), [(4, 2), (2, 2), (2, 4), (1, 4)])
-def test_pages_come_apart_and_together(config: ModelConfig, kv_heads: int, ranks: int) -> None:
+def test_pages_that_are_divided_join_to_the_same(
+    config: ModelConfig, kv_heads: int, ranks: int
+) -> None:
     config = replace(config, kv_heads=kv_heads)
     values = np.random.default_rng(0).random((2, 2, 3, 16, kv_heads, DIM), np.float32)
     parts = [Shard(config, rank, ranks).part(values) for rank in range(ranks)]

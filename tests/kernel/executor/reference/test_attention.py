@@ -1,10 +1,9 @@
-"""Paged ragged attention and its planning, against the plain oracle."""
+"""Attention over pages in torch, and its planning, against the plain oracle."""
 
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.reference.attention import Group, attend
+from symphony_kernel.executor.reference.attention import Group, attend, reference_attention
 from symphony_kernel.executor.reference.step_plan import (
     Geometry,
     ancestors,
@@ -13,14 +12,12 @@ from symphony_kernel.executor.reference.step_plan import (
 )
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.executor.exact_attention import reference_attention
-from tests.support.executor.models import make_row
+from tests.support.executor.models import Mix, make_row, mixed_rows, slots_of
 from tests.support.kernel.dense_attention import visible_entries
 
 HEADS, KV_HEADS, HEAD_DIM, PAGES = 6, 2, 8, 200
 
-# (new tokens, present entries, whether they are a tree)
-MIXES: dict[str, list[tuple[int, int, bool]]] = {
+MIXES: dict[str, Mix] = {
     "one decode": [(1, 0, False)],
     "decodes of all lengths": [(1, n, False) for n in (0, 1, 14, 15, 16, 17, 40, 200, 203, 204)],
     "decodes that fill their pages": [(1, 31, False), (1, 31, False)],
@@ -34,34 +31,25 @@ MIXES: dict[str, list[tuple[int, int, bool]]] = {
 }  # fmt: skip
 
 
-def _rows(mix: list[tuple[int, int, bool]], random: np.random.Generator) -> list[Row]:
-    pages = iter(random.permutation(PAGES))
-    rows = []
-    for q, start, is_tree in mix:
-        count = -(-(start + q) // PAGE_TOKENS)
-        table = np.array([next(pages) for _ in range(count)], np.int32)
-        parents = [int(random.integers(-1, i)) if i else -1 for i in range(q)] if is_tree else None
-        rows.append(make_row(random.integers(0, 9, q), table, start, parents=parents))
-    return rows
+def geometry(window: int | None = None) -> Geometry:
+    return Geometry((window,), PAGES * PAGE_TOKENS, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 33, 1000])
 @pytest.mark.parametrize("mix", MIXES)
-def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
+def test_attention_of_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
     random = np.random.default_rng(sum(map(ord, mix)))
     torch.manual_seed(1)
-    rows = _rows(MIXES[mix], random)
+    rows = mixed_rows(MIXES[mix], random, PAGES)
     # All slots that no row owns are poisoned, but for the zeros that pad.
     pool = torch.full(((PAGES + 1) * PAGE_TOKENS, 2, KV_HEADS, HEAD_DIM), float("nan"))
     pool[PAGES * PAGE_TOKENS :] = 0.0
     owned = []
     for row in rows:
-        entries = np.arange(row.start + len(row.tokens))
-        owned.append(row.block_table[entries // PAGE_TOKENS] * PAGE_TOKENS + entries % PAGE_TOKENS)
-        pool[owned[-1]] = torch.randn(len(entries), 2, KV_HEADS, HEAD_DIM)
+        owned.append(slots_of(row.block_table, np.arange(row.start + len(row.tokens))))
+        pool[owned[-1]] = torch.randn(len(owned[-1]), 2, KV_HEADS, HEAD_DIM)
 
-    geometry = Geometry((window,), PAGES * PAGE_TOKENS, torch.float32, torch.device("cpu"))
-    plan = plan_step(rows, geometry)
+    plan = plan_step(rows, geometry(window))
     count = sum(len(row.tokens) for row in rows)
     queries = torch.randn(count, HEADS, HEAD_DIM)
     for exact in (False, True):
@@ -79,7 +67,7 @@ def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
 
 @pytest.mark.parametrize("q", [1, 2, 3, 5, 9, 35])
 @pytest.mark.parametrize("shared", [1, 2, 3, 5])
-def test_a_rows_bits_do_not_depend_on_its_company_or_thread(shared: int, q: int) -> None:
+def test_row_in_any_batch_on_any_threads_has_the_same_bits(shared: int, q: int) -> None:
     torch.manual_seed(0)
     rows, entries, kv_heads = 5, 48, 3
     pool = torch.randn(rows * entries, 2, kv_heads, HEAD_DIM)
@@ -102,18 +90,17 @@ def test_a_rows_bits_do_not_depend_on_its_company_or_thread(shared: int, q: int)
         torch.set_num_threads(1)
 
 
-def test_long_rows_attend_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_long_rows_in_parts_equals_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.executor.reference.step_plan._MASK_ELEMENTS_MAX", 800)
     for mix in ("chunks", "everything", "prefills"):
-        test_every_row_equals_the_oracle(mix, None)
-        test_every_row_equals_the_oracle(mix, 16)
+        test_attention_of_every_row_equals_the_oracle(mix, None)
+        test_attention_of_every_row_equals_the_oracle(mix, 16)
 
 
-def test_rows_alike_share_a_group_and_strangers_do_not() -> None:
+def test_plan_groups_rows_of_like_sizes_only() -> None:
     random = np.random.default_rng(0)
-    geometry = Geometry((None,), PAGES * PAGE_TOKENS, torch.float32, torch.device("cpu"))
     mix = [(1, 64, False), (30, 0, False), (1, 66, False), (1, 140, False), (30, 0, False)]
-    groups = plan_step(_rows(mix, random), geometry).groups[None]
+    groups = plan_step(mixed_rows(mix, random, PAGES), geometry()).inputs.groups[None]
     assert [(g.rows, g.q, g.entries, g.causal) for g in groups] == [
         (2, 1, 80, False),
         (1, 1, 160, False),
@@ -121,7 +108,7 @@ def test_rows_alike_share_a_group_and_strangers_do_not() -> None:
     ]
 
 
-def test_a_width_wastes_at_most_a_quarter_or_a_page() -> None:
+def test_width_of_a_group_wastes_at_most_a_quarter_or_a_page() -> None:
     widths = [rounded_entries(count) for count in range(1, 5000)]
     assert widths == sorted(widths)
     for count, width in enumerate(widths, 1):
@@ -130,7 +117,7 @@ def test_a_width_wastes_at_most_a_quarter_or_a_page() -> None:
     assert len(set(widths)) < 40
 
 
-def test_ancestors_follow_parents() -> None:
+def test_ancestors_follow_the_parents_of_a_tree() -> None:
     related = ancestors(np.array([-1, 0, 1, 0, -1], np.int32))
     assert related.astype(int).tolist() == [
         [1, 0, 0, 0, 0],
@@ -141,12 +128,11 @@ def test_ancestors_follow_parents() -> None:
     ]
 
 
-def test_results_keep_the_order_of_places() -> None:
-    geometry = Geometry((None,), PAGES * PAGE_TOKENS, torch.float32, torch.device("cpu"))
+def test_plan_keeps_the_order_of_places() -> None:
     row = make_row(range(5), np.array([3], np.int32))
     row.places = np.array([4, 0, 0], np.int32)
     silent = make_row(range(2), np.array([4], np.int32))
     silent.places = np.empty(0, np.int32)
-    plan = plan_step([row, silent], geometry)
+    plan = plan_step([row, silent], geometry())
     assert plan.indices == [0]
     assert plan.tokens[plan.wanted].tolist() == [4, 0, 0]
