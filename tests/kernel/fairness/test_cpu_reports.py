@@ -44,7 +44,7 @@ def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
 
 
 @run_by(with_two)
-async def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes(
+async def test_tenant_past_its_share_rests_as_long_as_it_owes(
     _rig: KernelRig, worker: Worker
 ) -> None:
     assert await spend(worker, [1, 3_000], [2, 200]) == []
@@ -59,7 +59,7 @@ async def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_ta
 
 
 @run_by(with_two)
-async def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on(
+async def test_report_at_a_pauses_end_tells_whether_it_continues(
     _rig: KernelRig, worker: Worker
 ) -> None:
     for _ in range(3):
@@ -73,7 +73,7 @@ async def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on(
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_one_who_is_alone_never_rests(rig: KernelRig) -> None:
+async def test_tenant_alone_never_rests(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     await decode_beside(worker, 1)
     for _ in range(10):
@@ -83,7 +83,7 @@ async def test_one_who_is_alone_never_rests(rig: KernelRig) -> None:
     assert await spend(worker, [1, MUCH]) == []
 
 
-def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> None:
+def test_equal_use_or_enough_processors_throttle_no_tenant() -> None:
     async def as_much(_rig: KernelRig, worker: Worker) -> None:
         for _ in range(10):
             assert await spend(worker, [1, MUCH], [2, MUCH]) == []
@@ -98,9 +98,7 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
 
 
 @run_by(with_two)
-async def test_what_the_gateway_spends_is_of_the_same_account(
-    rig: KernelRig, worker: Worker
-) -> None:
+async def test_gateway_time_is_charged_to_the_same_account(rig: KernelRig, worker: Worker) -> None:
     rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
     await asyncio.sleep(0.001)
     assert worker.paces == [], "its worker hears of it when it tells next"
@@ -117,7 +115,7 @@ async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
 
 
 @run_by(with_two)
-async def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest(
+async def test_tenant_time_at_the_gateway_is_throttled_there(
     rig: KernelRig, worker: Worker
 ) -> None:
     assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
@@ -131,7 +129,7 @@ async def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_a_tenant_that_has_no_instance_rests_beside_others_alone(rig: KernelRig) -> None:
+async def test_tenant_without_instances_rests_beside_others_only(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
     assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
     await decode_beside(worker, 1)
@@ -143,7 +141,7 @@ async def test_a_tenant_that_has_no_instance_rests_beside_others_alone(rig: Kern
 
 
 @run_by(with_two)
-async def test_a_worker_speaks_for_no_tenant(rig: KernelRig, worker: Worker) -> None:
+async def test_worker_report_about_a_tenant_ends_its_link(rig: KernelRig, worker: Worker) -> None:
     worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
     async with asyncio.timeout(20):
         await worker.closed.wait()
@@ -151,7 +149,7 @@ async def test_a_worker_speaks_for_no_tenant(rig: KernelRig, worker: Worker) -> 
 
 
 @run_by(with_two)
-async def test_calls_of_one_that_rests_wait_too(rig: KernelRig, worker: Worker) -> None:
+async def test_calls_of_a_throttled_tenant_wait(rig: KernelRig, worker: Worker) -> None:
     assert await spend(worker, [1, MUCH])
     asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
     other = worker.call(2, Op.KV_LEN, A)
@@ -162,7 +160,9 @@ async def test_calls_of_one_that_rests_wait_too(rig: KernelRig, worker: Worker) 
 
 
 @run_by(with_two)
-async def test_a_worker_speaks_for_its_own_instances_alone(rig: KernelRig, worker: Worker) -> None:
+async def test_worker_report_about_foreign_instances_is_ignored(
+    rig: KernelRig, worker: Worker
+) -> None:
     other = rig.attach_worker("v")
     await other.welcome
     assert await spend(other, [2, MUCH], [99, MUCH]) == []
@@ -173,7 +173,7 @@ async def test_a_worker_speaks_for_its_own_instances_alone(rig: KernelRig, worke
     "item", [[], [1], [1, -1], [1, 1.5], [True, 1], ["1", -1], [b"1", 1], [1, 2, 3], {}, 7, None]
 )
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_what_is_no_item_ends_the_link(rig: KernelRig, *, item: Any) -> None:
+async def test_malformed_report_ends_the_link(rig: KernelRig, *, item: Any) -> None:
     worker = rig.worker
     worker.link.send(m.encode(m.Spent([item])))
     async with asyncio.timeout(20):
@@ -181,7 +181,7 @@ async def test_what_is_no_item_ends_the_link(rig: KernelRig, *, item: Any) -> No
 
 
 @run_by(with_crashing_kernel, "tmp_path", options=OPTIONS)
-async def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(
+async def test_recovered_kernel_keeps_accounts_and_waiting_calls(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     for instance, tenant in ((1, "hostile"), (2, "victim")):

@@ -168,7 +168,7 @@ def worlds(draw: st.DrawFn) -> tuple[Costs, list[Wants], int]:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(world=worlds())
-def test_each_tenant_has_its_share_of_time_beside_any_others(
+def test_tenants_in_random_worlds_get_rate_and_wait_promised(
     fixed: float, world: tuple[Costs, list[Wants], int]
 ) -> None:
     costs, tenants, seed = world
@@ -181,7 +181,7 @@ def test_each_tenant_has_its_share_of_time_beside_any_others(
         assert wait <= WAIT, f"tenant {index} of {tenants}: waited {wait:.2f} times too long"
 
 
-def test_time_is_divided_by_weight_up_to_what_each_wants() -> None:
+def test_time_is_divided_by_weight_up_to_each_demand() -> None:
     assert divide(10.0, [1.0, 20.0, 20.0], [1.0, 1.0, 1.0]) == pytest.approx([1.0, 4.5, 4.5])
     assert divide(10.0, [20.0, 20.0], [1.0, 4.0]) == pytest.approx([2.0, 8.0])
     assert divide(10.0, [1.0, 2.0], [1.0, 1.0]) == [1.0, 2.0]

@@ -37,7 +37,7 @@ def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tupl
     serves=st.integers(1, 300),
     arrivals=st.lists(st.integers(0, 200), min_size=4, max_size=4),
 )
-def test_two_backlogged_tenants_differ_by_at_most_a_constant(
+def test_backlogged_tenants_differ_by_a_constant_at_most(
     weights: list[float],
     sizes: list[list[int]],
     lips: list[int],
@@ -86,7 +86,7 @@ def test_two_backlogged_tenants_differ_by_at_most_a_constant(
                 assert abs(gained[one] - gained[other]) <= bound + 1e-6
 
 
-def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
+def test_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     for _ in range(1000):
         queue.push(make_work(1, 1, LengthFile(pool)))
@@ -97,7 +97,7 @@ def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
     assert served == {1: 100, 2: 100, 3: 100}
 
 
-def test_a_tenants_share_does_not_grow_with_its_lips() -> None:
+def test_tenant_with_many_lips_gets_one_tenants_share() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     for root in range(100):
         for _ in range(10):
@@ -109,7 +109,7 @@ def test_a_tenants_share_does_not_grow_with_its_lips() -> None:
 
 
 @pytest.mark.parametrize("level", ["tenant", "lip"])
-def test_weights_divide_the_service(level: str) -> None:
+def test_service_is_divided_by_weight(level: str) -> None:
     queue, pool = FairQueue(COSTS), Pool()
     if level == "tenant":
         queue.set_tenant_weight("a", 3.0)
@@ -122,7 +122,7 @@ def test_weights_divide_the_service(level: str) -> None:
     assert abs(served[1] - 300) <= 2
 
 
-def test_idling_earns_no_credit() -> None:
+def test_idle_tenant_earns_no_credit() -> None:
     """Who comes late is lifted to the least served: it cannot make up for what it did not ask."""
     queue, pool = FairQueue(COSTS), Pool()
     for _ in range(2000):
@@ -137,7 +137,7 @@ def test_idling_earns_no_credit() -> None:
     assert abs(served["late"] - 100) <= 2
 
 
-def test_service_had_is_not_forgotten_by_a_moment_without_work() -> None:
+def test_service_is_remembered_over_a_moment_without_requests() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
     queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
@@ -151,7 +151,7 @@ def test_service_had_is_not_forgotten_by_a_moment_without_work() -> None:
 
 
 @pytest.mark.parametrize("end", ["put_back", "remove"])
-def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
+def test_lip_with_requests_away_keeps_its_counter_until_they_end(end: str) -> None:
     """A LIP whose works all wait for frames is not idle."""
     queue, pool = FairQueue(COSTS), Pool()
     for _ in range(400):
@@ -179,7 +179,7 @@ def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
     assert queue.counters(2)[1] == queue.counters(1)[1] > 100.0
 
 
-def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
+def test_long_prompt_lets_its_lips_branches_run() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     queue.push(make_work(1, 10_000, LengthFile(pool)))
     branch = make_work(1, 1, LengthFile(pool))
@@ -187,7 +187,7 @@ def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
     assert [serve_first(queue)[0] is branch for _ in range(2)] == [False, True]
 
 
-def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
+def test_requests_set_aside_return_in_order() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     requests = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
     for request in requests:
@@ -203,7 +203,7 @@ def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
     assert [serve_first(queue)[0] for _ in range(3)] == [requests[0], requests[2], requests[1]]
 
 
-def test_removal_leaves_nothing_behind() -> None:
+def test_removed_requests_leave_nothing_behind() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     requests = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
     for request in requests:
@@ -228,7 +228,7 @@ def test_removal_leaves_nothing_behind() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> None:
+def test_heaps_and_sums_hold_under_random_events(data: st.DataObject) -> None:
     queue, pool = FairQueue(), Pool()
     alive: list[Request] = []
     for _ in range(data.draw(st.integers(1, 80))):
@@ -280,7 +280,7 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
             assert queue.counters(first.root)[0] == least[0], "the least served tenant comes first"
 
 
-def test_any_of_very_many_works_is_taken_out_at_once() -> None:
+def test_removal_among_many_requests_is_fast() -> None:
     """A program may cancel its newest pred again and again; a second is fifty times what it takes.
 
     Were all of them looked at for each, it would take a minute.
@@ -296,7 +296,7 @@ def test_any_of_very_many_works_is_taken_out_at_once() -> None:
     assert (queue.requests, queue.first()) == (0, None)
 
 
-def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
+def test_flood_of_prompts_is_skipped_at_once() -> None:
     """A thousand LIPs with prompts for which a step has no time cost it one look."""
     queue, pool = FairQueue(COSTS), Pool()
     prompts = [make_work(root, 100, LengthFile(pool), tenant="t") for root in range(1, 1001)]
@@ -313,7 +313,7 @@ def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
     assert [serve_first(queue, 100)[0] for _ in prompts] == prompts
 
 
-def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
+def test_lip_whose_requests_cannot_run_is_skipped() -> None:
     """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
     queue, pool = FairQueue(COSTS), Pool()
     requests = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
@@ -347,7 +347,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
         max_size=40,
     )
 )
-def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
+def test_request_served_at_once_costs_the_same_as_queued(
     requests: list[tuple[int, str, int, bool]],
 ) -> None:
     """As `push` and `serve_fully`, whoever waits beside it."""
@@ -377,7 +377,7 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("tenants", [("t", "t"), ("t", "u")])
-def test_who_is_charged_beside_its_works_is_served_so_much_less(
+def test_run_charged_beside_its_requests_is_served_less(
     waits: bool, tenants: tuple[str, str]
 ) -> None:
     queue, pool = FairQueue(COSTS), Pool()
@@ -401,7 +401,7 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
-def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
+def test_invalid_cost_is_not_charged(cost: float) -> None:
     queue = FairQueue(COSTS)
     request = make_work(1, 1, LengthFile(Pool(100)))
     queue.push(request)
@@ -414,7 +414,7 @@ def weight_of(queue: FairQueue, tenant: str) -> float:
     return queue._tenant(tenant).weight
 
 
-def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() -> None:
+def test_operators_weight_overrides_the_option_until_unset() -> None:
     queue = FairQueue()
     shares = TenantWeights(queue.set_tenant_weight, {"research": 2.0})
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
@@ -428,7 +428,7 @@ def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() 
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), 5e-324, TENANT_WEIGHT_MAX, "2", True, [2]])
-def test_what_is_no_weight_is_refused(weight: object) -> None:
+def test_invalid_weight_is_refused(weight: object) -> None:
     queue = FairQueue()
     shares = TenantWeights(queue.set_tenant_weight, {})
     with pytest.raises(SyscallError) as error:

@@ -161,7 +161,7 @@ class Crowded(Referee):
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(crowd=crowds())
-def test_service_of_a_tenants_backlogged_lips_is_divided_by_their_weights(
+def test_service_of_backlogged_lips_follows_their_weights(
     limits: StepLimits, crowd: tuple[list[Habit], list[float]]
 ) -> None:
     lips, weights = crowd
@@ -181,7 +181,9 @@ def test_service_of_a_tenants_backlogged_lips_is_divided_by_their_weights(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(crowd=crowds(tenants=3))
-def test_works_of_several_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
+def test_requests_of_several_tenants_are_all_answered(
+    crowd: tuple[list[Habit], list[float]],
+) -> None:
     """Trees, cancelled preds, prompts and decodes of any weights."""
     lips, weights = crowd
     served = Crowd(lips, StepLimits(tokens=64, rows=16, quantum=8), COSTS, weights)
@@ -237,7 +239,7 @@ PARKED_CROWD = (
 )
 @given(crowd=crowds())
 @example(crowd=PARKED_CROWD)
-def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
+def test_service_of_lips_under_pressure_follows_their_weights(
     crowd: tuple[list[Habit], list[float]],
 ) -> None:
     lips, weights = crowd
@@ -260,7 +262,7 @@ def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=streams_and_prompts())
-def test_prompts_hold_no_stream_up_for_longer_than_the_bound(
+def test_prompts_delay_streams_by_the_bound_at_most(
     device: str, case: tuple[list[Habit], float]
 ) -> None:
     habits, gap_ms = case
@@ -285,7 +287,7 @@ def test_prompts_hold_no_stream_up_for_longer_than_the_bound(
 
 
 # -- A thousand branches -----------------------------------------------------------------------
-def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
+def test_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
     wide = [Habit(0, branches=branches) for branches in (1000, 300, 300)]
     crowd = Crowd(wide, StepLimits(), DEVICES["a tiny model"])
     crowd.run(60)
@@ -299,7 +301,7 @@ def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
 
 @pytest.mark.parametrize("other", [Habit(0, branches=1000), Habit(0, sizes=(8000,))])
 @pytest.mark.parametrize("think_ms", [0.1, 2.0])
-def test_a_stream_beside_a_crowd_gets_a_token_a_step(other: Habit, think_ms: float) -> None:
+def test_stream_beside_a_crowd_gets_a_token_a_step(other: Habit, think_ms: float) -> None:
     crowd = Crowd(
         [Habit(0, think_ms=think_ms, preds=80), other],
         StepLimits(),

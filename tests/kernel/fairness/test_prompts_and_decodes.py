@@ -57,26 +57,26 @@ def measured(prompts: str, others: int = 4, decoding: tuple[str, ...] = ()) -> f
     return found
 
 
-def test_anothers_prompts_take_as_long_as_the_decodes_themselves() -> None:
+def test_foreign_prompts_take_as_long_as_the_decodes_at_most() -> None:
     assert STEP_MS * 1.3 < measured("other") <= STEP_MS * 2
 
 
-def test_however_many_there_are() -> None:
+def test_many_foreign_prompts_take_no_more_than_a_few() -> None:
     assert measured("other", 8) <= STEP_MS * 2
 
 
-def test_ones_own_prompts_are_held_to_the_operators_bound_alone() -> None:
+def test_own_prompts_may_take_more_than_the_decodes() -> None:
     assert measured("victim") > STEP_MS * 4
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_each_tenant_that_decodes_has_its_share(many: int) -> None:
+def test_each_decoding_tenant_keeps_its_share(many: int) -> None:
     decoding = tuple(f"t{i}" for i in range(many))
     assert measured("other", decoding=decoding) <= STEP_MS * (2 + many)
 
 
 @run_by(with_kernel, pages=2_048, costs=COSTS)
-async def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_step(
+async def test_tenant_that_stopped_decoding_leaves_prompts_whole_steps(
     rig: KernelRig,
 ) -> None:
     worker = await start(rig, 1, tenant="victim")
@@ -93,7 +93,7 @@ async def test_a_tenant_that_does_not_decode_any_more_leaves_prompts_the_whole_s
 
 
 @run_by(with_kernel, pages=2_048, costs=COSTS)
-async def test_no_prompt_is_lost(rig: KernelRig) -> None:
+async def test_prompt_beside_a_stream_is_computed(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
     await start(rig, 2, tenant="other")
     prompt = worker.pred(2, A, PROMPT)
@@ -107,7 +107,7 @@ async def test_no_prompt_is_lost(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel, pages=2_048, costs=COSTS)
-async def test_calls_made_while_nobody_decoded_are_paid_by_no_prompt_that_comes_later(
+async def test_calls_before_a_stream_do_not_delay_later_prompts(
     rig: KernelRig,
 ) -> None:
     worker = await start(rig, 1, tenant="victim")

@@ -81,7 +81,7 @@ class Stage:
             self.rate_limiter.submit(request)
 
 
-def test_without_a_rate_calls_are_the_schedulers_own() -> None:
+def test_tenant_without_a_rate_calls_the_scheduler_directly() -> None:
     stage = Stage(VirtualClock())
     assert stage.rate_limiter.submit == stage.queue.submit
     stage.rate_limiter.set_rate("acme", RATE)
@@ -92,7 +92,7 @@ def test_without_a_rate_calls_are_the_schedulers_own() -> None:
     assert stage.rate_limiter.submit == stage.queue.submit
 
 
-def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
+def test_preds_over_the_rate_wait_and_lips_alternate() -> None:
     clock = VirtualClock()
 
     async def continuation() -> None:
@@ -117,7 +117,7 @@ def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
     clock.run(continuation())
 
 
-def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
+def test_held_pred_can_be_cancelled_and_dropped() -> None:
     clock = VirtualClock()
 
     async def continuation() -> None:
@@ -153,7 +153,7 @@ class Counted(Pred):
     def count(self, _: int) -> None: ...
 
 
-def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
+def test_tokens_left_does_not_scan_held_preds() -> None:
     # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
     clock = VirtualClock()
 
@@ -176,7 +176,7 @@ def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
     clock.run(continuation())
 
 
-def test_another_rate_counts_at_once() -> None:
+def test_changed_rate_applies_at_once() -> None:
     clock = VirtualClock()
 
     async def continuation() -> None:
@@ -194,7 +194,7 @@ def test_another_rate_counts_at_once() -> None:
     clock.run(continuation())
 
 
-def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> None:
+def test_program_over_its_rate_is_slowed_to_the_rate() -> None:
     clock = VirtualClock()
 
     async def continuation() -> None:
@@ -214,7 +214,7 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(
+async def test_recovered_kernel_keeps_limits_and_held_preds(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     own = {"tokens_per_minute": RATE, "kv_names": 7}
@@ -237,7 +237,7 @@ async def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(
 @pytest.mark.parametrize(
     "limits", [[], {"live_runs": 1}, {"kv_names": -1}, {"kv_names": "x"}, {"kv_names": True}]
 )
-async def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
+async def test_invalid_tenant_limit_is_refused(limits: Any) -> None:
     async with WorkerRig() as rig:
         with pytest.raises(SyscallError) as refused:
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)

@@ -163,29 +163,27 @@ def test_steps_longer_than_presence_are_charged(calls: bool, other: Wants) -> No
     assert 0.5 * alone(STREAMS) / world.run(20.0)["v"] <= RATE
 
 
-def test_a_tenant_that_pauses_has_no_steps_for_free() -> None:
+def test_tenant_that_pauses_pays_for_its_steps() -> None:
     tree = Wants(size=256, tree=True, context=8_000, think=0.11, begin=1.0)
     found = World(v=STREAMS, u=STREAMS, x=tree).run(40.0)
     assert alone(STREAMS) / 3 / found["v"] <= RATE
 
 
-def test_what_it_takes_to_send_large_results_is_charged() -> None:
+def test_large_results_are_charged_for_sending() -> None:
     found = World(v=STREAMS, x=Wants(programs=2, result_bytes=4 << 20)).run(8.0)
     assert found["x"] < 0.6 * found["v"]
 
 
 @pytest.mark.parametrize("programs", [256, 16, 4])
 @pytest.mark.parametrize("think", [0.09, 0.01, 0.001])
-def test_a_tenant_that_thinks_slows_others_no_more_than_one_that_does_not(
-    programs: int, think: float
-) -> None:
+def test_thinking_tenant_takes_no_more_than_its_share(programs: int, think: float) -> None:
     crowd = Wants(programs=programs)
     got = World(v=crowd, x=Wants(think=think)).run(8.0)["v"]
     assert 0.5 * alone(crowd) / got <= RATE
 
 
 @pytest.mark.parametrize("other", [Wants(context=20_000), Wants(size=64)])
-def test_a_grammar_that_compiles_for_one_tenant_stops_no_other(other: Wants) -> None:
+def test_compiling_grammar_of_a_tenant_stops_no_other(other: Wants) -> None:
     world = World(v=other, x=Wants(think=1e9))
     blocked = make_work(1_000, 1, LengthFile(world.pool), tenant="x")
     blocked.matcher = _Compiling()
@@ -193,7 +191,7 @@ def test_a_grammar_that_compiles_for_one_tenant_stops_no_other(other: Wants) -> 
     assert 0.5 * alone(other) / world.run(5.0)["v"] <= 1.0
 
 
-def test_long_steps_of_a_light_tenant_leave_others_their_distance() -> None:
+def test_long_steps_of_a_light_tenant_leave_others_their_share() -> None:
     heavy = Wants(programs=2, weight=10.0)
     others = {"a": Wants(programs=200), "x": Wants(2, weight=0.1, size=256, tree=True)}
     share = 10.0 / 11.1
@@ -210,7 +208,7 @@ def test_calls_of_a_run_without_preds_are_charged_to_its_tenant() -> None:
     assert len(queue._runs) == known
 
 
-def test_processor_time_counts_as_the_devices_where_they_are_one() -> None:
+def test_processor_time_counts_on_a_device_of_processors() -> None:
     """One tenant takes half a processor beside its rows: both tenants have as much of both."""
     other = Wants(programs=200, computes=0.5)
     assert 0.75 * alone(STREAMS) / OnProcessors(v=STREAMS, x=other).run(30.0)["v"] <= RATE

@@ -53,14 +53,14 @@ def live(settings: Configuration) -> int:
     return before
 
 
-def test_kernels_go_on_from_each_other(tmp_path: Path) -> None:
+def test_kernel_continues_from_the_journal_before(tmp_path: Path) -> None:
     def test() -> None:
         assert [live(configuration(tmp_path)) for _ in range(4)] == [0, 1, 2, 3]
 
     lives(test)
 
 
-def test_without_a_journal_each_begins_anew() -> None:
+def test_kernel_without_a_journal_starts_empty() -> None:
     def test() -> None:
         settings = configuration(Path("none"), journal=None)
         assert [live(settings) for _ in range(2)] == [0, 0]
@@ -69,7 +69,7 @@ def test_without_a_journal_each_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"model": "other"}, {"quantize": "int8"}])
-def test_a_journal_of_other_settings_is_refused_loudly(
+def test_journal_of_other_settings_is_set_aside_and_logged(
     tmp_path: Path, other: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def test() -> None:
@@ -82,7 +82,7 @@ def test_a_journal_of_other_settings_is_refused_loudly(
         lives(test)
 
 
-def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
+def test_journal_that_cannot_be_replayed_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def test() -> None:
@@ -100,7 +100,7 @@ def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
     lives(test)
 
 
-def test_a_directory_that_cannot_be_used_is_told_and_the_kernel_runs_without(
+def test_unusable_journal_directory_is_logged_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def test() -> None:

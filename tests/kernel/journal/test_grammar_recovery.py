@@ -90,7 +90,7 @@ async def continuation(worker: Worker) -> list[Any]:
     return [made.ids, found + rest.ids]
 
 
-def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
+def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
     async def undisturbed(_: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
@@ -115,7 +115,7 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
 
 
 @run_by(with_text_crashing, "tmp_path")
-async def test_the_journal_says_where_each_text_begins(
+async def test_journal_has_where_each_text_begins(
     rig: TextCrashingRig, gateway: Gateway, worker: Worker
 ) -> None:
     await gateway.register(1)
@@ -133,7 +133,7 @@ class Root:
     matcher: GrammarMatcher | None = None
 
 
-def test_matcher_from_a_snapshot_continues_from_its_tokens_alone() -> None:
+def test_matcher_from_a_snapshot_continues_from_its_tokens() -> None:
     pattern, vocabulary = "([a-f][0-9]){12}", make_vocabulary()
     made = compiled(vocabulary, GrammarKind.REGEX, pattern)
     text = drawn(made, 3)

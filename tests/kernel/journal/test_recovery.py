@@ -122,7 +122,9 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_one_pred(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
+async def test_recovered_kernel_equals_the_live_one_after_a_pred(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+) -> None:
     await gateway.register(1)
     worker.tell(1, Op.KV_CREATE, A)
     await worker.pred(1, A, tokens(*range(1, 40)))
@@ -148,12 +150,12 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
-def test_at_any_moment_the_journal_says_what_the_kernel_is(tmp_path: Path) -> None:
+def test_journal_equals_the_kernel_at_any_moment(tmp_path: Path) -> None:
     for seed in range(3):
         compare_now_and_then(tmp_path / str(seed), seed)
 
 
-def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
+def test_journal_equals_the_kernel_with_few_pages_and_quotas(tmp_path: Path) -> None:
     limits = KernelOptions(
         steps=StepLimits(tokens=64, rows=4, quantum=16),
         tenants=TenantLimits(pages=12, files=30, handles=30),
@@ -162,7 +164,7 @@ def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
 
-def test_so_it_does_of_files_that_nobody_can_compute_again(
+def test_journal_equals_the_kernel_with_unrecomputable_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they are charged for, and which of them were refused."""
@@ -222,7 +224,7 @@ async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
     await asyncio.sleep(chance.choice([0.0, 0.001, 0.02]))
 
 
-def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
+def test_programs_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     for seed in range(5):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 12)
@@ -230,7 +232,7 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
         assert outcomes(folders[1], courses, chance) == outcomes(folders[0], courses, None), seed
 
 
-def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
+def test_programs_under_pressure_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     places = KernelOptions(places=TierConfig(host_slots=12, pages_a_frame=16, poison=True))
     for seed in range(5, 8):
         chance = random.Random(seed)
@@ -240,7 +242,7 @@ def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
         assert died == outcomes(tmp_path / f"{seed} twin", courses, None, **given), seed
 
 
-def test_nor_that_steps_are_told_of_in_lots_besides(tmp_path: Path) -> None:
+def test_programs_with_batched_steps_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     """A record that was told is not told again, and none is lost."""
     for seed in range(8, 11):
         chance = random.Random(seed)
@@ -255,7 +257,7 @@ def files(folder: Path, suffix: str = "") -> int:
 
 
 @run_by(with_crashing_kernel, "tmp_path", log_bytes=10_000)
-async def test_the_log_stays_short(
+async def test_log_stays_short(
     rig: CrashingKernelRig,
     gateway: Gateway,
     worker: Worker,
@@ -276,7 +278,7 @@ async def test_the_log_stays_short(
     assert files(tmp_path, ".log") < 5
 
 
-def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
+def test_full_disk_gives_the_journal_up_and_kernel_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
@@ -298,7 +300,7 @@ def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     assert "GIVEN UP" in caplog.text
 
 
-def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
+def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
@@ -319,7 +321,7 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(
+async def test_recovered_eviction_order_uses_the_recovered_tables(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     await gateway.register(1)
@@ -333,7 +335,7 @@ async def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(
     assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
 
-def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
+def test_unrecomputable_file_after_a_death_answers_eio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
@@ -359,7 +361,7 @@ def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_results_of_any_size_are_sent_again(
+async def test_large_results_are_sent_again_after_a_death(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(3)
@@ -378,7 +380,7 @@ async def test_results_of_any_size_are_sent_again(
 
 @pytest.mark.parametrize("somebody_enters", [False, True])
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
+async def test_step_results_survive_a_death_before_they_are_sent(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
 ) -> None:
     """Also where somebody comes in between, whose record is of that turn, too."""
@@ -412,7 +414,7 @@ async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_peers_without_a_session_have_gone_with_the_kernel(
+async def test_peers_without_a_session_end_with_the_kernel(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     ours, theirs = memory_pair()
@@ -432,7 +434,7 @@ async def test_peers_without_a_session_have_gone_with_the_kernel(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_a_journal_that_leads_nowhere_is_an_error(
+async def test_journal_that_cannot_be_replayed_raises(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
 ) -> None:
     await gateway.register(1)

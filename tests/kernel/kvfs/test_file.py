@@ -37,7 +37,7 @@ def close_all(kvfs: KVFS, *files: KVFile) -> None:
     assert kvfs.pool.free == PAGES
 
 
-def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: TenantUsage) -> None:
+def test_fork_shares_all_pages_until_one_side_writes(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 21)
     child = kvfs.fork(parent, account)
     assert child.pages.tolist() == parent.pages.tolist()
@@ -55,7 +55,7 @@ def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: Ten
     close_all(kvfs, parent, child)
 
 
-def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: TenantUsage) -> None:
+def test_page_with_one_holder_left_is_written_in_place(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 21)
     child = kvfs.fork(parent, account)
     extend(parent, 7)
@@ -69,7 +69,7 @@ def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: TenantUs
     close_all(kvfs, parent, child)
 
 
-def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: TenantUsage) -> None:
+def test_fork_at_a_page_boundary_copies_nothing(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 32)
     child = kvfs.fork(parent, account)
     extend(child, 1)
@@ -78,7 +78,7 @@ def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: Tenant
 
 
 @pytest.mark.parametrize(("length", "n", "needed"), [(0, 1, 1), (15, 1, 0), (16, 1, 1), (5, 28, 2)])
-def test_room_costs_what_it_was_said_to_cost(
+def test_reserve_takes_as_many_pages_as_predicted(
     kvfs: KVFS, account: TenantUsage, length: int, n: int, needed: int
 ) -> None:
     file = filled(kvfs, account, length)
@@ -95,7 +95,7 @@ def test_room_costs_what_it_was_said_to_cost(
     close_all(kvfs, file)
 
 
-def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: TenantUsage) -> None:
+def test_pages_needed_includes_a_shared_partial_page(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 5)
     child = kvfs.fork(parent, account)
     assert child.pages_needed(0) == 0
@@ -104,7 +104,9 @@ def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: TenantUsage) 
     close_all(kvfs, parent, child)
 
 
-def test_without_pages_nothing_changes(kvfs: KVFS, account: TenantUsage) -> None:
+def test_reserve_and_append_without_free_pages_change_nothing(
+    kvfs: KVFS, account: TenantUsage
+) -> None:
     parent = filled(kvfs, account, 16 * (PAGES - 1) - 3)
     child = kvfs.fork(parent, account)
     before = child.pages.tolist()
@@ -119,7 +121,7 @@ def test_without_pages_nothing_changes(kvfs: KVFS, account: TenantUsage) -> None
     close_all(kvfs, parent, child)
 
 
-def test_a_quota_holds_for_an_instance_and_all_above_it(kvfs: KVFS) -> None:
+def test_quota_of_a_parent_account_is_enforced(kvfs: KVFS) -> None:
     run = make_account(kvfs, pages=3)
     instance = kvfs.quotas.open("child", run, 100, 1 << 20)
     file, other = kvfs.create("t", run), kvfs.create("t", instance)
@@ -133,7 +135,7 @@ def test_a_quota_holds_for_an_instance_and_all_above_it(kvfs: KVFS) -> None:
     close_all(kvfs, file, other)
 
 
-def test_a_limit_of_entries_is_exact(kvfs: KVFS) -> None:
+def test_entry_limit_is_exact(kvfs: KVFS) -> None:
     account = make_account(kvfs, pages=1, entries=10)
     file = kvfs.create("t", account)
     file.reserve(10)
@@ -143,7 +145,7 @@ def test_a_limit_of_entries_is_exact(kvfs: KVFS) -> None:
     close_all(kvfs, file)
 
 
-def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: TenantUsage) -> None:
+def test_truncate_of_a_fork_leaves_its_parent(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 40)
     child = kvfs.fork(parent, account)
     child.truncate(20)
@@ -155,7 +157,7 @@ def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: Te
     close_all(kvfs, parent, child)
 
 
-def test_append_shares_pages_that_line_up(kvfs: KVFS, account: TenantUsage) -> None:
+def test_append_of_aligned_entries_shares_their_pages(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), filled(kvfs, account, 16)
     free = kvfs.pool.free
     target.append(source, np.arange(16, 40))
@@ -166,7 +168,7 @@ def test_append_shares_pages_that_line_up(kvfs: KVFS, account: TenantUsage) -> N
     close_all(kvfs, source, target)
 
 
-def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: TenantUsage) -> None:
+def test_append_of_unaligned_entries_copies_them(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), filled(kvfs, account, 3)
     target.append(source, np.arange(10, 35))
     (group,) = take_copies(kvfs)
@@ -176,7 +178,9 @@ def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: TenantUsage) -
     close_all(kvfs, source, target)
 
 
-def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: TenantUsage) -> None:
+def test_append_to_a_partial_page_fills_it_and_shares_the_rest(
+    kvfs: KVFS, account: TenantUsage
+) -> None:
     source, target = filled(kvfs, account, 48), filled(kvfs, account, 5)
     target.append(source, np.arange(5, 48))
     (group,) = take_copies(kvfs)
@@ -185,7 +189,7 @@ def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: Ten
     close_all(kvfs, source, target)
 
 
-def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: TenantUsage) -> None:
+def test_append_of_repeated_ranges_keeps_their_order(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), kvfs.create("t", account)
     target.append(source, np.concatenate([np.arange(16, 32), np.arange(0, 20), [39, 39]]))
     assert target.pages[0] == source.pages[1]
@@ -194,7 +198,7 @@ def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: TenantU
     close_all(kvfs, source, target)
 
 
-def test_a_file_appends_itself(kvfs: KVFS, account: TenantUsage) -> None:
+def test_append_of_a_file_to_itself_shares_its_pages(kvfs: KVFS, account: TenantUsage) -> None:
     file = filled(kvfs, account, 32)
     file.append(file, np.arange(0, 32))
     assert file.pages.tolist()[:2] == file.pages.tolist()[2:]
@@ -205,7 +209,7 @@ def test_a_file_appends_itself(kvfs: KVFS, account: TenantUsage) -> None:
     close_all(kvfs, file)
 
 
-def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: TenantUsage) -> None:
+def test_block_table_of_a_cancelled_step_is_unchanged(kvfs: KVFS, account: TenantUsage) -> None:
     file, other = filled(kvfs, account, 16), filled(kvfs, account, 32)
     file.reserve(32)
     table = file.block_table(48)
@@ -217,9 +221,7 @@ def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: Tena
     close_all(kvfs, file, other)
 
 
-def test_a_replaced_page_does_not_show_in_a_table_given_out(
-    kvfs: KVFS, account: TenantUsage
-) -> None:
+def test_block_table_is_unchanged_when_a_page_is_replaced(kvfs: KVFS, account: TenantUsage) -> None:
     file = filled(kvfs, account, 5)
     table = file.block_table(5)
     promised = table.tolist()
@@ -234,14 +236,14 @@ def slots(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, np.int64)
 
 
-def test_copies_that_do_not_depend_on_each_other_are_one_group() -> None:
+def test_independent_copies_are_one_group() -> None:
     groups = group_copies([(slots(1, 2), slots(11, 12)), (slots(1), slots(13))])
     assert [group.tolist() for group in groups] == [[[1, 2, 1], [11, 12, 13]]]
     assert group_copies([]) == []
 
 
 @pytest.mark.parametrize("second", [(slots(11), slots(20)), (slots(5), slots(12))])
-def test_a_copy_of_or_over_a_copy_comes_after_it(
+def test_copy_of_or_over_a_copy_is_in_a_later_group(
     second: tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...],
 ) -> None:
     first = (slots(1, 2), slots(11, 12))
@@ -250,7 +252,7 @@ def test_a_copy_of_or_over_a_copy_comes_after_it(
     assert [group.shape[1] for group in groups] == [2, 2]
 
 
-def test_a_source_that_is_overwritten_later_stays_in_one_order() -> None:
+def test_copy_over_an_earlier_source_keeps_the_order() -> None:
     """A page is freed and used again while copies from it are pending."""
     store = np.arange(40)
     for sources, destinations in group_copies(

@@ -24,7 +24,7 @@ def refused(call: object, *args: object) -> Errno:
     return caught.value.errno
 
 
-def test_a_public_file_is_found_by_others_and_a_private_one_is_not() -> None:
+def test_public_file_is_opened_by_others_and_a_private_one_is_not() -> None:
     kvfs = make_kvfs(16)
     file = published(kvfs)
     kvfs.save(file, "secret", replace=False)
@@ -42,7 +42,7 @@ def test_a_public_file_is_found_by_others_and_a_private_one_is_not() -> None:
     kvfs.check_integrity({})
 
 
-def test_nobody_writes_below_public() -> None:
+def test_path_below_public_cannot_be_written() -> None:
     kvfs = make_kvfs(16)
     file = published(kvfs)
     for path in ("public/t/a/b", "public/other/x", "public"):
@@ -50,7 +50,7 @@ def test_nobody_writes_below_public() -> None:
         assert refused(kvfs.remove, "t", path) is Errno.EACCES
 
 
-def test_what_tenants_publish_is_listed_of_one_that_is_named() -> None:
+def test_listing_of_public_names_needs_a_tenants_name() -> None:
     kvfs = make_kvfs(16)
     file = published(kvfs)
     published(kvfs, "a/c")
@@ -66,7 +66,7 @@ def test_what_tenants_publish_is_listed_of_one_that_is_named() -> None:
     assert [f.path for f in kvfs.listing("t", "a/")] == ["a/b", "a/c", "a/d"]
 
 
-def test_a_page_of_a_listing_has_its_bound() -> None:
+def test_listing_has_at_most_its_limit() -> None:
     kvfs = make_kvfs(16)
     file = published(kvfs)
     for number in range(10):
@@ -76,7 +76,7 @@ def test_a_page_of_a_listing_has_its_bound() -> None:
     assert [f.path for f in kvfs.listing("t", "n/", "n/8", limit=4)] == ["n/9"]
 
 
-def test_a_replacement_is_public_only_if_it_says_so() -> None:
+def test_replacement_of_a_public_file_is_private_by_default() -> None:
     kvfs = make_kvfs(16)
     file = published(kvfs)
     other = make_account(kvfs, "other")
@@ -84,7 +84,7 @@ def test_a_replacement_is_public_only_if_it_says_so() -> None:
     assert refused(kvfs.open, "other", "public/t/a/b", other) is Errno.ENOENT
 
 
-def test_who_keeps_what_was_public_pays_for_it() -> None:
+def test_reader_pays_for_a_public_file_that_was_removed() -> None:
     """Or a tenant could use up another's quota by holding on to what it has published once."""
     kvfs = make_kvfs(32)
     file = published(kvfs, entries=48)
@@ -100,7 +100,7 @@ def test_who_keeps_what_was_public_pays_for_it() -> None:
     assert other.pages == 0
 
 
-def test_what_its_publisher_still_holds_stays_the_publishers() -> None:
+def test_publisher_pays_for_what_it_still_holds() -> None:
     kvfs = make_kvfs(32)
     file = published(kvfs, entries=48)
     view = kvfs.open("other", "public/t/a/b", make_account(kvfs, "other"))
@@ -111,7 +111,7 @@ def test_what_its_publisher_still_holds_stays_the_publishers() -> None:
     assert kvfs.tenant("t").account.pages == 0
 
 
-def test_who_forked_what_was_public_pays_for_it_among_many_files() -> None:
+def test_fork_of_a_removed_public_file_is_its_tenants_to_pay() -> None:
     kvfs = make_kvfs(64)
     file = published(kvfs, entries=48)
     theirs = make_account(kvfs, "other")
@@ -130,7 +130,7 @@ def test_who_forked_what_was_public_pays_for_it_among_many_files() -> None:
     kvfs.check_integrity({fork: 1, file: 1, **dict.fromkeys(others, 1)})
 
 
-def test_publishing_again_does_not_look_at_all_files_while_nobody_reads() -> None:
+def test_replaced_public_file_without_readers_scans_no_files() -> None:
     kvfs = make_kvfs(64)
     file = published(kvfs, entries=48)
 
@@ -142,7 +142,7 @@ def test_publishing_again_does_not_look_at_all_files_while_nobody_reads() -> Non
     kvfs.remove("t", "a/b")
 
 
-def test_names_are_counted() -> None:
+def test_name_past_the_quota_is_refused() -> None:
     kvfs = make_kvfs(16, names=2)
     file = published(kvfs)
     kvfs.save(file, "x", replace=False)
@@ -152,7 +152,7 @@ def test_names_are_counted() -> None:
     kvfs.save(file, "y", replace=False)
 
 
-def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
+def test_name_takes_the_expiry_of_the_saved_file() -> None:
     kvfs = make_kvfs(16)
     file = kvfs.create("t", make_account(kvfs))
     extend(file, 1, 2)
@@ -166,7 +166,7 @@ def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
     assert view.expires_ms == 5_000
 
 
-def test_moments_come_due_in_their_order() -> None:
+def test_expiries_are_due_in_order() -> None:
     expiries = NameExpiries()
     for moment in (30, 0, 10, 20):
         expiries.set(moment, "t", f"at {moment}")
@@ -175,7 +175,7 @@ def test_moments_come_due_in_their_order() -> None:
     assert expiries.next_ms == 30
 
 
-def test_only_the_last_moment_of_a_name_comes_due() -> None:
+def test_expiry_of_a_name_is_its_last_one() -> None:
     expiries = NameExpiries()
     for moment in (10, 20, 5, 30, 30):
         expiries.set(moment, "t", "a")
@@ -186,7 +186,7 @@ def test_only_the_last_moment_of_a_name_comes_due() -> None:
     assert expiries.due(40) == []
 
 
-def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
+def test_expiries_of_a_name_saved_often_do_not_grow() -> None:
     kvfs = make_kvfs(16)
     file = kvfs.create("t", make_account(kvfs))
     for turn in range(2_000):
@@ -198,7 +198,7 @@ def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
     assert kvfs.expiries.due(2_000_000) == [(1_001_999, "t", "a")]
 
 
-def test_a_file_that_is_not_loaded_is_listed_as_long_as_it_is() -> None:
+def test_listing_of_a_file_on_disk_has_its_length() -> None:
     kvfs = make_kvfs(16)
     file = kvfs.create("t", kvfs.tenant("t").account)
     kvfs.put_name("a", file, Name(durable=True, size=100, entries=33, loaded=False))

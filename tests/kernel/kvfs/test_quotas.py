@@ -21,7 +21,7 @@ def references(*held: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return counts
 
 
-def test_a_page_counts_in_every_account_above() -> None:
+def test_page_counts_in_all_accounts_above() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, 4, MANY)
     run = quotas.open("run", tenant, 3, MANY)
@@ -40,7 +40,7 @@ def test_a_page_counts_in_every_account_above() -> None:
     quotas.check_integrity(references(0))
 
 
-def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
+def test_closed_accounts_pages_go_to_the_nearest_open_one() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, MANY, MANY)
     run = quotas.open("run", tenant, MANY, MANY)
@@ -60,7 +60,7 @@ def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
     quotas.check_integrity(references())
 
 
-def test_entries_are_integrated_over_time() -> None:
+def test_usage_of_entries_is_integrated_over_time() -> None:
     time = ManualTime()
     quotas = Quotas(PAGES, time)
     tenant = quotas.open("tenant", None, MANY, MANY)
@@ -73,7 +73,7 @@ def test_entries_are_integrated_over_time() -> None:
     assert quotas.close(run) == 1000 * 16 * (2 * 2 + 1)
 
 
-def test_an_audit_finds_a_page_that_nobody_pays_for() -> None:
+def test_audit_finds_a_page_without_an_account() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, MANY, MANY)
     quotas.charge(tenant, pages(0))

@@ -42,26 +42,26 @@ def look_after(
     return clock.run(main()), faults
 
 
-def test_an_idle_kernel_audits_itself() -> None:
+def test_idle_kernel_audits_itself() -> None:
     upkeep, faults = look_after(EVERY_SECOND)
     assert 5 <= upkeep.statistics.audits <= 10
     assert upkeep.statistics.audit_ms > 0
     assert faults == []
 
 
-def test_a_busy_one_does_not_and_neither_does_one_that_is_told_so() -> None:
+def test_busy_or_unconfigured_kernel_does_not_audit() -> None:
     busy, _ = look_after(EVERY_SECOND, idle=lambda: False)
     quiet, _ = look_after(AuditOptions())
     assert busy.statistics.audits == quiet.statistics.audits == 0
 
 
-def test_an_audit_that_takes_too_long_is_not_done_again_at_once() -> None:
+def test_slow_audit_is_not_repeated_at_once() -> None:
     upkeep, _ = look_after(AuditOptions(seconds=1.0, ms_max=0.0))
     assert upkeep.statistics.audits == 1
     assert upkeep.statistics.audits_skipped >= 5
 
 
-def test_what_an_audit_finds_is_told_once() -> None:
+def test_audit_finding_is_reported_once() -> None:
     def find() -> None:
         raise KernelBug("a page is lost")
 
@@ -70,7 +70,7 @@ def test_what_an_audit_finds_is_told_once() -> None:
     assert upkeep.statistics.audits == 0
 
 
-def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
+def test_kernel_that_finds_a_fault_stops() -> None:
     clock = VirtualClock()
 
     async def main() -> None:

@@ -39,7 +39,7 @@ def table_with(number: int, rights: int) -> HandleTable:
         {},
     ],
 )
-def test_only_a_free_number_in_range_can_be_new(number: Any) -> None:
+def test_new_handle_must_be_a_free_number_in_range(number: Any) -> None:
     table = table_with(FIRST, READ)
     with pytest.raises(SyscallError) as caught:
         table.check_new(number)
@@ -50,7 +50,7 @@ def test_only_a_free_number_in_range_can_be_new(number: Any) -> None:
 @pytest.mark.parametrize(
     "number", [0, -1, 1, FIRST + 1, FIRST + (1 << 16), 1 << 64, True, "x", None, 1.5, b"", [], {}]
 )
-def test_another_number_is_no_handle(number: Any) -> None:
+def test_unknown_handle_is_refused(number: Any) -> None:
     table = table_with(FIRST, READ)
     for take in (table.get, table.remove):
         with pytest.raises(SyscallError) as caught:
@@ -59,7 +59,7 @@ def test_another_number_is_no_handle(number: Any) -> None:
     assert len(table) == 1
 
 
-def test_rights_are_checked_and_none_is_added() -> None:
+def test_handle_without_a_right_is_refused() -> None:
     table = table_with(FIRST, READ | APPEND)
     assert table.get(FIRST, READ | APPEND).rights == READ | APPEND
     with pytest.raises(SyscallError) as caught:
@@ -67,7 +67,7 @@ def test_rights_are_checked_and_none_is_added() -> None:
     assert caught.value.errno is Errno.EACCES
 
 
-def test_a_closed_number_stays_closed_and_its_index_is_free() -> None:
+def test_closed_handle_stays_closed_and_frees_its_index() -> None:
     table = table_with(FIRST, READ)
     handle = table.remove(FIRST)
     with pytest.raises(SyscallError):

@@ -19,7 +19,7 @@ def refusal(rig: SyscallRig, instance: int, **given: Any) -> Errno:
     return caught.value.errno
 
 
-def test_a_registration_is_checked() -> None:
+def test_invalid_registration_is_refused() -> None:
     rig = SyscallRig()
     assert refusal(rig, 1) is Errno.EEXIST
     assert refusal(rig, 0) is Errno.EINVAL
@@ -38,7 +38,7 @@ def test_a_registration_is_checked() -> None:
     [{"x": 1}, {"weight": 0}, {"weight": "1"}, {"weight": float("nan")}, {"kv_tokens": -1},
      {"tokens": 1.5}, {"tokens": True}],
 )  # fmt: skip
-def test_options_are_checked(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     rig = SyscallRig()
     assert refusal(rig, 2, options=options) is Errno.EINVAL
     rig.finish()
@@ -57,7 +57,7 @@ def test_children_are_bounded_in_depth_and_number() -> None:
     rig.finish()
 
 
-def test_a_stage_is_taken_once_and_given_back_when_nobody_comes() -> None:
+def test_stage_is_taken_once_and_old_ones_are_released() -> None:
     rig = SyscallRig()
     rig.call(1, Op.KV_CREATE, A)
     rig.call(1, Op.STAGE, 5, [[A, 31, "x"]])
@@ -74,7 +74,7 @@ def test_a_stage_is_taken_once_and_given_back_when_nobody_comes() -> None:
     rig.finish()
 
 
-def test_a_runs_tokens_run_out_once_for_all_its_instances() -> None:
+def test_token_limit_of_a_run_covers_all_its_instances() -> None:
     rig = SyscallRig()
     rig.register(7, options={"tokens": 5})
     rig.register(8, parent=7)
@@ -88,7 +88,7 @@ def test_a_runs_tokens_run_out_once_for_all_its_instances() -> None:
     rig.finish()
 
 
-def test_a_runs_entries_are_bounded_with_its_childrens() -> None:
+def test_entry_limit_of_a_run_covers_its_children() -> None:
     rig = SyscallRig()
     rig.register(7, options={"kv_tokens": 32})
     rig.register(8, parent=7)
@@ -129,7 +129,7 @@ def busy(rig: SyscallRig) -> None:
 
 @pytest.mark.parametrize("computed", [0, 1, 3])
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 1, 3), (2, 3, 1)])
-def test_any_order_of_ends_gives_everything_back(order: tuple[int, ...], computed: int) -> None:
+def test_instances_ended_in_any_order_leave_nothing(order: tuple[int, ...], computed: int) -> None:
     rig = SyscallRig()
     busy(rig)
     for _ in range(computed):
@@ -145,7 +145,7 @@ def test_any_order_of_ends_gives_everything_back(order: tuple[int, ...], compute
     assert rig.kvfs.tenant("t").account.pages == 0
 
 
-def test_the_others_go_on_after_an_end() -> None:
+def test_instances_continue_after_another_ended() -> None:
     rig = SyscallRig()
     busy(rig)
     rig.processes.end(2)
@@ -157,7 +157,7 @@ def test_the_others_go_on_after_an_end() -> None:
     rig.finish()
 
 
-def test_what_an_ended_instance_should_have_filled_says_so() -> None:
+def test_file_of_an_ended_instances_fork_answers_ecanceled() -> None:
     rig = SyscallRig()
     rig.register(2, parent=1)
     rig.call(2, Op.KV_CREATE, A)
@@ -170,7 +170,7 @@ def test_what_an_ended_instance_should_have_filled_says_so() -> None:
     rig.finish()
 
 
-def test_a_dead_worker_ends_its_own_instances_only() -> None:
+def test_dead_worker_ends_its_own_instances_only() -> None:
     rig = SyscallRig()
     rig.register(2, worker="worker-1")
     rig.register(3)
@@ -182,7 +182,7 @@ def test_a_dead_worker_ends_its_own_instances_only() -> None:
     rig.finish()
 
 
-def test_what_a_dead_workers_instances_used_is_told_once() -> None:
+def test_usage_of_a_dead_workers_instances_is_told_once() -> None:
     rig = SyscallRig()
     rig.call(1, Op.KV_CREATE, A)
     rig.send(1, Op.PRED, A, u32(*range(40)), None, b"")
@@ -197,7 +197,7 @@ def test_what_a_dead_workers_instances_used_is_told_once() -> None:
         rig.processes.end(2)
 
 
-def test_a_tenants_use_is_counted_while_its_programs_live_and_after() -> None:
+def test_tenants_usage_is_counted_after_its_programs_end() -> None:
     rig = SyscallRig()
     rig.register(2, tenant="other")
     for run in (1, 2):
@@ -215,7 +215,7 @@ def test_a_tenants_use_is_counted_while_its_programs_live_and_after() -> None:
     rig.finish(names=1)
 
 
-def test_pages_that_outlive_their_instance_are_paid_for_above_it() -> None:
+def test_pages_of_an_ended_instance_are_charged_to_its_run() -> None:
     rig = SyscallRig()
     rig.register(2, parent=1)
     rig.call(2, Op.KV_CREATE, A)
@@ -235,7 +235,7 @@ def test_pages_that_outlive_their_instance_are_paid_for_above_it() -> None:
     rig.finish()
 
 
-def test_an_audit_finds_a_lost_reference_and_a_wrong_quota() -> None:
+def test_audit_finds_wrong_references_and_counts() -> None:
     rig = SyscallRig()
     rig.call(1, Op.KV_CREATE, A)
     rig.file(A).references += 1

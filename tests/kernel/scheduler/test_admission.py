@@ -15,7 +15,7 @@ from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 FRAMES = 8
 
 
-def test_room_that_holds_nothing_is_not_computed_again() -> None:
+def test_reserved_room_without_entries_is_not_recomputed() -> None:
     """Drafts left it to a generation whose frames others took: no row of a rebuild writes it."""
     kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
@@ -71,7 +71,7 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     return request
 
 
-def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
+def test_lip_with_frames_gets_a_slice_ahead_of_the_memory_queue() -> None:
     kvfs, queue, admission = _full_device()
     _park(kvfs, queue, admission, 2, 20)
     queue.push(make_work(1, 4 * int(ADMISSION_SLICE_TOKENS), LengthFile(Pool())))
@@ -84,7 +84,7 @@ def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
     queue.restore()
 
 
-def test_works_of_a_forgotten_instance_leave_parking() -> None:
+def test_dropped_instances_requests_leave_the_memory_queue() -> None:
     kvfs, queue, admission = _full_device()
     requests = [_park(kvfs, queue, admission, *each) for each in ((2, 20), (2, 21), (3, 30))]
     assert admission.drop_requests(2, 20) == requests[:1]
@@ -125,7 +125,7 @@ class MemoryQueueRig:
         return found
 
 
-def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
+def test_memory_queue_starts_with_the_least_served() -> None:
     rig = MemoryQueueRig()
     requests = [
         rig.park(1, 300),
@@ -144,7 +144,7 @@ def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
     assert len(rig.memory_queue) == 0
 
 
-def test_whoever_leaves_is_gone_and_may_come_back() -> None:
+def test_memory_queue_removes_a_request_and_takes_it_again() -> None:
     rig = MemoryQueueRig()
     first, second = rig.park(1, 10), rig.park(2, 20)
     assert rig.memory_queue.remove(first)

@@ -10,7 +10,7 @@ from tests.support.kernel.grammars import constraint, grammar_of, make_vocabular
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
 
-def test_who_waits_for_pages_takes_no_time_from_those_that_compute() -> None:
+def test_request_waiting_for_pages_takes_no_bitmask_time() -> None:
     """It was counted among the step's masks, and one that had room waited for the next step."""
     made = constraint(make_vocabulary(), GrammarKind.REGEX, "[a-z]{300}")
     grammar_of(made).seconds = 0.45 * MASKS_MS_MAX / 1000  # two of them fit

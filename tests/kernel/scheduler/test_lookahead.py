@@ -49,7 +49,7 @@ def ahead(rig: KernelRig) -> tuple[int, int]:
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_all_but_the_first_step_of_lone_generations_are_drafts(rig: KernelRig) -> None:
+async def test_lone_generations_use_lookahead_after_the_first_step(rig: KernelRig) -> None:
     for instance in (1, 2, 3):
         worker = await start(rig, instance)
     made = [worker.generate(instance, A, tokens(instance), max=40) for instance in (1, 2, 3)]
@@ -60,7 +60,7 @@ async def test_all_but_the_first_step_of_lone_generations_are_drafts(rig: Kernel
 
 
 @pytest.mark.parametrize("make", [Counting, Plain], ids=["drafts", "none"])
-def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
+def test_new_pred_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
     """A draft that was not begun is taken back: nobody waits longer than without drafts."""
 
     async def test(rig: KernelRig) -> None:
@@ -78,7 +78,7 @@ def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor
     with_kernel(test, executor=make)
 
 
-def test_beside_a_program_that_answers_every_step_is_shared() -> None:
+def test_generation_and_preds_share_every_step() -> None:
     async def test(rig: KernelRig) -> list[float]:
         worker = await start(rig)
         await start(rig, 2, tenant="other")
@@ -99,7 +99,7 @@ def test_beside_a_program_that_answers_every_step_is_shared() -> None:
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_a_lone_stop_token_costs_no_step(rig: KernelRig) -> None:
+async def test_stop_token_of_a_lone_generation_wastes_no_step(rig: KernelRig) -> None:
     worker = await start(rig)
     plain = worker.generate(1, A, PROMPT, max=30)
     await plain.end
@@ -112,7 +112,7 @@ async def test_a_lone_stop_token_costs_no_step(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_others_go_on_in_the_draft_of_one_that_stops(rig: KernelRig) -> None:
+async def test_lookahead_step_continues_after_one_row_stops(rig: KernelRig) -> None:
     worker = await start(rig)
     plain = worker.generate(1, A, PROMPT, max=40)
     await plain.end
@@ -133,7 +133,7 @@ async def test_others_go_on_in_the_draft_of_one_that_stops(rig: KernelRig) -> No
     await rig.gateway.check_integrity()
 
 
-def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
+def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
     """All others are taken back while one computes whose first row is nobody's any more."""
 
     async def test(rig: KernelRig) -> list[list[int]]:
@@ -161,7 +161,7 @@ def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_pages_reserved_ahead_are_given_back_at_the_end(rig: KernelRig) -> None:
+async def test_pages_reserved_ahead_are_freed_at_the_end(rig: KernelRig) -> None:
     worker = await start(rig)
     plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
     await plain.end
@@ -180,7 +180,7 @@ async def test_pages_reserved_ahead_are_given_back_at_the_end(rig: KernelRig) ->
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 20))
 @run_by(with_kernel, costs=STEP)
-async def test_a_cancel_leaves_no_more_than_the_step_under_way(
+async def test_cancel_wastes_the_step_under_way_at_most(
     rig: KernelRig, *, at_ms: int, ahead_: int
 ) -> None:
     worker = await start(rig)
@@ -196,7 +196,7 @@ async def test_a_cancel_leaves_no_more_than_the_step_under_way(
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_a_check_while_idle_is_made_though_generations_go_on(rig: KernelRig) -> None:
+async def test_integrity_check_is_made_while_generations_run(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1), max=100)
     await asyncio.sleep(0.1)
@@ -210,7 +210,7 @@ async def test_a_check_while_idle_is_made_though_generations_go_on(rig: KernelRi
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_no_more_drafts_than_the_program_allows(rig: KernelRig) -> None:
+async def test_lookahead_is_bounded_by_the_programs_ahead(rig: KernelRig) -> None:
     """Two tokens may be appended that were not taken: no draft is for a third."""
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1), eager=False, ahead=2)

@@ -34,7 +34,7 @@ class Bench:
         return sum(view["counts"]), view["sum"]
 
 
-def test_the_first_token_counts_from_the_first_pred_and_once_a_lip() -> None:
+def test_time_to_first_token_counts_once_a_lip() -> None:
     bench = Bench()
     bench.sleep(1.0)
     file = LengthFile(bench.pool)
@@ -54,7 +54,7 @@ def test_the_first_token_counts_from_the_first_pred_and_once_a_lip() -> None:
     assert bench.seen("time_to_first_token_seconds")[0] == 3
 
 
-def test_the_time_between_tokens_is_a_files_and_no_prompts() -> None:
+def test_inter_token_latency_is_of_a_file_without_prompts() -> None:
     bench = Bench()
     bench.sleep(1.0)
     file, other = LengthFile(bench.pool), LengthFile(bench.pool)
@@ -90,7 +90,7 @@ def test_steps_are_counted_by_rows_tokens_and_seconds() -> None:
     assert (counted.steps, counted.rows, counted.prefill_tokens, counted.preds) == (1, 4, 40, 4)
 
 
-def test_a_pred_that_fails_for_want_of_pages_is_counted() -> None:
+def test_pred_without_pages_is_counted_as_starved() -> None:
     bench = Bench()
     bench.pool.free = 1
     files = [LengthFile(bench.pool) for _ in range(2)]

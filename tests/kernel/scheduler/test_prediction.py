@@ -59,7 +59,7 @@ async def think(worker: Worker, instance: int, count: int, opts: bytes = b"", ms
 # -- What it is for ----------------------------------------------------------------------------
 @pytest.mark.parametrize("opts", [b"", SEEDED, BEST], ids=["argmax", "seeded", "top"])
 @pytest.mark.parametrize("ms", [2, 10, 13, 35])
-def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> None:
+def test_predicted_programs_get_the_same_results_sooner(opts: bytes, ms: float) -> None:
     async def test(rig: KernelRig) -> tuple[list[Any], float, dict[str, Any]]:
         for instance in (1, 2, 3):
             worker = await start(rig, instance)
@@ -78,7 +78,7 @@ def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> 
     assert after["preds"] == before["preds"] == after["decode_rows"]
 
 
-def test_the_device_does_not_wait_for_programs() -> None:
+def test_device_with_predictions_does_not_pause() -> None:
     async def test(rig: KernelRig) -> dict[str, Any]:
         worker = await start(rig)
         await think(worker, 1, 60)
@@ -90,7 +90,7 @@ def test_the_device_does_not_wait_for_programs() -> None:
     assert found["device_pause_ms"] < 0.1 * plain["device_pause_ms"]
 
 
-def test_generations_and_preds_go_on_together() -> None:
+def test_generation_and_predicted_preds_run_together() -> None:
     async def test(rig: KernelRig) -> tuple[list[int], list[bytes]]:
         await start(rig, 2)
         worker = await start(rig)
@@ -107,7 +107,7 @@ def test_generations_and_preds_go_on_together() -> None:
     assert with_kernel(counted) == with_kernel(test, None)
 
 
-def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
+def test_ended_preds_leave_nothing_to_the_collector() -> None:
     """With circles among what a token is made of, everybody would rest while they are found."""
 
     async def test(rig: KernelRig) -> tuple[set[str], tuple[int, int]]:
@@ -185,7 +185,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 @pytest.mark.parametrize("ms", [1, 12])
-def test_what_was_guessed_is_gone_when_anything_else_comes(
+def test_prediction_is_dropped_when_another_call_comes(
     event: Callable[[Worker, int], Awaitable[None]], ms: int
 ) -> None:
     """`ms`: while it computes, and when its result is kept."""
@@ -217,7 +217,7 @@ def test_what_was_guessed_is_gone_when_anything_else_comes(
     assert with_kernel(counted, pages=20) == with_kernel(test, None, pages=20)
 
 
-def test_a_pred_that_another_handle_makes_is_as_good() -> None:
+def test_prediction_is_used_by_another_handle() -> None:
     """What counts is the file: a child that was granted it goes on with the same token."""
 
     async def test(rig: KernelRig) -> list[Any]:
@@ -238,7 +238,7 @@ def test_a_pred_that_another_handle_makes_is_as_good() -> None:
 
 # -- What nobody sees --------------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
+async def test_prediction_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     """One entry behind a full page: the next page is nobody's until its pred comes."""
     worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
     free = rig.kernel.statistics()["pages_free"]
@@ -253,7 +253,7 @@ async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     assert rig.kernel.statistics()["pages_free"] == free - 2
 
 
-def test_spare_frames_are_for_whoever_wants_them() -> None:
+def test_spare_frames_are_given_to_other_files() -> None:
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig)
         worker.tell(1, Op.KV_CREATE, B)
@@ -266,7 +266,7 @@ def test_spare_frames_are_for_whoever_wants_them() -> None:
     assert with_kernel(test, pages=3) == with_kernel(test, None, pages=3)
 
 
-def test_nothing_but_what_has_come_is_charged() -> None:
+def test_prediction_is_charged_only_when_its_pred_comes() -> None:
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tokens=20)
         results = [await worker.pred(1, A, tokens(1))]
@@ -279,7 +279,7 @@ def test_nothing_but_what_has_come_is_charged() -> None:
 
 
 @run_by(with_kernel)
-async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
+async def test_ended_instance_leaves_no_predictions(rig: KernelRig) -> None:
     worker = await start(rig)
     await think(worker, 1, 15)
     await rig.gateway.end(1)
@@ -289,7 +289,7 @@ async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
     assert guessed(rig)[1] <= 2
 
 
-def test_who_comes_is_in_the_next_step() -> None:
+def test_new_pred_is_in_the_next_step() -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await start(rig, 2)
@@ -306,7 +306,7 @@ def test_who_comes_is_in_the_next_step() -> None:
 
 
 # -- For whom ----------------------------------------------------------------------------------
-def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
+def test_unpredictable_program_wastes_few_rows() -> None:
     """Every other token is its own: by its past it is not guessed about for long."""
 
     async def test(rig: KernelRig) -> None:
@@ -324,7 +324,7 @@ def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
     with_kernel(test, PredictionOptions())
 
 
-def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
+def test_program_that_decodes_in_pieces_wastes_few_rows() -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for piece in range(8):
@@ -339,7 +339,7 @@ def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
     with_kernel(test, PredictionOptions())
 
 
-def test_short_programs_are_soon_not_guessed_about() -> None:
+def test_short_programs_are_soon_not_predicted() -> None:
     """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
 
     async def test(rig: KernelRig) -> None:
@@ -359,7 +359,7 @@ def test_short_programs_are_soon_not_guessed_about() -> None:
 
 
 @run_by(with_kernel)
-async def test_unseeded_draws_are_not_guessed(rig: KernelRig) -> None:
+async def test_unseeded_preds_are_not_predicted(rig: KernelRig) -> None:
     worker = await start(rig)
     await think(worker, 1, 30, options(get={"sample": {}}))
     assert guessed(rig) == (0, 0)

@@ -91,7 +91,7 @@ class Bench:
 
 
 # -- What a step holds -------------------------------------------------------------------------
-def test_a_long_prompt_is_chunked_by_the_budget() -> None:
+def test_long_prompt_is_chunked_by_the_token_budget() -> None:
     bench = Bench()
     file = bench.submit(1, 2 * STEP_TOKENS_MAX + 5)
     bench.run()
@@ -100,7 +100,7 @@ def test_a_long_prompt_is_chunked_by_the_budget() -> None:
     assert file.length == 2 * STEP_TOKENS_MAX + 5
 
 
-def test_a_prompt_gets_what_decodes_leave_and_decodes_are_in_every_step() -> None:
+def test_prompt_gets_what_decodes_leave_of_each_step() -> None:
     bench = Bench()
     for root in range(2, 34):
         bench.decode(root, 20)
@@ -112,7 +112,7 @@ def test_a_prompt_gets_what_decodes_leave_and_decodes_are_in_every_step() -> Non
     assert all(len(step) == 33 for step in mixed[1:8])
 
 
-def test_a_prompt_is_not_starved_by_more_decodes_than_a_step_has_rows() -> None:
+def test_prompt_is_not_starved_by_more_decodes_than_rows() -> None:
     bench = Bench()
     for root in range(2, 2 + STEP_ROWS_MAX + 100):
         bench.decode(root, 600)
@@ -123,7 +123,7 @@ def test_a_prompt_is_not_starved_by_more_decodes_than_a_step_has_rows() -> None:
     assert done[0] < 520 * 356, "before the decodes had all had more service than it"
 
 
-def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
+def test_tokens_left_when_rows_run_out_go_to_prompts() -> None:
     bench = Bench()
     bench.submit(1, 2000, tenant="prompt")
     for root in range(2, 2 + STEP_ROWS_MAX):
@@ -137,7 +137,7 @@ def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
         assert part.count == len(row.tokens) == len(row.positions)
 
 
-def test_a_tree_runs_whole_or_waits_for_the_next_step() -> None:
+def test_tree_runs_whole_or_waits_for_the_next_step() -> None:
     bench = Bench()
     tree = PredOptions(parents=tuple(range(-1, 199)), at="all")
     for root in (1, 2, 3):
@@ -147,7 +147,7 @@ def test_a_tree_runs_whole_or_waits_for_the_next_step() -> None:
     assert bench.results == [(root, bytes(200 * 8)) for root in (1, 2, 3)]
 
 
-def test_trees_of_two_tenants_run_though_no_step_was_so_large() -> None:
+def test_trees_larger_than_any_step_before_are_run() -> None:
     bench = Bench()
     tree = PredOptions(parents=tuple(range(-1, 99)), at="all")
     for size, options in ((1, PredOptions()), (100, tree)):
@@ -168,16 +168,14 @@ def test_trees_of_two_tenants_run_though_no_step_was_so_large() -> None:
         (PredOptions(at=(700,), get=Get.TOP, top=3), 3),
     ],
 )
-def test_a_chunked_result_has_the_size_that_was_asked_for(
-    options: PredOptions, places: int
-) -> None:
+def test_chunked_result_has_the_size_asked_for(options: PredOptions, places: int) -> None:
     bench = Bench()
     bench.submit(1, 1200, options=options)
     bench.run()
     assert bench.results == [(1, bytes(8 * places))]
 
 
-def test_keep_false_leaves_the_file_as_it_was() -> None:
+def test_pred_without_keep_leaves_the_file_unchanged() -> None:
     bench = Bench()
     file = LengthFile(bench.pool, 20)
     free = bench.pool.free
@@ -200,7 +198,7 @@ def test_keep_false_leaves_the_file_as_it_was() -> None:
         max_size=60,
     )
 )
-def test_every_pred_is_computed_once_within_the_limits_whatever_comes(
+def test_random_preds_are_computed_once_within_the_limits(
     preds: list[tuple[int, int, float, bool]],
 ) -> None:
     bench = Bench()
@@ -227,7 +225,7 @@ def test_every_pred_is_computed_once_within_the_limits_whatever_comes(
         assert tokens_of(bench.device.steps, root) == tokens
 
 
-def test_a_thousand_branches_of_one_lip_do_not_delay_another() -> None:
+def test_thousand_branches_of_one_lip_do_not_delay_another() -> None:
     bench = Bench()
     for _ in range(1000):
         bench.submit(1, 1)
@@ -254,13 +252,13 @@ def warm_up(bench: Bench, roots: list[int], answer_ms: float) -> None:
     bench.run()
 
 
-def test_a_launch_is_at_once_when_nobody_is_about_to_answer() -> None:
+def test_launch_without_expected_answers_is_at_once() -> None:
     bench = Bench()
     bench.submit(1, 1)
     assert isinstance(bench.scheduler.poll(), Step)
 
 
-def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
+def test_launch_waits_a_little_for_lips_of_the_last_step() -> None:
     bench = Bench()
     warm_up(bench, [1, 2], answer_ms=0.3)
     bench.submit(1, 1)
@@ -274,7 +272,7 @@ def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
     assert len(step.chunks) == 2
 
 
-def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_first() -> None:
+def test_branches_answered_one_by_one_are_launched_together() -> None:
     bench = Bench()
     warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
     for _ in range(3):
@@ -286,7 +284,7 @@ def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_fi
     assert len(step.chunks) == 4
 
 
-def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -> None:
+def test_ended_branches_are_waited_for_briefly() -> None:
     bench = Bench()
     warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
     bench.submit(1, 1)
@@ -295,7 +293,7 @@ def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -
     assert wait.seconds < 0.0005 < BATCH_WAIT_SHARE_MAX * 10.08 / MS
 
 
-def test_nobody_waits_for_a_lip_whose_next_pred_is_there_already() -> None:
+def test_lip_with_its_next_pred_queued_is_not_waited_for() -> None:
     bench = Bench()
     bench.decode(1, 3)
     step = bench.scheduler.poll()
@@ -304,7 +302,7 @@ def test_nobody_waits_for_a_lip_whose_next_pred_is_there_already() -> None:
     assert isinstance(bench.scheduler.poll(), Step)
 
 
-def test_a_silent_lip_is_left_behind_at_the_bound() -> None:
+def test_silent_lip_is_left_behind_at_the_bound() -> None:
     bench = Bench()
     warm_up(bench, [1, 2], answer_ms=0.3)
     before = bench.clock.now()
@@ -315,14 +313,14 @@ def test_a_silent_lip_is_left_behind_at_the_bound() -> None:
     assert waited <= min(BATCH_WAIT_SHARE_MAX * 10.04, BATCH_WAIT_MS_MAX) / MS + 1e-6
 
 
-def test_nobody_waits_for_a_lip_that_is_known_to_be_slow() -> None:
+def test_slow_lip_is_not_waited_for() -> None:
     bench = Bench()
     warm_up(bench, [1, 2], answer_ms=8)
     bench.submit(1, 1)
     assert isinstance(bench.scheduler.poll(), Step)
 
 
-def test_a_full_step_is_launched_behind_the_one_that_computes() -> None:
+def test_full_step_is_launched_behind_the_one_computing() -> None:
     bench = Bench()
     bench.submit(1, 3 * STEP_TOKENS_MAX)
     first, second = bench.scheduler.poll(), bench.scheduler.poll()
@@ -334,7 +332,7 @@ def test_a_full_step_is_launched_behind_the_one_that_computes() -> None:
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: bool) -> None:
+def test_second_step_is_not_launched_before_an_expected_answer(branches: bool) -> None:
     bench = Bench()
     for _ in range(4 * STEP_ROWS_MAX if branches else 4):
         bench.submit(1, 1 if branches else STEP_TOKENS_MAX)
@@ -352,7 +350,7 @@ def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: b
     assert 2 in {part.request.root for part in step.chunks}
 
 
-def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
+def test_step_that_is_not_full_waits_for_the_device() -> None:
     bench = Bench()
     bench.submit(1, 5)
     assert isinstance(bench.scheduler.poll(), Step)
@@ -361,7 +359,7 @@ def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
 
 
 # -- Failures, cancels, ends -------------------------------------------------------------------
-def test_a_failed_step_fails_its_works_and_no_others() -> None:
+def test_failed_step_fails_its_requests_alone() -> None:
     bench = Bench()
     failed, queued = bench.submit(1, 100), LengthFile(bench.pool)
     step = bench.scheduler.poll()
@@ -374,7 +372,7 @@ def test_a_failed_step_fails_its_works_and_no_others() -> None:
     assert (failed.length, failed.pages) == (0, 0)
 
 
-def test_a_row_that_cannot_be_answered_fails_alone() -> None:
+def test_row_without_an_answer_fails_alone() -> None:
     bench = Bench()
     files = [bench.submit(root, 3) for root in (1, 2)]
     step = bench.scheduler.poll()
@@ -384,7 +382,7 @@ def test_a_row_that_cannot_be_answered_fails_alone() -> None:
     assert [file.length for file in files] == [0, 3]
 
 
-def test_a_pred_on_a_file_that_was_lost_meanwhile_answers_its_error() -> None:
+def test_pred_on_a_file_lost_meanwhile_answers_its_error() -> None:
     bench = Bench()
     file = bench.submit(1, 3)
     step = bench.scheduler.poll()
@@ -396,7 +394,7 @@ def test_a_pred_on_a_file_that_was_lost_meanwhile_answers_its_error() -> None:
 
 
 @pytest.mark.parametrize("when", ["queued", "computing", "between chunks"])
-def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
+def test_cancelled_pred_leaves_its_file_unchanged(when: str) -> None:
     bench = Bench()
     file = LengthFile(bench.pool, 3)
     free = bench.pool.free
@@ -418,7 +416,7 @@ def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
     assert bench.scheduler.statistics().queue.requests == 0
 
 
-def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
+def test_dropped_requests_are_not_answered() -> None:
     bench = Bench()
     for instance in (1, 10):
         for _ in range(3):
@@ -441,7 +439,7 @@ def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
 
 
 # -- Waiting for pages -------------------------------------------------------------------------
-def test_a_pred_waits_for_pages_and_runs_when_they_come_free() -> None:
+def test_pred_without_pages_runs_when_they_are_free() -> None:
     bench = Bench(pages=10)
     holder = LengthFile(bench.pool, 8 * PAGE_TOKENS)
     bench.submit(1, 5 * PAGE_TOKENS)
@@ -452,7 +450,7 @@ def test_a_pred_waits_for_pages_and_runs_when_they_come_free() -> None:
     assert bench.results == [(1, bytes(8))]
 
 
-def test_what_can_never_fit_fails_at_once() -> None:
+def test_pred_that_can_never_fit_fails_at_once() -> None:
     bench = Bench(pages=10)
     bench.submit(1, 11 * PAGE_TOKENS)
     bench.run()
@@ -460,7 +458,7 @@ def test_what_can_never_fit_fails_at_once() -> None:
     assert bench.clock.now() == 0
 
 
-def test_when_nothing_can_free_pages_the_most_served_lip_gives_way() -> None:
+def test_most_served_lip_fails_when_no_pages_come_free() -> None:
     bench = Bench(pages=20)
     files = {root: bench.submit(root, tokens) for root, tokens in ((1, 100), (2, 20))}
     bench.run()
@@ -477,7 +475,7 @@ def test_when_nothing_can_free_pages_the_most_served_lip_gives_way() -> None:
     assert bench.results[1:] == [(2, bytes(8))]
 
 
-def test_thousands_that_wait_for_pages_do_not_hold_up_the_last_one_for_long() -> None:
+def test_thousands_waiting_for_pages_do_not_hold_up_the_last() -> None:
     bench = Bench(pages=20)
     bench.submit(2, 20)
     bench.run()
@@ -491,7 +489,7 @@ def test_thousands_that_wait_for_pages_do_not_hold_up_the_last_one_for_long() ->
     assert bench.results[:15] == [(2, -Errno.ENOMEM)] * 15
 
 
-def test_small_preds_pass_one_that_waits_for_pages_but_not_for_ever() -> None:
+def test_small_preds_pass_a_waiting_one_for_a_while_only() -> None:
     bench = Bench(pages=100)
     holder = LengthFile(bench.pool, 95 * PAGE_TOKENS)
     bench.submit(1, 20 * PAGE_TOKENS)  # waits for more than is free
@@ -534,7 +532,7 @@ def test_statistics_count_rows_and_tokens() -> None:
     )
 
 
-def test_a_step_that_was_told_of_late_teaches_no_time_below_zero() -> None:
+def test_step_reported_late_teaches_no_negative_time() -> None:
     bench = Bench()
     for root in range(1, 40):
         bench.submit(root, 1)

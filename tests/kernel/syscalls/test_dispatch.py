@@ -42,7 +42,7 @@ async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
     take_time(rig.kernel, CALL_US)
 
 
-def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> None:
+def test_waiting_calls_keep_their_order_and_delay_no_other_tenant() -> None:
     async def test(rig: KernelRig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
@@ -61,7 +61,7 @@ def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> N
 
 
 @run_by(with_kernel)
-async def test_one_who_is_alone_waits_for_nothing(rig: KernelRig) -> None:
+async def test_calls_of_a_tenant_alone_do_not_wait(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     take_time(rig.kernel, CALL_US)
     flood(worker, 1)
@@ -69,7 +69,7 @@ async def test_one_who_is_alone_waits_for_nothing(rig: KernelRig) -> None:
     assert not rig.kernel._syscalls.call_queue.queues
 
 
-def test_what_waits_goes_with_its_instance() -> None:
+def test_waiting_calls_end_with_their_instance() -> None:
     async def test(rig: KernelRig) -> None:
         worker = rig.worker
         flood(worker, 1)
@@ -84,7 +84,7 @@ def test_what_waits_goes_with_its_instance() -> None:
     _with_two(test)
 
 
-def test_of_too_many_the_first_are_executed_all_the_same() -> None:
+def test_waiting_calls_past_the_bound_are_executed() -> None:
     async def test(rig: KernelRig) -> None:
         worker = rig.worker
         rig.kernel._syscalls.call_queue.calls_max = 8
@@ -96,7 +96,7 @@ def test_of_too_many_the_first_are_executed_all_the_same() -> None:
     _with_two(test)
 
 
-def test_what_no_call_has_is_refused_and_not_kept() -> None:
+def test_malformed_waiting_call_is_refused_and_not_kept() -> None:
     deep: list[Any] = []
     for _ in range(400):
         deep = [deep]
@@ -119,7 +119,7 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
     _with_two(test)
 
 
-def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
+def test_listings_that_waited_have_no_common_frame_limit() -> None:
     lists = TENANT_LISTED_MAX // 256 - 20  # that a frame may ask for, of what is public
 
     async def test(rig: KernelRig) -> None:
@@ -134,7 +134,7 @@ def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_at_any_moment_the_journal_says_what_waits(
+async def test_journal_has_the_waiting_calls_at_any_moment(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(1)
@@ -150,7 +150,7 @@ async def test_at_any_moment_the_journal_says_what_waits(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_nobody_notices_that_the_kernel_dies_while_calls_wait(
+async def test_waiting_calls_survive_kernel_deaths(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(2)
@@ -172,7 +172,7 @@ async def test_nobody_notices_that_the_kernel_dies_while_calls_wait(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_a_replay_holds_nobody_for_what_it_takes_itself(
+async def test_replay_throttles_no_tenant_for_its_own_time(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     await _begin(rig, worker, gateway)

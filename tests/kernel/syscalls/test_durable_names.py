@@ -79,7 +79,7 @@ async def gone_on(rig: KernelRig, first: int, path: str = "a/b", instance: int =
     return [first, *await decode(worker, instance, B, first, 5)]
 
 
-def test_a_saved_file_goes_on_in_the_next_life(tmp_path: Path) -> None:
+def test_saved_file_is_continued_after_a_restart(tmp_path: Path) -> None:
     known: list[int] = []
 
     async def first(rig: KernelRig) -> None:
@@ -96,7 +96,7 @@ def test_a_saved_file_goes_on_in_the_next_life(tmp_path: Path) -> None:
     lives(tmp_path, first, second, second)
 
 
-def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
+def test_saved_file_is_loaded_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
     known: list[int] = []
 
     async def first(rig: KernelRig) -> None:
@@ -117,7 +117,7 @@ def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -
     lives(tmp_path, second, pages=14, places=TierConfig(host_slots=16, pages_a_frame=4))
 
 
-def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
+def test_file_of_another_model_is_recomputed_from_tokens(tmp_path: Path) -> None:
     """Of another model K and V are worth nothing: they are computed again at first use."""
     known: list[int] = []
 
@@ -131,7 +131,7 @@ def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
     lives(tmp_path, second, durable={"weights": lambda: "others"})
 
 
-def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -> None:
+def test_replaced_and_removed_names_stay_so_after_a_restart(tmp_path: Path) -> None:
     async def first(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, tokens(1, 2))
@@ -156,7 +156,7 @@ def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -
     lives(tmp_path, first, second, third)
 
 
-def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_edited_file_is_continued_after_a_restart(tmp_path: Path) -> None:
     known: list[int] = []
 
     async def first(rig: KernelRig) -> None:
@@ -174,7 +174,7 @@ def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
     lives(tmp_path, second, durable={"weights": lambda: "others"})
 
 
-def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
+def test_publishing_needs_the_operators_option(tmp_path: Path) -> None:
     async def denied(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
@@ -216,7 +216,7 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
     lives(tmp_path, read, durable={"publish": True})
 
 
-def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:
+def test_file_ends_at_its_expiry(tmp_path: Path) -> None:
     async def first(rig: KernelRig) -> None:
         data, soon = await download(rig, await made(rig)), now_ms() + 500
         await upload(rig, "a", data, expires_ms=soon)
@@ -278,7 +278,7 @@ async def upload(rig: KernelRig, path: str, data: bytes, **given: Any) -> Any:
     return put.value if not put.errno else put.errno
 
 
-def test_a_file_is_sent_and_taken_and_goes_on(tmp_path: Path) -> None:
+def test_downloaded_file_is_uploaded_and_continued(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         for path, flags in (("memory", 0), ("disk", DURABLE)):
             known = await saved(rig, path, flags)
@@ -297,7 +297,7 @@ def test_a_file_is_sent_and_taken_and_goes_on(tmp_path: Path) -> None:
     lives(tmp_path, test)
 
 
-def test_a_file_of_tokens_alone_is_rebuilt_when_asked(tmp_path: Path) -> None:
+def test_upload_of_tokens_alone_is_recomputed_when_asked(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         known = await saved(rig, "a", DURABLE)
         await rig.gateway.end(1)
@@ -314,7 +314,7 @@ def test_a_file_of_tokens_alone_is_rebuilt_when_asked(tmp_path: Path) -> None:
     lives(tmp_path, test)
 
 
-def test_a_foreign_files_kv_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_upload_with_a_broken_seal_cannot_be_offered(tmp_path: Path) -> None:
     """Who changes a file breaks its seal: it can be used, and nothing is derived from it."""
 
     async def test(rig: KernelRig) -> None:
@@ -332,7 +332,7 @@ def test_a_foreign_files_kv_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"junk" * 100, bytes(5000)])
-def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_malformed_upload_is_refused(tmp_path: Path, data: bytes) -> None:
     async def test(rig: KernelRig) -> None:
         refused = await upload(rig, "a", data, rebuild=True)
         assert refused["refused"] == "bad-file"
@@ -342,7 +342,7 @@ def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
     lives(tmp_path, test)
 
 
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+def test_invalid_transfer_requests_are_refused(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         await made(rig)
         ask = rig.gateway.ask
@@ -378,7 +378,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     lives(tmp_path, test)
 
 
-def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
+def test_durable_quota_is_per_tenant(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
@@ -391,7 +391,7 @@ def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
     lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=6_000))
 
 
-def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Path) -> None:
+def test_transfers_at_once_are_bounded(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         async def sent(what: str, **given: Any) -> list[int]:
             asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
@@ -408,7 +408,7 @@ def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Pat
     lives(tmp_path, test)
 
 
-def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) -> None:
+def test_upload_keeps_its_place_until_named_or_refused(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         ask = rig.gateway.ask
         rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
@@ -436,7 +436,7 @@ def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) 
     lives(tmp_path, test)
 
 
-def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path) -> None:
+def test_upload_counts_the_bytes_that_were_sent(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         async def push() -> int:
             opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
@@ -448,7 +448,7 @@ def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path)
     lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=10_000))
 
 
-def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
+def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None:
     """The device goes on around them, and every file holds what its program had."""
 
     async def test(rig: KernelRig) -> None:
@@ -508,7 +508,7 @@ class Moving:
             self.kvfs.finish_transfers(batch)
 
 
-async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
+async def test_file_read_while_its_pages_move_is_complete() -> None:
     """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
     house = Moving(8)
     file = house.file(4)
@@ -524,7 +524,7 @@ async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> N
     assert (kv == 7).all()
 
 
-async def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
+async def test_file_write_gives_up_frames_that_are_evicted() -> None:
     house = Moving(8)
     source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
     await house.mark(source, 7)

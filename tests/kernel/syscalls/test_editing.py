@@ -58,7 +58,7 @@ def best(logits: Any) -> int:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_attention_sinks_keep_the_positions_of_what_they_saw(desk: Desk) -> None:
+async def test_attention_sinks_with_kept_positions_equal_dense(desk: Desk) -> None:
     """StreamingLLM (2309.17453): the first tokens and a window; positions go on as they were."""
     stream = desk.create()
     logits = await desk.pred(stream, ids(50))
@@ -72,7 +72,7 @@ async def test_attention_sinks_keep_the_positions_of_what_they_saw(desk: Desk) -
             position += 1
 
 
-def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) -> None:
+def test_attention_sinks_with_new_positions_equal_dense(checkpoint: Checkpoint) -> None:
     """Positions inside the cache: the window's tokens are computed again behind the sinks."""
 
     async def scenario(desk: Desk) -> None:
@@ -96,7 +96,7 @@ def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) ->
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_window_slides_a_token_at_a_time(desk: Desk) -> None:
+async def test_sliding_window_equals_dense(desk: Desk) -> None:
     stream = desk.create()
     logits = await desk.pred(stream, ids(30))
     for position in range(30, 42):
@@ -107,7 +107,7 @@ async def test_a_window_slides_a_token_at_a_time(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("limits", [StepLimits(), NARROW], ids=["wide", "narrow"])
-def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
+def test_pruned_contexts_equal_dense(checkpoint: Checkpoint, limits: StepLimits) -> None:
     """Any entries taken out of the middle, at any token and not at pages' ends."""
 
     async def scenario(desk: Desk) -> None:
@@ -128,7 +128,7 @@ def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_modules_are_appended_in_any_order(desk: Desk) -> None:
+async def test_modules_appended_in_any_order_equal_dense(desk: Desk) -> None:
     """Prompt Cache (2311.04934): modules computed alone, each at positions of its own."""
     sizes = [16, 7, 33, 1]
     modules, begin = [], 8
@@ -148,7 +148,7 @@ async def test_modules_are_appended_in_any_order(desk: Desk) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_module_with_a_union_of_parts(desk: Desk) -> None:
+async def test_parts_of_modules_appended_elsewhere_equal_dense(desk: Desk) -> None:
     """Parts of one module, and of a file that grew behind modules, appended elsewhere."""
     one, other = desk.create(), desk.create()
     await desk.pred(one, ids(40, 1))
@@ -166,7 +166,7 @@ async def test_a_module_with_a_union_of_parts(desk: Desk) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_speculation_verified_as_a_chain_and_truncated(desk: Desk) -> None:
+async def test_speculation_as_a_chain_equals_plain_decoding(desk: Desk) -> None:
     """Each draft is half right: what was accepted, and one token more, equals plain decoding."""
     plain, fast = desk.create(), desk.create()
     prompt = ids(33)
@@ -191,7 +191,7 @@ async def test_speculation_verified_as_a_chain_and_truncated(desk: Desk) -> None
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_speculation_verified_as_a_tree_and_cut_to_its_path(desk: Desk) -> None:
+async def test_speculation_as_a_tree_equals_plain_decoding(desk: Desk) -> None:
     """Three drafts a token in one pass (SpecInfer, 2305.09781); the accepted path is extracted."""
     plain, fast = desk.create(), desk.create()
     prompt = ids(40)
@@ -218,7 +218,7 @@ async def test_speculation_verified_as_a_tree_and_cut_to_its_path(desk: Desk) ->
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_tree_is_decoded_a_level_at_a_time(desk: Desk) -> None:
+async def test_tree_rolled_back_to_any_level_equals_dense(desk: Desk) -> None:
     """All branches in one file, and rolled back to any level; parents within one pass only."""
     trunk = desk.create()
     await desk.pred(trunk, ids(37))
@@ -234,7 +234,7 @@ async def test_a_tree_is_decoded_a_level_at_a_time(desk: Desk) -> None:
     await desk.pred(trunk, ids(4))
 
 
-def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
+def test_tree_deeper_than_the_window_equals_dense(checkpoint: Checkpoint) -> None:
     async def scenario(desk: Desk) -> None:
         file = desk.create()
         await desk.pred(file, ids(21))
@@ -249,7 +249,7 @@ def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_file_may_hold_an_entry_twice_and_in_any_order(desk: Desk) -> None:
+async def test_file_with_repeated_entries_equals_dense(desk: Desk) -> None:
     file = desk.create()
     await desk.pred(file, ids(45))
     jumbled = desk.extract(file, (16, 32), (40, 45), (0, 3), (41, 43), (0, 0), (44, 45))
@@ -258,9 +258,7 @@ async def test_a_file_may_hold_an_entry_twice_and_in_any_order(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("pages", [60, 24])
-def test_edited_files_are_computed_again_where_they_do_not_all_fit(
-    checkpoint: Checkpoint, pages: int
-) -> None:
+def test_edited_files_under_pressure_equal_dense(checkpoint: Checkpoint, pages: int) -> None:
     """They take turns on a device that holds a part of them, and say what they always said."""
 
     async def scenario(desk: Desk) -> None:

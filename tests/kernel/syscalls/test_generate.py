@@ -59,7 +59,7 @@ async def loop(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
 @run_by(with_kernel)
-async def test_it_gives_the_records_of_a_loop_of_preds(
+async def test_generation_gives_the_records_of_a_loop_of_preds(
     rig: KernelRig, *, kind: str, ahead: int
 ) -> None:
     worker = await start(rig)
@@ -91,7 +91,7 @@ LIPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @drawn(LIPS, st.integers(8, 300), st.integers(1, 9), st.sampled_from([1, 16, 64]))
-def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
+def test_generation_in_any_batch_equals_a_loop_of_preds(
     lips: list[tuple[int, int, int, str, int, bool]], tokens_max: int, rows: int, quantum: int
 ) -> None:
     def prompt(number: int, length: int) -> bytes:
@@ -126,7 +126,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
 
 
 @run_by(with_kernel)
-async def test_a_stop_token_is_given_and_nothing_is_computed_past_it(rig: KernelRig) -> None:
+async def test_stop_token_is_given_and_ends_the_computation(rig: KernelRig) -> None:
     worker = await start(rig)
     plain = worker.generate(1, A, PROMPT, max=30)
     await plain.end
@@ -143,7 +143,7 @@ async def test_a_stop_token_is_given_and_nothing_is_computed_past_it(rig: Kernel
 
 
 @run_by(with_kernel)
-async def test_a_single_token_appends_nothing_but_the_prompt(rig: KernelRig) -> None:
+async def test_generation_of_one_token_appends_only_the_prompt(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, max=1)
     assert await made.end == b""
@@ -152,7 +152,7 @@ async def test_a_single_token_appends_nothing_but_the_prompt(rig: KernelRig) -> 
 
 
 @run_by(with_kernel)
-async def test_an_unseeded_generation_draws_one_seed_for_all_its_steps(rig: KernelRig) -> None:
+async def test_unseeded_generations_draw_different_seeds(rig: KernelRig) -> None:
     worker = await start(rig)
     worker.tell(1, Op.KV_CREATE, B)
     made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
@@ -161,7 +161,7 @@ async def test_an_unseeded_generation_draws_one_seed_for_all_its_steps(rig: Kern
 
 
 @run_by(with_kernel)
-async def test_one_goes_on_where_another_ended(rig: KernelRig) -> None:
+async def test_generation_continues_where_another_ended(rig: KernelRig) -> None:
     worker = await start(rig)
     whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
     await whole.end
@@ -176,9 +176,7 @@ async def test_one_goes_on_where_another_ended(rig: KernelRig) -> None:
 # -- How far it runs ---------------------------------------------------------------------------
 @pytest.mark.parametrize("ahead", [0, 1, 8])
 @run_by(with_kernel)
-async def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(
-    rig: KernelRig, *, ahead: int
-) -> None:
+async def test_generation_runs_ahead_by_its_bound_at_most(rig: KernelRig, *, ahead: int) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
     taken = 0
@@ -197,7 +195,7 @@ async def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(
 
 
 @run_by(with_kernel)
-async def test_credit_for_what_was_not_given_is_refused(rig: KernelRig) -> None:
+async def test_credit_for_records_not_given_is_refused(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, eager=False, ahead=2)
     assert await worker.call(1, Op.TAKEN, made.seq, 1) == -Errno.EINVAL
@@ -212,7 +210,7 @@ async def test_credit_for_what_was_not_given_is_refused(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_the_next_step_does_not_wait_for_anybody(rig: KernelRig) -> None:
+async def test_generation_steps_follow_without_a_gap(rig: KernelRig) -> None:
     """Steps follow each other without a gap, though the worker's credit comes late."""
     worker = await start(rig)
     loop_ = asyncio.get_running_loop()
@@ -236,7 +234,7 @@ async def test_generations_of_many_lips_share_every_step(rig: KernelRig) -> None
 
 
 @run_by(with_kernel, pages=4096, kernel_options=KernelOptions(steps=StepLimits(tokens=64, rows=4)))
-async def test_a_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
+async def test_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
     worker = await start(rig)
     handles = [(1 << 16) + 1 + i for i in range(40)]
     for handle in handles:
@@ -253,7 +251,7 @@ async def test_a_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -
 
 # -- Its file ----------------------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) -> None:
+async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
     worker = await start(rig)
     await rig.gateway.register(2, parent=1)
     for handle in (B, C):
@@ -294,7 +292,7 @@ async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) 
 
 
 @run_by(with_kernel)
-async def test_an_append_to_or_from_its_file_fails_as_appends_do(rig: KernelRig) -> None:
+async def test_append_with_a_generating_file_fails_its_target(rig: KernelRig) -> None:
     """It has no reply that a program hears: it becomes the answer of the file it would change."""
     worker = await start(rig)
     worker.tell(1, Op.KV_CREATE, B)
@@ -310,7 +308,7 @@ async def test_an_append_to_or_from_its_file_fails_as_appends_do(rig: KernelRig)
 
 
 @run_by(with_kernel)
-async def test_calls_made_before_it_come_first(rig: KernelRig) -> None:
+async def test_calls_before_a_generation_come_first(rig: KernelRig) -> None:
     worker = await start(rig)
     whole = PROMPT + tokens(7, 8)
     length = worker.calls((1, Op.PRED, A, PROMPT, None, b""), (1, Op.KV_LEN, A))[1]
@@ -325,7 +323,7 @@ async def test_calls_made_before_it_come_first(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_a_closed_handle_does_not_end_it(rig: KernelRig) -> None:
+async def test_generation_continues_after_its_handle_is_closed(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, max=10)
     await asyncio.sleep(0.03)
@@ -340,7 +338,9 @@ async def test_a_closed_handle_does_not_end_it(rig: KernelRig) -> None:
 # -- Its end -----------------------------------------------------------------------------------
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
-def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lots: bool) -> None:
+def test_cancelled_generation_ends_exactly(
+    at_ms: int, ahead: int, eager: bool, others: int, lots: bool
+) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for other in range(others):
@@ -382,7 +382,7 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lot
     st.integers(6, 40),
     st.integers(0, 250),
 )
-def test_whatever_ends_it_everything_comes_back(
+def test_generations_that_end_in_any_way_leave_nothing(
     lips: list[tuple[int, int, str]], pages: int, worker_dies_ms: int
 ) -> None:
     async def test(rig: KernelRig) -> None:
@@ -413,7 +413,7 @@ def test_whatever_ends_it_everything_comes_back(
 
 
 @run_by(with_kernel, pages=4)
-async def test_without_pages_it_ends_with_enomem_behind_what_it_gave(rig: KernelRig) -> None:
+async def test_generation_without_pages_ends_with_enomem(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1))
     assert await made.end == -Errno.ENOMEM
@@ -428,7 +428,7 @@ async def test_without_pages_it_ends_with_enomem_behind_what_it_gave(rig: Kernel
 
 @pytest.mark.parametrize("limit", ["tokens", "kv_tokens"])
 @run_by(with_kernel)
-async def test_a_limit_of_the_run_ends_it_with_edquot(rig: KernelRig, *, limit: str) -> None:
+async def test_generation_past_a_run_limit_ends_with_edquot(rig: KernelRig, *, limit: str) -> None:
     worker = await start(rig, **{limit: LENGTH + 5})
     made = worker.generate(1, A, PROMPT)
     assert await made.end == -Errno.EDQUOT
@@ -437,7 +437,7 @@ async def test_a_limit_of_the_run_ends_it_with_edquot(rig: KernelRig, *, limit: 
     assert len(rig.gateway.exceeded) == (limit == "tokens")
 
 
-def test_it_ends_where_the_context_does() -> None:
+def test_generation_ends_with_the_context() -> None:
     model = simulated_model(max_context=100)
 
     async def test(rig: KernelRig) -> None:
@@ -469,7 +469,7 @@ class Faulty(SimulatedExecutor):
 
 
 @pytest.mark.parametrize(("row", "errno"), [(False, Errno.EIO), (True, Errno.EINVAL)])
-def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> None:
+def test_failed_step_ends_a_generation_behind_its_records(row: bool, errno: Errno) -> None:
     class Failing(Faulty):
         at = 7
 
@@ -487,7 +487,7 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
 
 
 @run_by(with_kernel)
-async def test_options_are_checked_before_it_begins(rig: KernelRig) -> None:
+async def test_invalid_generate_options_are_refused(rig: KernelRig) -> None:
     worker = await start(rig)
     for given in (
         {"at": "all"},

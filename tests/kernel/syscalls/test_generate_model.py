@@ -79,7 +79,7 @@ def ids(records: list[bytes]) -> list[int]:
 @pytest.mark.parametrize(
     "limits", [StepLimits(), StepLimits(tokens=24, rows=5, quantum=8)], ids=["wide", "narrow"]
 )
-def test_it_gives_the_tokens_of_a_loop_of_preds_alone_and_in_a_batch(limits: StepLimits) -> None:
+def test_generation_on_the_tiny_model_equals_a_loop_of_preds(limits: StepLimits) -> None:
     async def test(rig: KernelRig) -> None:
         loops = [ids(await loop(rig, 1 + number, number)) for number in range(8)]
         assert len({tuple(each) for each in loops}) == 8, "the tokens say something"

@@ -53,7 +53,7 @@ DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 
 # -- What is sampled -----------------------------------------------------------------------------
 @run_by(with_text)
-async def test_what_is_sampled_is_an_instance_of_the_schema(rig: KernelRig) -> None:
+async def test_text_under_a_schema_is_an_instance_of_it(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
     for seed in range(6):
         rig.worker.tell(1, Op.KV_CREATE, B + seed)
@@ -71,7 +71,7 @@ async def test_what_is_sampled_is_an_instance_of_the_schema(rig: KernelRig) -> N
     ],
 )
 @run_by(with_text)
-async def test_what_is_sampled_matches_as_a_whole(
+async def test_text_under_a_grammar_matches_as_a_whole(
     rig: KernelRig, *, kind: int, text: bytes, matches: bytes
 ) -> None:
     handle = await constraint(rig.worker, kind, text)
@@ -82,7 +82,7 @@ async def test_what_is_sampled_matches_as_a_whole(
 
 
 @run_by(with_text)
-async def test_alone_and_beside_others_it_gives_the_same(rig: KernelRig) -> None:
+async def test_constrained_text_is_the_same_alone_and_in_a_batch(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
     alone = await generated(rig, 3, handle)
     files = range(B, B + 5)
@@ -97,7 +97,7 @@ async def test_alone_and_beside_others_it_gives_the_same(rig: KernelRig) -> None
 
 
 @run_by(with_text)
-async def test_bias_and_allow_choose_among_what_fits(rig: KernelRig) -> None:
+async def test_bias_and_allow_choose_among_allowed_tokens(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"[ab]{4}")
     (b,) = ids_of("b")
     given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
@@ -112,7 +112,7 @@ async def test_bias_and_allow_choose_among_what_fits(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_all_that_is_told_of_a_distribution_is_of_what_fits(rig: KernelRig) -> None:
+async def test_distribution_under_a_constraint_covers_allowed_tokens(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"a|b")
     (a,), (b,), (c,) = ids_of("a"), ids_of("b"), ids_of("c")
     asked = options(get={"of": [a, b, c]}, constraint=handle)
@@ -123,7 +123,7 @@ async def test_all_that_is_told_of_a_distribution_is_of_what_fits(rig: KernelRig
     assert odds[:2].sum() == pytest.approx(1.0, rel=1e-4)
 
 
-async def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
+async def test_tiny_model_gives_the_same_text_ahead_and_stepwise() -> None:
     """On the real executor, where drafts go from step to step without a word from the loop."""
     executor = TorchExecutor.load(tiny_model.path(), threads=1)
     async with kernel_with_text(executor) as rig:
@@ -148,7 +148,7 @@ async def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
 
 # -- Whose state it is ---------------------------------------------------------------------------
 @run_by(with_text)
-async def test_a_text_is_its_files_and_forks_go_on_from_it(rig: KernelRig) -> None:
+async def test_fork_continues_its_files_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"(x[0-9]){3}|(y[0-9]){3}")
     begun = await preds(worker, A, PROMPT, 2, constraint=handle)
@@ -162,7 +162,7 @@ async def test_a_text_is_its_files_and_forks_go_on_from_it(rig: KernelRig) -> No
 
 
 @run_by(with_text)
-async def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew(
+async def test_truncate_takes_a_text_back(
     rig: KernelRig,
 ) -> None:
     worker = rig.worker
@@ -178,7 +178,7 @@ async def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew(
 
 
 @run_by(with_text)
-async def test_since_begins_a_text_where_it_says(rig: KernelRig) -> None:
+async def test_since_begins_a_text_at_its_entry(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"abc[0-9]{2}")
     prompt = tokens(*ids_of("a b"), *ids_of("abc"))
@@ -198,7 +198,7 @@ async def test_since_begins_a_text_where_it_says(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_a_generation_goes_on_with_the_text_of_one_before(rig: KernelRig) -> None:
+async def test_generation_continues_the_text_of_one_before(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
     first = await generated(rig, 1, handle, max=4)
     made = rig.worker.generate(1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2))
@@ -207,7 +207,7 @@ async def test_a_generation_goes_on_with_the_text_of_one_before(rig: KernelRig) 
 
 
 @run_by(with_text)
-async def test_looking_without_appending_begins_nothing(rig: KernelRig) -> None:
+async def test_pred_without_keep_begins_no_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-c][0-9]")
     looked = await worker.pred(1, A, PROMPT, options(constraint=handle, keep=False))
@@ -256,7 +256,7 @@ HOSTILE = {
 
 
 @run_by(with_text)
-async def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused(
+async def test_invalid_constraint_is_refused_with_its_place(
     rig: KernelRig,
 ) -> None:
     for kind, text, words in MISTAKES:
@@ -271,7 +271,7 @@ async def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused(
 
 
 @run_by(with_text)
-async def test_what_is_no_constraint_is_refused_at_once(rig: KernelRig) -> None:
+async def test_invalid_constraint_arguments_are_refused(rig: KernelRig) -> None:
     worker = rig.worker
     call = worker.call
     assert await call(1, Op.CONSTRAINT, 3, b"a") == -Errno.EINVAL
@@ -292,7 +292,7 @@ async def test_what_is_no_constraint_is_refused_at_once(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_an_instance_has_only_so_many(rig: KernelRig) -> None:
+async def test_constraints_of_an_instance_are_bounded(rig: KernelRig) -> None:
     await constraint(rig.worker, REGEX, b"a")
     calls = [(1, Op.CONSTRAINT, REGEX, b"a")] * INSTANCE_CONSTRAINTS_MAX
     found = await asyncio.gather(*rig.worker.calls(*calls))
@@ -303,7 +303,7 @@ async def test_an_instance_has_only_so_many(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_grammars_that_are_slow_to_follow_end_alone(rig: KernelRig) -> None:
+async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> None:
     """An ambiguous grammar, and an expression with very many states, beside an honest stream."""
     worker = rig.worker
     ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
@@ -325,7 +325,7 @@ async def test_grammars_that_are_slow_to_follow_end_alone(rig: KernelRig) -> Non
 
 
 @run_by(with_text)
-async def test_a_cancelled_generation_leaves_its_text_where_it_was(rig: KernelRig) -> None:
+async def test_cancelled_generation_leaves_its_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-z]{300}")
     made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
@@ -341,7 +341,7 @@ async def test_a_cancelled_generation_leaves_its_text_where_it_was(rig: KernelRi
 
 
 @run_by(with_text)
-async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: KernelRig) -> None:
+async def test_hostile_grammars_delay_no_other_tenant(rig: KernelRig) -> None:
     def deep(number: int) -> bytes:
         rules = [f"r{i}: r{i + 1} r{i + 1}" for i in range(9000 + number)]
         return "\n".join(["start: r0", *rules, f'r{9000 + number}: "a"']).encode()
@@ -362,7 +362,7 @@ async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: K
     assert {*found} <= {Errno.EAGAIN, Errno.EFBIG}
 
 
-async def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
+async def test_constrained_texts_under_pressure_are_the_same() -> None:
     """Works are parked and come again, and pages are computed again in front of them."""
 
     async def texts(pages: int) -> tuple[list[Any], dict[str, Any]]:

@@ -32,7 +32,7 @@ from tests.support.kernel.rig import A, B, ids, options, start, tokens
 from tests.support.run_by import run_by
 
 
-def test_masks_that_take_long_are_made_in_turns() -> None:
+def test_slow_bitmasks_are_spread_over_steps() -> None:
     """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
     steps: list[list[bool]] = []
 
@@ -66,7 +66,7 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
     assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
 
 
-def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
+def test_grammar_compiled_again_on_its_thread_gives_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One whose states are used up, and one of a kernel before; others go on meanwhile."""
@@ -128,7 +128,7 @@ async def test_texts_that_take_steps_to_follow_are_the_same(
     assert ids(await looked)[0] == wanted[0]
 
 
-def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_text_that_began_far_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
 
     async def test(rig: KernelRig) -> None:
@@ -148,7 +148,7 @@ def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.Mon
 
 
 @run_by(with_text)
-async def test_what_takes_the_kernel_long_to_compile_is_refused(
+async def test_grammar_slow_to_compile_is_refused(
     rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
@@ -159,7 +159,7 @@ async def test_what_takes_the_kernel_long_to_compile_is_refused(
 
 
 @run_by(with_text)
-async def test_time_for_masks_is_charged_to_the_lip(rig: KernelRig) -> None:
+async def test_bitmask_time_is_charged_to_the_lip(rig: KernelRig) -> None:
     charged: list[tuple[int, float]] = []
     queue = rig.kernel._scheduler._queue
     charge = queue.charge_run

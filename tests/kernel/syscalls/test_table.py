@@ -34,7 +34,7 @@ def filled(rig: SyscallRig, number: int, length: int) -> None:
     rig.scheduler.compute()
 
 
-def test_a_pred_becomes_work_and_its_result_a_reply(rig: SyscallRig) -> None:
+def test_pred_becomes_a_request_and_its_result_a_reply(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_CREATE, A) == 0
     seq = pred(rig, A, 1, 2, 3)
     (request,) = rig.scheduler.requests
@@ -57,13 +57,13 @@ def test_positions_continue_or_are_given(rig: SyscallRig) -> None:
     assert rig.file(A).positions.tolist() == [0, 1, 2, 3, 4, 5, 40, 7]
 
 
-def test_a_trees_positions_are_its_depths(rig: SyscallRig) -> None:
+def test_tree_positions_are_its_depths(rig: SyscallRig) -> None:
     filled(rig, A, 4)
     pred(rig, A, 1, 2, 3, 4, parents=[-1, 0, 0, 2])
     assert rig.scheduler.compute().positions.tolist() == [4, 5, 5, 6]
 
 
-def test_a_seed_is_the_programs_or_drawn(rig: SyscallRig) -> None:
+def test_seed_is_the_programs_or_drawn(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for sample, seed in (({"seed": 7}, 7), ({}, 4321)):
         pred(rig, A, 1, get={"sample": sample})
@@ -88,7 +88,7 @@ def test_calls_on_a_file_wait_for_the_pred_before_them(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_TOKENS, A, 0, 2) == u32(1, 3)
 
 
-def test_an_append_waits_for_both_files(rig: SyscallRig) -> None:
+def test_append_waits_for_both_files(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     rig.call(1, Op.KV_CREATE, B)
     pred(rig, A, 1, 2)
@@ -104,7 +104,7 @@ def test_an_append_waits_for_both_files(rig: SyscallRig) -> None:
     assert rig.file(B).tokens.tolist() == [3, 4, 1, 2, 4]
 
 
-def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
+def test_preds_on_two_files_do_not_wait_for_each_other(rig: SyscallRig) -> None:
     filled(rig, A, 20)
     rig.call(1, Op.KV_FORK, B, A)
     pred(rig, A, 1)
@@ -116,7 +116,7 @@ def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
     assert rig.file(B).tokens.tolist()[-1] == 2
 
 
-def test_what_an_edit_copies_is_charged_and_what_it_shares_is_not(rig: SyscallRig) -> None:
+def test_edit_is_charged_for_copies_and_not_for_sharing(rig: SyscallRig) -> None:
     filled(rig, A, 64)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(0, 64)) == 0
     assert rig.scheduler.charged == {}
@@ -142,7 +142,7 @@ def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
     }
 
 
-def test_a_failed_call_is_its_files_answer_until_it_is_closed(rig: SyscallRig) -> None:
+def test_failed_file_answers_its_error_until_closed(rig: SyscallRig) -> None:
     filled(rig, A, 4)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(2, 5)) == -Errno.EINVAL
     for op, *args in ((Op.KV_LEN,), (Op.KV_STAT,), (Op.KV_TRUNCATE, 0), (Op.KV_SAVE, "x", 0)):
@@ -157,7 +157,7 @@ def test_a_failed_call_is_its_files_answer_until_it_is_closed(rig: SyscallRig) -
         assert rig.call(1, Op.KV_LEN, number) == -Errno.EBADF
 
 
-def test_a_bad_append_fails_in_its_turn(rig: SyscallRig) -> None:
+def test_invalid_append_fails_in_its_turn(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     before = pred(rig, A, 1)
     bad = rig.send(1, Op.KV_APPEND, A, D, 0, 1)
@@ -169,7 +169,7 @@ def test_a_bad_append_fails_in_its_turn(rig: SyscallRig) -> None:
     assert rig.reply(after) == -Errno.EBADF
 
 
-def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
+def test_closed_file_finishes_earlier_calls(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     seq = pred(rig, A, 1)
     rig.call(1, Op.KV_CLOSE, A)
@@ -179,7 +179,7 @@ def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
     assert rig.kvfs.statistics().files == 0
 
 
-def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:
+def test_cancel_drops_a_running_or_waiting_pred(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     running, waiting, last = pred(rig, A, 1), pred(rig, A, 2), pred(rig, A, 3)
     length = rig.send(1, Op.KV_LEN, A)
@@ -195,7 +195,7 @@ def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:
     assert rig.file(A).tokens.tolist() == [3]
 
 
-def test_keep_false_appends_nothing(rig: SyscallRig) -> None:
+def test_pred_without_keep_appends_nothing(rig: SyscallRig) -> None:
     filled(rig, A, 5)
     seq = pred(rig, A, 1, 2, keep=False)
     rig.scheduler.compute(b"ok")
@@ -203,13 +203,13 @@ def test_keep_false_appends_nothing(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, A) == 5
 
 
-def test_a_pred_past_the_context_is_too_big(rig: SyscallRig) -> None:
+def test_pred_past_the_context_is_refused(rig: SyscallRig) -> None:
     filled(rig, A, 499)
     assert rig.reply(pred(rig, A, 1, 2)) == -Errno.EFBIG
     assert rig.call(1, Op.KV_APPEND, A, A, 0, 2) == -Errno.EFBIG
 
 
-def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
+def test_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     filled(rig, A, 20)
     assert rig.call(1, Op.KV_SAVE, A, "/notes/a", 0) == 0
     pred(rig, A, 7)
@@ -234,7 +234,7 @@ def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, B) == 20
 
 
-def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
+def test_listing_past_the_largest_size_is_refused(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for number in range(LIST_ITEMS_MAX + 1):
         rig.call(1, Op.KV_SAVE, A, f"{number:06}", 0)
@@ -250,7 +250,7 @@ def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
         assert rig.call(1, Op.KV_LIST_AFTER, "", "", limit) == -Errno.EINVAL
 
 
-def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None:
+def test_name_outlives_its_run_and_is_its_tenants_only(rig: SyscallRig) -> None:
     filled(rig, A, 20)
     rig.call(1, Op.KV_SAVE, A, "a", 0)
     rig.processes.end(1)
@@ -265,7 +265,7 @@ def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None
     assert rig.call(3, Op.KV_REMOVE, "a") == 0
 
 
-def test_what_is_not_there_yet_says_so(rig: SyscallRig) -> None:
+def test_unsupported_save_and_open_are_refused(rig: SyscallRig) -> None:
     filled(rig, A, 1)
     for flags in (2, 3):  # this kernel has no directory
         assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.ENOSYS
@@ -276,7 +276,7 @@ def test_what_is_not_there_yet_says_so(rig: SyscallRig) -> None:
     assert rig.call(1, 99) == -Errno.ENOSYS
 
 
-def test_usage_counts_what_was_computed_and_what_was_not(rig: SyscallRig) -> None:
+def test_usage_counts_prompt_cached_and_completion_tokens(rig: SyscallRig) -> None:
     filled(rig, A, 20)
     rig.time.seconds = 2.0
     rig.call(1, Op.KV_FORK, B, A)
@@ -316,7 +316,7 @@ def test_grants_go_to_a_child_and_back(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, C) == 1
 
 
-def test_a_grant_goes_to_nobody_else(rig: SyscallRig) -> None:
+def test_grant_to_another_than_parent_or_child_is_refused(rig: SyscallRig) -> None:
     filled(rig, A, 1)
     rig.register(2, parent=1)
     rig.register(3, parent=2)
@@ -327,7 +327,7 @@ def test_a_grant_goes_to_nobody_else(rig: SyscallRig) -> None:
     assert rig.call(3, Op.KV_GRANT, A, 1, 1, "x") == -Errno.ENOENT
 
 
-def test_quotas_say_so_and_the_handle_answers() -> None:
+def test_call_past_a_quota_is_refused_and_its_file_answers_it() -> None:
     rig = SyscallRig(limits=TenantLimits(pages=2, files=2, handles=3))
     rig.call(1, Op.KV_CREATE, A)
     rig.call(1, Op.KV_CREATE, B)
@@ -344,7 +344,7 @@ def test_quotas_say_so_and_the_handle_answers() -> None:
     rig.finish()
 
 
-def test_too_many_calls_are_put_off(rig: SyscallRig) -> None:
+def test_calls_past_the_pending_bound_get_eagain(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for _ in range(INSTANCE_CALLS_PENDING_MAX):
         pred(rig, A, 1)
@@ -354,7 +354,7 @@ def test_too_many_calls_are_put_off(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_CLOSE, B) == 0
 
 
-def test_only_the_instances_own_worker_is_heard(rig: SyscallRig) -> None:
+def test_calls_from_another_worker_are_dropped(rig: SyscallRig) -> None:
     dropped = rig.syscalls.statistics().dropped
     rig.syscalls.execute("worker-1", [[1, int(Op.KV_CREATE), 5, FIRST]])
     rig.syscalls.execute(WORKER, [[2, int(Op.KV_CREATE), 5, FIRST]])
@@ -362,7 +362,7 @@ def test_only_the_instances_own_worker_is_heard(rig: SyscallRig) -> None:
     assert rig.syscalls.statistics().dropped == dropped + 2
 
 
-def test_a_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
+def test_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
     rig.syscalls.execute(
         WORKER, [[1, int(Op.KV_CREATE), 0, A], [1, int(Op.PRED), 0, A, u32(1), None, b""]]
     )
@@ -372,14 +372,14 @@ def test_a_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
     assert rig.syscalls.statistics().failed == 1
 
 
-def test_a_seq_in_use_is_invalid(rig: SyscallRig) -> None:
+def test_seq_in_use_is_refused(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     rig.syscalls.execute(WORKER, 2 * [[1, int(Op.PRED), 77, A, u32(1), None, b""]])
     assert rig.replies[-1] == (1, 77, -Errno.EINVAL)
     assert len(rig.scheduler.requests) == 1
 
 
-def test_copies_that_a_failed_step_lost_spoil_the_file(rig: SyscallRig) -> None:
+def test_copies_lost_in_a_failed_step_fail_the_file(rig: SyscallRig) -> None:
     filled(rig, A, 5)
     rig.call(1, Op.KV_FORK, B, A)
     pred(rig, B, 1)

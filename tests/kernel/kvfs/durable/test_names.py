@@ -47,7 +47,7 @@ def refused(call: Callable[..., Any], *args: Any, **given: Any) -> Errno:
     return caught.value.errno
 
 
-async def test_what_is_acknowledged_is_there_in_the_next_life(tmp_path: Path) -> None:
+async def test_acknowledged_file_is_there_after_a_restart(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     file = make_file(shop, *range(40))
     file.expires_ms = 77
@@ -72,7 +72,7 @@ async def test_what_is_acknowledged_is_there_in_the_next_life(tmp_path: Path) ->
     later.kvfs.check_integrity({view: 1})
 
 
-async def test_a_loaded_name_is_opened_at_once_and_read_once(tmp_path: Path) -> None:
+async def test_name_opened_five_times_is_read_once(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("s", make_file(shop, 1, 2, 3), "a")
     await shop.finish()
@@ -85,7 +85,7 @@ async def test_a_loaded_name_is_opened_at_once_and_read_once(tmp_path: Path) -> 
     await later.finish()
 
 
-async def test_kv_that_are_nowhere_are_computed_again(tmp_path: Path) -> None:
+async def test_file_saved_without_kv_is_recomputed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.slots.absent = True
     shop.save("s", make_file(shop, 1, 2, 3), "a")
@@ -96,7 +96,7 @@ async def test_kv_that_are_nowhere_are_computed_again(tmp_path: Path) -> None:
     later.kvfs.check_integrity({view: 1})
 
 
-async def test_kv_for_which_there_is_no_room_are_computed_again(tmp_path: Path) -> None:
+async def test_file_without_room_for_its_kv_is_recomputed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("s", make_file(shop, 1, 2, 3), "a")
     await shop.finish()
@@ -105,7 +105,7 @@ async def test_kv_for_which_there_is_no_room_are_computed_again(tmp_path: Path) 
     assert (await later.opened("a")).tier is Tier.TOKENS
 
 
-async def test_kv_of_another_model_are_computed_again_if_tokens_say_how(tmp_path: Path) -> None:
+async def test_kv_of_another_model_is_recomputed_where_possible(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("plain", make_file(shop, 1, 2, 3), "plain")
     file = make_file(shop, *range(20))
@@ -132,7 +132,7 @@ async def test_kv_of_another_model_are_computed_again_if_tokens_say_how(tmp_path
     assert again.slots.of(await again.opened("lost")) == [7, 14, 21]
 
 
-async def test_what_nothing_brings_back_is_not_saved_without_its_kv(tmp_path: Path) -> None:
+async def test_lost_file_is_not_saved_without_its_kv(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     lost = make_file(shop, 1, 2, 3)
     lost.restore_lineage(lost_trail(3))
@@ -141,7 +141,7 @@ async def test_what_nothing_brings_back_is_not_saved_without_its_kv(tmp_path: Pa
     assert await shop.finish() == ["lost: EAGAIN"]
 
 
-async def test_a_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
+async def test_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
     shop = make_shop(tmp_path, pages=256)
     shop.save("a", make_file(shop, *range(1000)), "a")
     await shop.finish()
@@ -176,7 +176,7 @@ async def test_changes_of_one_name_keep_their_order(tmp_path: Path) -> None:
     assert shop.kvfs.tenant("t").durable_bytes == 0
 
 
-async def test_tenants_take_turns(tmp_path: Path) -> None:
+async def test_changes_of_two_tenants_alternate(tmp_path: Path) -> None:
     shop = make_shop(tmp_path, pages=256)
     for number in range(20):
         shop.save(f"many {number}", make_file(shop, number), f"n{number}")
@@ -186,7 +186,7 @@ async def test_tenants_take_turns(tmp_path: Path) -> None:
     assert answers.index("single: done") < 3
 
 
-async def test_quotas_of_disk_and_names(tmp_path: Path) -> None:
+async def test_save_past_the_disk_or_name_quota_is_refused(tmp_path: Path) -> None:
     shop = make_shop(tmp_path, durable_bytes=9_000, names=2)
     shop.save("fits", make_file(shop, 1), "a")
     shop.save("too much", make_file(shop, *range(600)), "b")
@@ -198,7 +198,7 @@ async def test_quotas_of_disk_and_names(tmp_path: Path) -> None:
     assert on_disk(shop) == {("t", "a"): 2}
 
 
-async def test_a_full_disk_is_said_and_the_old_one_stays(
+async def test_save_on_a_full_disk_fails_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = make_shop(tmp_path)
@@ -222,7 +222,7 @@ async def test_a_full_disk_is_said_and_the_old_one_stays(
     assert describe("a", shop.kvfs.named("t", "a")).len == 2
 
 
-async def test_a_broken_file_answers_eio_and_hurts_nobody_else(tmp_path: Path) -> None:
+async def test_broken_file_answers_eio_and_others_open(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, 1, 2), "a")
     shop.save("b", make_file(shop, 3), "b")
@@ -241,7 +241,7 @@ async def test_a_broken_file_answers_eio_and_hurts_nobody_else(tmp_path: Path) -
     assert (await later.opened("a")).tokens.tolist() == [4]
 
 
-async def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
+async def test_name_of_a_missing_file_is_removed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, 1, 2), "a")
     await shop.finish()
@@ -256,7 +256,7 @@ async def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
     await later.finish()
 
 
-async def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
+async def test_name_removed_during_its_load_leaves_nothing(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, 1, 2), "a")
     await shop.finish()
@@ -270,7 +270,7 @@ async def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
     assert later.kvfs.statistics().files == 0
 
 
-async def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
+async def test_loads_past_the_bound_get_eagain(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, 1, 2), "a")
     await shop.finish()
@@ -282,7 +282,7 @@ async def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
     assert await later.finish() == ["load: done"] * TENANT_DISK_CALLS_MAX
 
 
-async def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
+async def test_open_without_free_pages_can_be_repeated(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, *range(40)), "a")
     await shop.finish()
@@ -299,7 +299,7 @@ async def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None
     assert (await later.opened("a")).length == 40
 
 
-async def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
+async def test_save_flags_without_support_are_refused(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     file = make_file(shop, 1)
     assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
@@ -310,7 +310,7 @@ async def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> Non
     shop.save("memory", file, "a", durable=False)
 
 
-async def test_a_public_file_is_public_in_the_next_life(tmp_path: Path) -> None:
+async def test_public_file_stays_public_where_publishing_is_allowed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path, publish=True)
     shop.save("p", make_file(shop, 1, 2), "a", public=True)
     await shop.finish()
@@ -329,7 +329,7 @@ async def test_a_public_file_is_public_in_the_next_life(tmp_path: Path) -> None:
     assert later.kvfs.tenant("other").account.pages == 0
 
 
-async def test_what_waits_is_bounded(tmp_path: Path) -> None:
+async def test_changes_past_the_bound_get_eagain(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     file = make_file(shop, 1)
     for number in range(TENANT_DISK_CALLS_MAX):
@@ -345,7 +345,7 @@ async def test_what_waits_is_bounded(tmp_path: Path) -> None:
     await shop.finish()
 
 
-async def test_names_end_when_their_time_has_come(tmp_path: Path) -> None:
+async def test_expired_names_are_removed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     for path, durable in (("a", True), ("b", False), ("c", True)):
         file = make_file(shop, 1)
@@ -370,7 +370,7 @@ def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[An
     return ended
 
 
-async def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
+async def test_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.save("a", make_file(shop, *range(20)), "a")
     await shop.finish()
@@ -407,7 +407,7 @@ async def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
     shop.kvfs.check_integrity({f: f.references for f in shop.kvfs._files if f.name is None})
 
 
-async def test_the_books_hold_while_changes_are_under_way(tmp_path: Path) -> None:
+async def test_integrity_holds_while_changes_are_under_way(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     file = make_file(shop, 1, 2)
     for number in range(4):
@@ -420,7 +420,7 @@ async def test_the_books_hold_while_changes_are_under_way(tmp_path: Path) -> Non
     assert shop.saving.statistics()["durable_changes_waiting"] == 0
 
 
-async def test_restored_names_are_there_past_their_quota(tmp_path: Path) -> None:
+async def test_restored_names_past_their_quota_are_listed(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     for path in "abc":
         shop.save(path, make_file(shop, 1), path)
@@ -435,7 +435,7 @@ async def test_restored_names_are_there_past_their_quota(tmp_path: Path) -> None
     assert kvfs.tenant("t").files == 0
 
 
-async def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Path) -> None:
+async def test_replayed_disk_events_give_the_same_names(tmp_path: Path) -> None:
     """As a journal does it: the same calls and happenings give the same names and files."""
 
     async def calls(shop: Shop) -> None:
@@ -468,7 +468,7 @@ async def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Pat
     assert on_disk(told) == {("t", "kept"): 3}, "nothing was asked of the disk"
 
 
-async def test_a_life_goes_on_with_what_the_one_before_had_under_way(tmp_path: Path) -> None:
+async def test_resume_finishes_changes_of_the_kernel_before(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
     shop.saving.live = False  # nobody has told how these came out
     shop.save("one", make_file(shop, 1), "a")

@@ -80,7 +80,7 @@ def used(file: KVFile, pages: Int32) -> Int64:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_course_of_edits(seed: int) -> None:
+def test_files_after_random_edits_are_recomputed(seed: int) -> None:
     random = np.random.default_rng(seed)
     bench = Workbench(HashDevice(FRAMES))
     files = random_files(bench, random, 40)
@@ -92,7 +92,7 @@ def test_any_course_of_edits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60, 76))
-def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
+def test_scratch_bound_covers_any_plan(seed: int) -> None:
     random = np.random.default_rng(seed)
     bench = Workbench(HashDevice(FRAMES))
     files = random_files(bench, random, 40)
@@ -125,7 +125,9 @@ def executors(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_real_executors(executors: tuple[TorchExecutor, TorchExecutor], seed: int) -> None:
+def test_files_are_recomputed_on_real_executors(
+    executors: tuple[TorchExecutor, TorchExecutor], seed: int
+) -> None:
     random = np.random.default_rng(seed)
     devices = [RealDevice(executor, FRAMES) for executor in executors]
     bench = Workbench(devices[0])

@@ -41,7 +41,7 @@ def shown(trail: Trail | None) -> list[Any]:
     return [] if trail is None else [part.ranges.tolist() for part in trail.parts()]
 
 
-def test_a_plain_file_writes_nothing_down(bench: Workbench) -> None:
+def test_plain_file_has_no_lineage(bench: Workbench) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(5), np.arange(100, 105))
@@ -57,7 +57,7 @@ def test_a_plain_file_writes_nothing_down(bench: Workbench) -> None:
     bench.close(file, fork, begun)
 
 
-def test_the_example_of_the_page(bench: Workbench) -> None:
+def test_nested_extracts_have_the_documented_lineage(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(100))
     b = bench.extract(a, (0, 4), (80, 100))
@@ -74,7 +74,7 @@ def test_the_example_of_the_page(bench: Workbench) -> None:
     assert bench.kvfs.lineages.charged("t") == 0
 
 
-def test_forks_share_a_lineage_and_pay_once(bench: Workbench) -> None:
+def test_forks_share_a_lineage_and_are_charged_once(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(50))
     b = bench.extract(a, (10, 50))
@@ -86,7 +86,7 @@ def test_forks_share_a_lineage_and_pay_once(bench: Workbench) -> None:
     bench.close(a, b, *forks)
 
 
-def test_who_goes_on_with_another_tenants_file_pays_for_what_it_adds(bench: Workbench) -> None:
+def test_reader_is_charged_for_the_lineage_it_adds(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(50))
     b = bench.extract(a, (10, 50))
@@ -98,7 +98,7 @@ def test_who_goes_on_with_another_tenants_file_pays_for_what_it_adds(bench: Work
     bench.close(a, b, other)
 
 
-def test_taking_from_one_file_often_writes_it_down_once(bench: Workbench) -> None:
+def test_repeated_appends_of_one_source_share_a_span(bench: Workbench) -> None:
     source, target = bench.create(), bench.create()
     for count in (20, 1, 30):
         bench.pred(source, tokens(count))
@@ -110,7 +110,7 @@ def test_taking_from_one_file_often_writes_it_down_once(bench: Workbench) -> Non
     bench.close(source, target)
 
 
-def test_forks_that_grow_apart_do_not_write_into_one_span(bench: Workbench) -> None:
+def test_diverging_forks_have_their_own_spans(bench: Workbench) -> None:
     one = bench.create()
     bench.pred(one, tokens(10))
     taken = bench.extract(one, (5, 10))  # one is written down
@@ -130,7 +130,7 @@ def test_forks_that_grow_apart_do_not_write_into_one_span(bench: Workbench) -> N
 @pytest.mark.parametrize(
     ("length", "expected"), [(20, None), (22, None), (23, [[[0, 20]], [[0, 3]]]), (24, 4), (26, 4)]
 )
-def test_a_truncated_tree_is_forgotten_when_nothing_needs_it(
+def test_truncated_tree_is_forgotten_when_not_needed(
     bench: Workbench, length: int, expected: Any
 ) -> None:
     file = bench.create()
@@ -143,7 +143,7 @@ def test_a_truncated_tree_is_forgotten_when_nothing_needs_it(
     bench.close(file)
 
 
-def test_an_accepted_path_is_closed_and_a_window_is_not(bench: Workbench) -> None:
+def test_accepted_path_is_closed_and_a_window_is_not(bench: Workbench) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(5), parents=[-1, -1, 1, 1, 3])
@@ -170,7 +170,7 @@ def speculate(bench: Workbench, file: KVFile, rounds: int) -> KVFile:
     return file
 
 
-def test_speculation_without_end_stays_recomputable(
+def test_endless_speculation_stays_recomputable(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_SPANS_MAX", 9)
@@ -186,7 +186,7 @@ def test_speculation_without_end_stays_recomputable(
     bench.close(file)
 
 
-def test_past_a_bound_a_file_is_lost_and_goes_on(
+def test_file_past_the_span_bound_is_lost_and_usable(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_SPANS_MAX", 3)
@@ -215,7 +215,7 @@ def test_past_a_bound_a_file_is_lost_and_goes_on(
     bench.close(file, fork)
 
 
-def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
+def test_lineage_of_a_tenant_is_bounded(bench: Workbench) -> None:
     assert bench.kvfs.lineages.entries_max == LINEAGE_TENANT_ENTRIES_MIN
     bench.kvfs.lineages.entries_max = 160
     source = bench.create()
@@ -229,7 +229,7 @@ def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
     bench.close(source, *files)
 
 
-def test_a_book_that_does_not_add_up_is_a_bug() -> None:
+def test_lineage_audit_finds_wrong_references() -> None:
     book = LineageBook(1000)
     span = Span(None, np.ones(5, np.uint32), np.arange(5, dtype=np.int32))
     lineage = book.open("t", book.assess("t", Trail(None, span, np.array([[1, 5]]))))
@@ -250,7 +250,7 @@ def test_a_book_that_does_not_add_up_is_a_bug() -> None:
         (range(40), (), 40),
     ],
 )
-def test_a_plain_files_absent_entries_are_computed_in_place(
+def test_absent_entries_of_a_plain_file_are_computed_in_place(
     bench: Workbench, absent: Sequence[int], context: tuple[Any, ...], count: int
 ) -> None:
     file = bench.create()
@@ -265,7 +265,7 @@ def test_a_plain_files_absent_entries_are_computed_in_place(
     bench.close(file)
 
 
-def test_only_what_is_needed_is_computed(bench: Workbench) -> None:
+def test_plan_computes_only_what_is_needed(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(100))
     b = bench.extract(a, (0, 32), (80, 96))
@@ -287,7 +287,7 @@ def test_ranges_are_runs_of_entries() -> None:
     assert expand(ranges_of(np.arange(0))).tolist() == []
 
 
-def test_the_same_entries_are_the_same_trail() -> None:
+def test_trails_of_the_same_entries_are_equal() -> None:
     span = Span(None, np.ones(9, np.uint32), np.arange(9, dtype=np.int32))
     one, other = (Trail(None, span, np.array([[0, 5]])) for _ in range(2))
     assert same(one, other)
@@ -301,7 +301,7 @@ def test_the_same_entries_are_the_same_trail() -> None:
     assert one.cut(5) is one
 
 
-def test_what_is_away_is_not_edited_without_end() -> None:
+def test_evicted_file_is_edited_a_bounded_number_of_times() -> None:
     """What computes it again must be planned in a moment."""
     kvfs = KVFS(256, ManualTime(), TenantLimits(pages=256), places=TierConfig(pages_a_frame=64))
     account = make_account(kvfs)

@@ -235,21 +235,21 @@ def offered(kvfs: KVFS, tenant: str, *tokens: int) -> int:
     return taken
 
 
-def test_nothing_is_kept_where_there_is_no_room() -> None:
+def test_cache_without_room_keeps_nothing() -> None:
     kvfs = KVFS(40, ManualTime(), prefix_cache_share=0.0)
     assert offered(kvfs, "t", *range(64)) == 0
     assert kvfs.pool.free == 40
     kvfs.check_integrity({})
 
 
-def test_a_text_longer_than_the_budget_is_kept_as_far_as_it_goes() -> None:
+def test_text_longer_than_the_budget_is_kept_in_part() -> None:
     kvfs = KVFS(40, ManualTime(), prefix_cache_share=0.1)
     assert offered(kvfs, "t", *range(160)) == 64
     assert kvfs.prefix_cache.statistics().pages == 4
     kvfs.check_integrity({})
 
 
-def test_pages_are_found_below_their_own_beginning_only() -> None:
+def test_page_is_matched_behind_its_own_prefix_only() -> None:
     """The same sixteen tokens after other ones are another page."""
     kvfs = KVFS(40, ManualTime())
     first, second = [1] * PAGE_TOKENS, [2] * PAGE_TOKENS
@@ -262,7 +262,7 @@ def test_pages_are_found_below_their_own_beginning_only() -> None:
     assert file.tokens.tolist() == first
 
 
-def test_what_is_matched_is_charged_and_refused_past_the_quota() -> None:
+def test_match_is_charged_and_refused_past_the_quota() -> None:
     kvfs = KVFS(40, ManualTime())
     offered(kvfs, "t", *range(64))
     poor = make_account(kvfs, "t", pages=3)
@@ -279,7 +279,7 @@ def test_what_is_matched_is_charged_and_refused_past_the_quota() -> None:
     kvfs.check_integrity({})
 
 
-def test_a_small_tenant_keeps_its_share_beside_a_large_one() -> None:
+def test_small_tenant_keeps_its_share_of_the_cache() -> None:
     kvfs = KVFS(80, ManualTime(), prefix_cache_share=0.5)
     for start in range(5):
         offered(kvfs, "small", *[start + 1] * 32)
@@ -292,7 +292,7 @@ def test_a_small_tenant_keeps_its_share_beside_a_large_one() -> None:
     assert kvfs.prefix_cache.statistics().pages == 40
 
 
-def test_a_tenant_that_is_away_for_long_makes_room() -> None:
+def test_idle_tenants_prefixes_are_evicted() -> None:
     time = ManualTime()
     kvfs = KVFS(80, time, prefix_cache_share=0.5)
     offered(kvfs, "away", *range(160))
@@ -305,7 +305,7 @@ def test_a_tenant_that_is_away_for_long_makes_room() -> None:
     assert kvfs.prefix_cache.statistics().pages == 40
 
 
-def test_lost_pages_go_with_all_that_comes_after_them() -> None:
+def test_lost_page_is_dropped_with_all_behind_it() -> None:
     kvfs = KVFS(40, ManualTime())
     account = kvfs.tenant("t").account
     file = kvfs.create("t", account)
@@ -321,7 +321,7 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     kvfs.prefix_cache.check_integrity()
 
 
-def test_the_index_is_as_large_as_what_is_cached() -> None:
+def test_index_is_as_large_as_what_is_cached() -> None:
     """Thousands of tenants that offered once leave nothing once others have taken their place."""
     kvfs = KVFS(64, ManualTime())
     account = kvfs.quotas.open("all", None, 1 << 30, 1 << 30)
@@ -347,7 +347,7 @@ def test_the_index_is_as_large_as_what_is_cached() -> None:
     assert sum(len(tree.heap) for tree in cache._trees.values()) <= 2 * 32
 
 
-def test_use_without_end_does_not_make_the_index_grow() -> None:
+def test_index_does_not_grow_with_use() -> None:
     kvfs = KVFS(64, ManualTime())
     account = kvfs.tenant("t").account
     kept = kvfs.create("t", account)

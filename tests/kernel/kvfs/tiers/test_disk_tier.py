@@ -80,7 +80,7 @@ def expected() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["a disk", "a disk that fails"])
-def test_what_went_to_disk_comes_to_the_same(
+def test_outputs_of_programs_on_disk_are_the_same(
     tmp_path: Path, expected: list[list[int]], fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:

@@ -69,7 +69,7 @@ class SmallDevice:
         return [len(file.pages) - len(np.unique(file.absent_pages())) for file in files]
 
 
-def test_what_was_used_longest_ago_goes_first_and_no_more_than_is_wanted() -> None:
+def test_eviction_starts_with_the_least_recently_used_file() -> None:
     device = SmallDevice()
     old, new, newest = (device.file(10, used) for used in (3.0, 5.0, 7.0))
     device.wait(10)
@@ -82,7 +82,7 @@ def test_what_was_used_longest_ago_goes_first_and_no_more_than_is_wanted() -> No
     assert not device.free(41)
 
 
-def test_what_was_used_a_moment_ago_is_left_alone() -> None:
+def test_eviction_spares_files_in_use() -> None:
     device = SmallDevice()
     device.wait(10)
     file = device.file(30, 10.0)
@@ -92,7 +92,7 @@ def test_what_was_used_a_moment_ago_is_left_alone() -> None:
     assert device.there(file) == [14]
 
 
-def test_advice_comes_before_priority_and_priority_before_age() -> None:
+def test_eviction_follows_advice_then_priority_then_age() -> None:
     device = SmallDevice()
     names = ("unwanted", "waits", "low", "plain", "high", "kept")
     files = {name: device.file(5, 9.0 - index) for index, name in enumerate(names)}
@@ -111,7 +111,7 @@ def test_advice_comes_before_priority_and_priority_before_age() -> None:
     assert gone == list(names)
 
 
-def test_a_promise_ends_by_itself_and_then_the_file_goes_first() -> None:
+def test_kept_file_is_evicted_first_after_its_time() -> None:
     device = SmallDevice()
     kept, other = device.file(8, 1.0), device.file(8, 2.0)
     device.advise(kept, Hint.KEEP, 5_000)
@@ -125,7 +125,7 @@ def test_a_promise_ends_by_itself_and_then_the_file_goes_first() -> None:
     assert device.there(kept, third) == [0, 8]
 
 
-def test_promises_are_bounded_by_a_share_and_given_back() -> None:
+def test_kept_files_are_bounded_by_a_share() -> None:
     device = SmallDevice()
     most = int(FRAMES * KV_KEEP_SHARE)
     first, second = device.file(most), device.file(1)
@@ -141,7 +141,7 @@ def test_promises_are_bounded_by_a_share_and_given_back() -> None:
     assert first.advice.until, "a file that is gone keeps nothing"
 
 
-def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> None:
+def test_repeated_advice_leaves_nothing_behind() -> None:
     device = SmallDevice()
     promises = device.eviction.eviction_order.advice_budget
     again, first = device.file(1), device.file(1)
@@ -159,7 +159,7 @@ def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> No
     assert again in list(promises.pop_expired(100_000))
 
 
-def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not_fit() -> None:
+def test_edited_files_scratch_need_is_computed_once() -> None:
     """Of many edits that takes milliseconds, and one program may have many such files."""
     device = SmallDevice(host_slots=64)
     looked: list[int] = []
@@ -184,7 +184,7 @@ def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not
 
 
 @pytest.mark.parametrize("hint", [Hint.WILL_NEED, Hint.NORMAL])
-def test_what_will_be_needed_comes_back_from_the_host(hint: Hint) -> None:
+def test_file_that_will_be_needed_is_loaded_from_the_host(hint: Hint) -> None:
     device = SmallDevice(host_slots=64)
     file = device.file(20, 1.0)
     device.wait(10)
@@ -194,7 +194,7 @@ def test_what_will_be_needed_comes_back_from_the_host(hint: Hint) -> None:
     assert device.there(file) == [20 if hint is Hint.WILL_NEED else 0]
 
 
-def test_a_page_that_others_used_since_stays_with_them() -> None:
+def test_shared_page_in_use_by_another_file_stays() -> None:
     device = SmallDevice()
     parent = device.file(10, 1.0)
     child = device.kvfs.fork(parent, device.account)
@@ -210,7 +210,7 @@ def test_a_page_that_others_used_since_stays_with_them() -> None:
     assert device.free(FRAMES)
 
 
-def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
+def test_eviction_does_not_scan_all_idle_files() -> None:
     device = SmallDevice()
     looks = 0
     standing = device.eviction.eviction_order.eviction_class
@@ -235,9 +235,7 @@ def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
 
 @pytest.mark.parametrize("host_slots", [0, 64])
 @pytest.mark.parametrize("pages", [13, 19])
-def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
-    pages: int, host_slots: int
-) -> None:
+def test_file_too_large_to_recompute_needs_the_host(pages: int, host_slots: int) -> None:
     device = SmallDevice(host_slots=host_slots)
     source = device.file(pages, 1.0)
     edited = device.kvfs.create("t", device.account)
@@ -259,7 +257,7 @@ def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
     device.kvfs.check_integrity({source: 1, edited: 1})
 
 
-def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> None:
+def test_pages_loaded_by_a_released_fork_are_evicted_again() -> None:
     device = SmallDevice(host_slots=20)
     file = device.file(10)
     device.wait()
@@ -280,7 +278,7 @@ def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> Non
     assert not device.eviction.rank_unranked()
 
 
-def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears_enomem() -> None:
+def test_offered_pages_off_the_device_are_dropped_before_enomem() -> None:
     device = SmallDevice(host_slots=8, pages_a_frame=1)
     offered = device.file(8, 1.0)
     device.kvfs.offer(offered)
@@ -297,7 +295,7 @@ def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears
     device.kvfs.check_integrity({others: 1, last: 1})
 
 
-def test_offered_pages_are_held_like_others_once_they_are_matched() -> None:
+def test_matched_prefix_needs_free_pages() -> None:
     device = SmallDevice(pages_a_frame=4)
     tokens, account = device.offered(FRAMES // 2), make_account(device.kvfs)
     most = device.known("t", 4 * FRAMES - FRAMES // 2)  # all the others: what is offered is left
@@ -310,7 +308,7 @@ def test_offered_pages_are_held_like_others_once_they_are_matched() -> None:
     device.kvfs.check_integrity({matched: 1})
 
 
-def test_who_asks_for_more_than_may_be_had_costs_nobody_an_offered_prefix_or_a_frame() -> None:
+def test_request_past_all_pages_evicts_nothing() -> None:
     device = SmallDevice(pages_a_frame=4)
     tokens, idle = device.offered(FRAMES // 2), device.file(4)
     device.wait(10)

@@ -65,7 +65,7 @@ async def talks(rig: KernelRig, lips: int, **how: int) -> tuple[list[list[int]],
     [{}, {"host_slots": 64}, {"host_slots": 512}],
     ids=["tokens only", "a little host", "host"],
 )
-def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
+def test_outputs_of_ten_times_the_devices_room_are_the_same(places: dict[str, int]) -> None:
     async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
         return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
 
@@ -78,7 +78,7 @@ def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str
 
 
 @pytest.mark.parametrize(("host_slots", "most"), [(0, 14), (16, 16)])
-def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> None:
+def test_pred_that_can_never_fit_gets_enomem_at_once(host_slots: int, most: int) -> None:
     """Without a host an eighth of the device is for what nobody could compute again."""
 
     async def test(rig: KernelRig) -> None:
@@ -90,7 +90,7 @@ def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> 
     crowded(test, 16, host_slots=host_slots)
 
 
-def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
+def test_tenant_with_all_its_pages_leaves_others_some() -> None:
     """What is copied while it is away takes no frames and no time; there are only so many pages."""
 
     async def test(rig: KernelRig) -> Any:
@@ -113,7 +113,7 @@ def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
     assert isinstance(with_kernel(test, pages=32, kernel_options=options), bytes)
 
 
-def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
+def test_fork_of_an_evicted_file_is_computed_beside_an_open_one() -> None:
     async def test(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         await start(rig, 2)
@@ -126,7 +126,7 @@ def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
     assert crowded(test, 16) == with_kernel(test, pages=ROOMY)
 
 
-def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
+def test_forks_of_a_dropped_file_recompute_it_once() -> None:
     async def test(rig: KernelRig) -> tuple[list[int], int]:
         worker = await start(rig)
         await start(rig, 2)
@@ -152,7 +152,7 @@ def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
     assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
 
 
-def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
+def test_advice_moves_a_bounded_number_of_pages() -> None:
     """A program may wish for its files in turn as often as it likes: others' steps go on."""
 
     async def test(rig: KernelRig) -> None:
@@ -187,7 +187,7 @@ async def hog(rig: KernelRig, instance: int, tenant: str, over: asyncio.Event) -
     return made
 
 
-def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
+def test_tenants_under_pressure_keep_their_shares() -> None:
     """Four LIPs of one tenant and one of another: it has half of what it has alone, or more."""
 
     async def test(rig: KernelRig, many: int) -> tuple[int, int]:
@@ -205,7 +205,7 @@ def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
     assert many >= alone / 2, "and the other tenant has the rest"
 
 
-def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
+def test_lips_that_never_pause_let_others_run() -> None:
     async def test(rig: KernelRig) -> list[float]:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         hogs = [asyncio.create_task(hog(rig, i, "t", over)) for i in (1, 2, 3)]
@@ -245,7 +245,7 @@ async def spoil(rig: KernelRig, instance: int) -> list[int]:
 
 
 @pytest.mark.parametrize("host_slots", [0, 8, 64])
-def test_who_makes_what_nobody_can_compute_again_hears_it_and_others_do_not(
+def test_unrecomputable_files_past_the_bound_fail_alone(
     host_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_ENTRIES_MAX", 3)

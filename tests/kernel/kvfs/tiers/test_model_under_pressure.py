@@ -70,7 +70,7 @@ def executor(pool_bytes: int) -> TorchExecutor:
     [TierConfig(pages_a_frame=32, poison=True), TierConfig(128, pages_a_frame=8, poison=True)],
     ids=["tokens only", "host"],
 )
-def test_what_was_off_the_device_comes_back_to_the_last_bit(places: TierConfig) -> None:
+def test_outputs_of_evicted_files_are_equal_to_the_last_bit(places: TierConfig) -> None:
     native_library()  # torch's bits depend on who computes beside
     expected, roomy = outcomes(256, TierConfig())
     said, crowded = outcomes(FRAMES, places)

@@ -28,7 +28,7 @@ def kinds(batches: list[Batch]) -> list[str]:
     ]
 
 
-def test_what_can_go_together_goes_together() -> None:
+def test_independent_transfers_are_one_batch() -> None:
     made = transfers()
     made.load(numbers(1), numbers(5))
     made.copy(entry(2), entry(3))
@@ -42,7 +42,7 @@ def test_what_can_go_together_goes_together() -> None:
     assert made.take() == []
 
 
-def test_a_copy_of_what_is_loaded_comes_after_it() -> None:
+def test_copy_of_a_loaded_page_is_in_a_later_batch() -> None:
     for source, destination in ((5, 3), (3, 5)):
         made = transfers()
         made.load(numbers(1), numbers(5))
@@ -50,7 +50,7 @@ def test_a_copy_of_what_is_loaded_comes_after_it() -> None:
         assert kinds(made.take()) == ["l", "c"]
 
 
-def test_a_save_of_what_is_written_comes_after_it() -> None:
+def test_save_of_a_written_page_is_in_a_later_batch() -> None:
     made = transfers()
     made.copy(entry(2), entry(3))
     made.save(numbers(3), numbers(0))
@@ -59,7 +59,7 @@ def test_a_save_of_what_is_written_comes_after_it() -> None:
     assert kinds(made.take()) == ["c", "sl", "s"]
 
 
-def test_a_host_slot_is_read_before_it_is_written_again() -> None:
+def test_host_slot_is_read_before_it_is_written_again() -> None:
     made = transfers()
     made.load(numbers(1), numbers(5))
     made.save(numbers(2), numbers(1))
@@ -67,14 +67,14 @@ def test_a_host_slot_is_read_before_it_is_written_again() -> None:
     assert kinds(made.take()) == ["l", "s", "s"]
 
 
-def test_a_frame_is_loaded_twice_in_order() -> None:
+def test_two_loads_of_a_frame_keep_their_order() -> None:
     made = transfers()
     made.load(numbers(1), numbers(5))
     made.load(numbers(2), numbers(5))
     assert kinds(made.take()) == ["l", "l"]
 
 
-def test_only_frames_that_are_still_free_are_poisoned() -> None:
+def test_poison_covers_only_frames_that_are_still_free() -> None:
     made = transfers()
     made._pool.page[[1, 2]] = -1
     made.poison.append(numbers(1, 2))

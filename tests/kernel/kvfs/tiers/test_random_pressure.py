@@ -93,7 +93,7 @@ def outcomes(scripts: list[Script], frames: int, places: TierConfig, steps: Step
     0,
     StepLimits(tokens=64, rows=1, quantum=16),
 )
-def test_together_and_crowded_each_gets_what_it_gets_with_room(
+def test_programs_under_pressure_get_what_they_get_with_room(
     scripts: list[Script], frames: int, host_slots: int, steps: StepLimits
 ) -> None:
     places = TierConfig(host_slots, pages_a_frame=64, poison=True)

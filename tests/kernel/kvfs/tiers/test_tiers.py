@@ -46,7 +46,7 @@ def values(store: Store, file: KVFile) -> list[int]:
 
 
 # -- Device and host -----------------------------------------------------------------------------
-def test_a_file_goes_to_the_host_and_comes_back() -> None:
+def test_file_is_evicted_to_the_host_and_loaded_again() -> None:
     kvfs, store, file = tiered()
     assert file.tier is Tier.DEVICE
     left = kvfs.tiers.evict(file.pages)
@@ -66,7 +66,7 @@ def test_a_file_goes_to_the_host_and_comes_back() -> None:
     check(kvfs, file)
 
 
-def test_a_fork_s_pages_move_once_for_both() -> None:
+def test_shared_pages_move_once_for_both_files() -> None:
     kvfs, store, file = tiered()
     fork = kvfs.fork(file, make_account(kvfs))
     kvfs.tiers.evict(file.pages)
@@ -78,7 +78,7 @@ def test_a_fork_s_pages_move_once_for_both() -> None:
     assert kvfs.tiers.statistics().saved_pages == 3
 
 
-def test_to_evict_what_has_not_changed_moves_nothing() -> None:
+def test_eviction_of_unchanged_pages_saves_nothing() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     kvfs.tiers.fetch(file.pages)
@@ -93,7 +93,7 @@ def test_to_evict_what_has_not_changed_moves_nothing() -> None:
     assert kvfs.tiers.statistics().saved_pages == 4
 
 
-def test_copies_of_pages_on_the_device_make_way() -> None:
+def test_host_copies_of_pages_on_the_device_are_replaced() -> None:
     kvfs, store, file = tiered(host=4)
     kvfs.tiers.evict(file.pages)
     kvfs.tiers.fetch(file.pages)
@@ -106,7 +106,7 @@ def test_copies_of_pages_on_the_device_make_way() -> None:
     check(kvfs, file, other)
 
 
-def test_what_finds_no_room_becomes_tokens_or_stays() -> None:
+def test_eviction_to_a_full_host_drops_or_keeps_pages() -> None:
     kvfs, _, file = tiered(host=2)
     left = kvfs.tiers.evict(file.pages[::-1], keep=True)
     assert left.tolist() == file.pages[:0:-1].tolist()
@@ -119,14 +119,14 @@ def test_what_finds_no_room_becomes_tokens_or_stays() -> None:
     assert kvfs.tiers.statistics().dropped_pages == 1
 
 
-def test_without_the_host_nothing_is_saved() -> None:
+def test_eviction_without_the_host_saves_nothing() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages, host=False)
     assert tiers(kvfs, file) == [Tier.TOKENS] * 3
     assert all(batch.saves is None for batch in settle(kvfs, store))
 
 
-def test_a_fetch_that_has_no_frames_changes_nothing() -> None:
+def test_fetch_without_free_frames_changes_nothing() -> None:
     kvfs, store, file = tiered(frames=4)
     kvfs.tiers.evict(file.pages)
     other = computed(kvfs, store, 32)
@@ -137,7 +137,7 @@ def test_a_fetch_that_has_no_frames_changes_nothing() -> None:
     check(kvfs, file, other)
 
 
-def test_pages_come_to_be_computed_again() -> None:
+def test_dropped_pages_get_frames_to_be_recomputed() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages, host=False)
     kvfs.tiers.give_frames(file.pages)
@@ -153,7 +153,7 @@ def test_pages_come_to_be_computed_again() -> None:
     assert values(store, file) == list(range(40))
 
 
-def test_freed_pages_leave_nothing_anywhere() -> None:
+def test_released_file_leaves_nothing_in_any_tier() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages[:2])
     slots = file.pages.copy()
@@ -167,7 +167,7 @@ def test_freed_pages_leave_nothing_anywhere() -> None:
 
 
 # -- Budgets -------------------------------------------------------------------------------------
-def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
+def test_tenants_page_budget_counts_pages_on_the_device() -> None:
     kvfs, store, file = tiered(pages=4)
     account, tenant = file.owner, file.owner.root
     with pytest.raises(SyscallError) as caught:
@@ -180,7 +180,7 @@ def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
     extend(computed(kvfs, store, 40), *range(20))
 
 
-def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
+def test_pages_past_the_host_budget_become_tokens() -> None:
     kvfs, store, file = tiered(host_pages=2)
     kvfs.tiers.evict(file.pages)
     assert tiers(kvfs, file) == [Tier.HOST, Tier.HOST, Tier.TOKENS]
@@ -190,7 +190,7 @@ def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
     check(kvfs, file, other)
 
 
-def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
+def test_moved_pages_charge_the_new_owners_tiers() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages[:1])
     settle(kvfs, store)
@@ -202,7 +202,7 @@ def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
 
 
 # -- Costs ---------------------------------------------------------------------------------------
-def test_moving_is_dearer_where_computing_is_cheap() -> None:
+def test_move_is_chosen_only_where_recompute_costs_more() -> None:
     kvfs, store, file = tiered()
     assert kvfs.tiers.cheaper_to_move(1), "nothing is known yet"
     kvfs.tiers.token_seconds = lambda: 1e-3
@@ -218,7 +218,7 @@ def test_moving_is_dearer_where_computing_is_cheap() -> None:
 
 
 # -- Faults --------------------------------------------------------------------------------------
-def test_a_save_that_fails_leaves_tokens() -> None:
+def test_failed_save_leaves_tokens() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     (batch,) = kvfs.take_transfers()
@@ -229,7 +229,7 @@ def test_a_save_that_fails_leaves_tokens() -> None:
     check(kvfs, file)
 
 
-def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
+def test_failed_load_is_an_error_of_the_file_and_its_copies() -> None:
     kvfs, store, file = tiered()
     other = computed(kvfs, store, 16)
     kvfs.tiers.evict(file.pages)
@@ -244,7 +244,7 @@ def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
     check(kvfs, file, copy, other)
 
 
-def test_an_audit_finds_slots_that_are_wrong() -> None:
+def test_audit_finds_wrong_host_slots() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     settle(kvfs, store)
@@ -286,7 +286,7 @@ def off_the_device(
     return disk
 
 
-def test_pages_go_on_to_disk_while_few_host_slots_are_free(
+def test_pages_go_to_disk_while_few_host_slots_are_free(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = disk
@@ -300,7 +300,7 @@ def test_pages_go_on_to_disk_while_few_host_slots_are_free(
     check(kvfs, file)
 
 
-def test_the_disk_gets_nothing_that_the_device_has_not_saved(
+def test_page_goes_to_disk_only_after_its_save(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = disk
@@ -318,7 +318,7 @@ def test_the_disk_gets_nothing_that_the_device_has_not_saved(
     assert kvfs.tiers.disk[file.pages[3]] >= 0
 
 
-def test_a_page_on_disk_comes_by_way_of_the_host(
+def test_page_on_disk_is_loaded_through_the_host(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = off_the_device(disk, runner)
@@ -336,7 +336,7 @@ def test_a_page_on_disk_comes_by_way_of_the_host(
     check(kvfs, file)
 
 
-def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
+def test_page_written_during_its_read_is_not_waited_for(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
@@ -354,7 +354,7 @@ def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
     check(kvfs, file)
 
 
-def test_a_disk_that_cannot_be_read_leaves_tokens(
+def test_failed_disk_read_leaves_tokens(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     kvfs, _, file = off_the_device(disk, runner)
@@ -366,7 +366,7 @@ def test_a_disk_that_cannot_be_read_leaves_tokens(
     check(kvfs, file)
 
 
-def test_a_page_may_end_while_the_disk_has_its_slot(
+def test_page_released_during_a_disk_write_frees_its_slot(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = disk
@@ -382,7 +382,7 @@ def test_a_page_may_end_while_the_disk_has_its_slot(
 
 
 @pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
-def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
+def test_tenant_past_its_disk_budget_blocks_no_other(
     tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
 ) -> None:
     """A page's bytes are one here."""
@@ -399,7 +399,7 @@ def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
     kvfs.tiers.spill_tier.close()
 
 
-def test_a_disk_that_was_full_is_written_again(
+def test_disk_that_was_full_is_written_again(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     kvfs, store, file = disk

@@ -94,7 +94,7 @@ def refused(call: Callable[[], object]) -> Errno:
     return error.value.errno
 
 
-def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -> None:
+def test_tenant_may_hold_half_of_the_unrecomputable_room_left() -> None:
     device = SmallDevice(host_slots=40)
     room = device.kvfs.quotas.unrecomputable_max
     assert FRAMES * UNRECOMPUTABLE_DEVICE_SHARE < room < 40
@@ -111,7 +111,7 @@ def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -
     device.check()
 
 
-def test_an_operators_bound_on_the_host_is_one_on_what_is_tied() -> None:
+def test_host_budget_bounds_unrecomputable_pages() -> None:
     device = SmallDevice(host_slots=40)
     device.kvfs.tenant("a").account.host_max = 3
     device.lost("a", 3 * PAGE_TOKENS)
@@ -120,7 +120,7 @@ def test_an_operators_bound_on_the_host_is_one_on_what_is_tied() -> None:
     device.check()
 
 
-def test_a_page_is_charged_once_and_until_the_last_lost_file_has_let_go_of_it() -> None:
+def test_unrecomputable_page_is_charged_once_until_released() -> None:
     device = SmallDevice(host_slots=40)
     file = device.lost("a", 2 * PAGE_TOKENS + 5)
     fork = device.fork(file)
@@ -138,7 +138,7 @@ def test_a_page_is_charged_once_and_until_the_last_lost_file_has_let_go_of_it() 
     device.check()
 
 
-def test_who_holds_a_page_of_a_lost_file_otherwise_is_not_charged_for_ever() -> None:
+def test_shared_page_is_charged_only_while_a_lost_file_has_it() -> None:
     device = SmallDevice(host_slots=40)
     plain = device.plain("a", 2 * PAGE_TOKENS)
     lost = device.lost("a", PAGE_TOKENS)
@@ -157,7 +157,7 @@ def test_who_holds_a_page_of_a_lost_file_otherwise_is_not_charged_for_ever() -> 
     device.check()
 
 
-def test_what_a_reader_goes_on_with_is_the_readers_once_nobody_else_has_it() -> None:
+def test_reader_is_charged_for_a_removed_public_lost_file() -> None:
     device = SmallDevice(host_slots=40)
     file = device.lost("a", 2 * PAGE_TOKENS)
     name = device.kvfs.snapshot(file, "shown")
@@ -177,7 +177,7 @@ def test_what_a_reader_goes_on_with_is_the_readers_once_nobody_else_has_it() -> 
     device.check()
 
 
-def test_another_tenants_page_is_charged_to_who_ties_it() -> None:
+def test_public_page_in_a_lost_file_is_charged_to_its_tenant() -> None:
     device = SmallDevice(host_slots=40)
     file = device.plain("a", 2 * PAGE_TOKENS)
     device.kvfs.put_name("shown", device.kvfs.snapshot(file, "shown"), Name(public=True))
@@ -191,7 +191,7 @@ def test_another_tenants_page_is_charged_to_who_ties_it() -> None:
     device.check()
 
 
-def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not() -> None:
+def test_recomputable_host_copies_make_room_for_lost_files() -> None:
     device = SmallDevice(host_slots=16)
     others = [device.plain("b", 6 * PAGE_TOKENS) for _ in range(3)]
     device.time.seconds += 1
@@ -207,7 +207,7 @@ def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not()
     device.check()
 
 
-def test_a_pred_on_a_device_of_its_own_copies_hears_enomem_and_nobody_waits_for_it() -> None:
+def test_copy_on_write_without_a_free_page_gets_enomem() -> None:
     """A copy on write takes a page beside the one that it copies."""
     device = SmallDevice(host_slots=16)
     file = device.plain("a", FRAMES * PAGE_TOKENS - 1)
@@ -218,7 +218,7 @@ def test_a_pred_on_a_device_of_its_own_copies_hears_enomem_and_nobody_waits_for_
 
 @pytest.mark.parametrize("host_slots", [0, 5, 12, 80])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed: int) -> None:
+def test_device_can_be_cleared_under_any_files(host_slots: int, seed: int) -> None:
     """But for a share of it that is known before, where the host has no room for that."""
     device = SmallDevice(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
