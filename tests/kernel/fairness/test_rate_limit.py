@@ -8,11 +8,12 @@ import pytest
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
 from tests.support.kernel.rig import A, Gateway, Worker, tokens
+from tests.support.refusals import raises_errno
 from tests.support.run_by import run_by
 from tests.support.worker.guests import DECODE
 from tests.support.worker.rig import TENANT, WorkerRig
@@ -239,6 +240,5 @@ async def test_recovered_kernel_keeps_limits_and_held_preds(
 )
 async def test_invalid_tenant_limit_is_refused(limits: Any) -> None:
     async with WorkerRig() as rig:
-        with pytest.raises(SyscallError) as refused:
+        with raises_errno(Errno.EINVAL):
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
-        assert refused.value.errno is Errno.EINVAL

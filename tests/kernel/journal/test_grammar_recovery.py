@@ -84,8 +84,7 @@ async def continuation(worker: Worker) -> list[Any]:
         found.append(token)
         first = tokens(token)
     worker.tell(1, Op.KV_FORK, B + 1, B)
-    rest = worker.generate(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
-    assert await rest.end == b""
+    rest = await worker.complete(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
     assert await made.end == b""
     return [made.ids, found + rest.ids]
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from symphony_kernel.kvfs.quotas import Quotas
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
 
 from tests.support.kernel.page_device import ManualTime
+from tests.support.refusals import refused
 
 PAGES = 8
 MANY = 1 << 20
@@ -32,9 +33,7 @@ def test_page_counts_in_all_accounts_above() -> None:
     assert (tenant.own, run.own, other.own) == (0, 2, 1)
     quotas.allow(run, 1)
     for account, n in ((run, 2), (other, 2)):
-        with pytest.raises(SyscallError) as caught:
-            quotas.allow(account, n)
-        assert caught.value.errno is Errno.EDQUOT
+        assert refused(quotas.allow, account, n) is Errno.EDQUOT
     quotas.refund(pages(1, 2))
     assert (tenant.pages, run.pages, other.pages) == (1, 1, 0)
     quotas.check_integrity(references(0))

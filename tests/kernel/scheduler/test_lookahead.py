@@ -101,12 +101,10 @@ def test_generation_and_preds_share_every_step() -> None:
 @run_by(with_kernel, costs=STEP)
 async def test_stop_token_of_a_lone_generation_wastes_no_step(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=30)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=30)
     await start(rig, 2)
     before = ahead(rig)[1]
-    made = worker.generate(2, A, PROMPT, max=30, stop=[plain.ids[12]])
-    assert await made.end == b""
+    await worker.complete(2, A, PROMPT, max=30, stop=[plain.ids[12]])
     await asyncio.sleep(1)
     assert ahead(rig)[1] == before
 
@@ -114,8 +112,7 @@ async def test_stop_token_of_a_lone_generation_wastes_no_step(rig: KernelRig) ->
 @run_by(with_kernel, costs=STEP)
 async def test_lookahead_step_continues_after_one_row_stops(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=40)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=40)
     stop = plain.ids[20]
     for instance in (2, 3):
         await start(rig, instance)
@@ -138,8 +135,7 @@ def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
 
     async def test(rig: KernelRig) -> list[list[int]]:
         worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=12)
-        await plain.end
+        plain = await worker.complete(1, A, PROMPT, max=12)
         stop = next(n for n in range(4, 12) if plain.ids[n] not in plain.ids[:n])
         for instance in (2, 3, 4):
             await start(rig, instance)
@@ -163,16 +159,14 @@ def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
 @run_by(with_kernel, costs=STEP)
 async def test_pages_reserved_ahead_are_freed_at_the_end(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
-    await plain.end
+    plain = await worker.complete(1, A, tokens(1), max=3 * PAGE_TOKENS)
     await start(rig, 2)
     free = rig.kernel.statistics()["pages_free"]
     # Its last entry fills a page: drafts had reserved the next one.
     end = next(
         n for n in (PAGE_TOKENS, 2 * PAGE_TOKENS) if plain.ids[n - 1] not in plain.ids[: n - 1]
     )
-    made = worker.generate(2, A, tokens(1), stop=[plain.ids[end - 1]])
-    assert await made.end == b""
+    await worker.complete(2, A, tokens(1), stop=[plain.ids[end - 1]])
     assert await worker.call(2, Op.KV_LEN, A) == end
     assert rig.kernel.statistics()["pages_free"] == free - end // PAGE_TOKENS
 

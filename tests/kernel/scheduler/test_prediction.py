@@ -153,8 +153,7 @@ async def append(worker: Worker, length: int) -> None:
 
 
 async def generate(worker: Worker, length: int) -> None:
-    made = worker.generate(1, A, tokens(3), max=2)
-    assert await made.end == b""
+    await worker.complete(1, A, tokens(3), max=2)
 
 
 async def aside(worker: Worker, length: int) -> None:
@@ -289,73 +288,63 @@ async def test_ended_instance_leaves_no_predictions(rig: KernelRig) -> None:
     assert guessed(rig)[1] <= 2
 
 
-def test_new_pred_is_in_the_next_step() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await start(rig, 2)
-        loop = asyncio.get_running_loop()
-        going = asyncio.create_task(think(worker, 1, 60))
-        for at in range(1, 12):
-            await asyncio.sleep(0.0217 + at * 0.0007)
-            asked = loop.time()
-            await worker.pred(2, A, tokens(4_000 - at))
-            assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
-        await going
-
-    with_kernel(test, PredictionOptions(least=0, odd=0, vain=0))
+@run_by(with_kernel)
+async def test_new_pred_is_in_the_next_step(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await start(rig, 2)
+    loop = asyncio.get_running_loop()
+    going = asyncio.create_task(think(worker, 1, 60))
+    for at in range(1, 12):
+        await asyncio.sleep(0.0217 + at * 0.0007)
+        asked = loop.time()
+        await worker.pred(2, A, tokens(4_000 - at))
+        assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
+    await going
 
 
 # -- For whom ----------------------------------------------------------------------------------
-def test_unpredictable_program_wastes_few_rows() -> None:
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_unpredictable_program_wastes_few_rows(rig: KernelRig) -> None:
     """Every other token is its own: by its past it is not guessed about for long."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        token = 1
-        for number in range(200):
-            (token,) = ids(await worker.pred(1, A, tokens(token)))
-            await asyncio.sleep(0.001)
-            if number % 2:
-                token = 1 + number
-        hits, misses = guessed(rig)
-        assert misses <= 4
-        assert hits <= 8
-
-    with_kernel(test, PredictionOptions())
+    worker = await start(rig)
+    token = 1
+    for number in range(200):
+        (token,) = ids(await worker.pred(1, A, tokens(token)))
+        await asyncio.sleep(0.001)
+        if number % 2:
+            token = 1 + number
+    hits, misses = guessed(rig)
+    assert misses <= 4
+    assert hits <= 8
 
 
-def test_program_that_decodes_in_pieces_wastes_few_rows() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        for piece in range(8):
-            made = await think(worker, 1, 40)
-            assert made
-            assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
-            await asyncio.sleep(0.1 if piece % 2 else 0)
-        hits, misses = guessed(rig)
-        assert hits > 200
-        assert misses <= 0.06 * 320
-
-    with_kernel(test, PredictionOptions())
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_program_that_decodes_in_pieces_wastes_few_rows(rig: KernelRig) -> None:
+    worker = await start(rig)
+    for piece in range(8):
+        made = await think(worker, 1, 40)
+        assert made
+        assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
+        await asyncio.sleep(0.1 if piece % 2 else 0)
+    hits, misses = guessed(rig)
+    assert hits > 200
+    assert misses <= 0.06 * 320
 
 
-def test_short_programs_are_soon_not_predicted() -> None:
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_short_programs_are_soon_not_predicted(rig: KernelRig) -> None:
     """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 60)  # it has paid for this one
-        await rig.gateway.end(1)
+    worker = await start(rig)
+    await think(worker, 1, 60)  # it has paid for this one
+    await rig.gateway.end(1)
+    await asyncio.sleep(0.05)
+    before = guessed(rig)[1]
+    for instance in range(2, 40):
+        await start(rig, instance)
+        await think(worker, instance, 6)
+        await rig.gateway.end(instance)
         await asyncio.sleep(0.05)
-        before = guessed(rig)[1]
-        for instance in range(2, 40):
-            await start(rig, instance)
-            await think(worker, instance, 6)
-            await rig.gateway.end(instance)
-            await asyncio.sleep(0.05)
-        assert guessed(rig)[1] - before <= 6
-
-    with_kernel(test, PredictionOptions())
+    assert guessed(rig)[1] - before <= 6
 
 
 @run_by(with_kernel)

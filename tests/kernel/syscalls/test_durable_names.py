@@ -25,6 +25,7 @@ from symphony_kernel.syscalls.durable_names import DurableOptions, PageDevice
 
 from tests.support.kernel.page_device import extend, make_account
 from tests.support.kernel.rig import ASSETS, PROMPT, A, B, C, KernelRig, decode, ids, start, tokens
+from tests.support.run_by import run_by
 
 Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
 REPLACE, DURABLE, PUBLIC = 1, 2, 4
@@ -278,174 +279,157 @@ async def upload(rig: KernelRig, path: str, data: bytes, **given: Any) -> Any:
     return put.value if not put.errno else put.errno
 
 
-def test_downloaded_file_is_uploaded_and_continued(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        for path, flags in (("memory", 0), ("disk", DURABLE)):
-            known = await saved(rig, path, flags)
-            await rig.gateway.end(1)
-            data = await download(rig, path)
-            (tmp_path / "f").write_bytes(data)
-            tensors = load_file(tmp_path / "f")
-            assert tensors["tokens"].tobytes() == PROMPT
-            assert set(tensors) == {"tokens", "positions", "kv"}
-            stat = await upload(rig, f"up/{path}", data)
-            assert (stat["path"], stat["len"], stat["durable"]) == (f"up/{path}", 59, True)
-            assert await gone_on(rig, known[0], f"up/{path}") == known
-            await rig.gateway.end(1)
-        await uploads_are_gone(tmp_path)
-
-    lives(tmp_path, test)
-
-
-def test_upload_of_tokens_alone_is_recomputed_when_asked(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        known = await saved(rig, "a", DURABLE)
+@run_by(lives, "tmp_path")
+async def test_downloaded_file_is_uploaded_and_continued(rig: KernelRig, *, tmp_path: Path) -> None:
+    for path, flags in (("memory", 0), ("disk", DURABLE)):
+        known = await saved(rig, path, flags)
         await rig.gateway.end(1)
-        (tmp_path / "f").write_bytes(await download(rig, "a"))
+        data = await download(rig, path)
+        (tmp_path / "f").write_bytes(data)
         tensors = load_file(tmp_path / "f")
-        del tensors["kv"]
-        save_file(tensors, tmp_path / "bare")
-        bare = (tmp_path / "bare").read_bytes()
-        refused = await upload(rig, "b", bare)
-        assert refused["refused"] == "other-model"
-        assert (await upload(rig, "b", bare, rebuild=True))["len"] == 59
-        assert await gone_on(rig, known[0], "b") == known
-
-    lives(tmp_path, test)
+        assert tensors["tokens"].tobytes() == PROMPT
+        assert set(tensors) == {"tokens", "positions", "kv"}
+        stat = await upload(rig, f"up/{path}", data)
+        assert (stat["path"], stat["len"], stat["durable"]) == (f"up/{path}", 59, True)
+        assert await gone_on(rig, known[0], f"up/{path}") == known
+        await rig.gateway.end(1)
+    await uploads_are_gone(tmp_path)
 
 
-def test_upload_with_a_broken_seal_cannot_be_offered(tmp_path: Path) -> None:
+@run_by(lives, "tmp_path")
+async def test_upload_of_tokens_alone_is_recomputed_when_asked(
+    rig: KernelRig, *, tmp_path: Path
+) -> None:
+    known = await saved(rig, "a", DURABLE)
+    await rig.gateway.end(1)
+    (tmp_path / "f").write_bytes(await download(rig, "a"))
+    tensors = load_file(tmp_path / "f")
+    del tensors["kv"]
+    save_file(tensors, tmp_path / "bare")
+    bare = (tmp_path / "bare").read_bytes()
+    refused = await upload(rig, "b", bare)
+    assert refused["refused"] == "other-model"
+    assert (await upload(rig, "b", bare, rebuild=True))["len"] == 59
+    assert await gone_on(rig, known[0], "b") == known
+
+
+@run_by(lives, "tmp_path")
+async def test_upload_with_a_broken_seal_cannot_be_offered(rig: KernelRig) -> None:
     """Who changes a file breaks its seal: it can be used, and nothing is derived from it."""
-
-    async def test(rig: KernelRig) -> None:
-        known = await saved(rig, "a", DURABLE)
-        worker = rig.worker
-        data = bytearray(await download(rig, "a"))
-        at = data.index(b'"seal":"') + len(b'"seal":"')
-        data[at : at + 64] = b"0" * 64
-        assert (await upload(rig, "b", bytes(data)))["len"] == 59
-        assert await worker.call(1, Op.KV_OPEN, B, "b", 31) == 31
-        assert [known[0], *await decode(worker, 1, B, known[0], 5)] == known
-        assert await worker.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
-
-    lives(tmp_path, test)
+    known = await saved(rig, "a", DURABLE)
+    worker = rig.worker
+    data = bytearray(await download(rig, "a"))
+    at = data.index(b'"seal":"') + len(b'"seal":"')
+    data[at : at + 64] = b"0" * 64
+    assert (await upload(rig, "b", bytes(data)))["len"] == 59
+    assert await worker.call(1, Op.KV_OPEN, B, "b", 31) == 31
+    assert [known[0], *await decode(worker, 1, B, known[0], 5)] == known
+    assert await worker.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
 
 
 @pytest.mark.parametrize("data", [b"", b"junk" * 100, bytes(5000)])
-def test_malformed_upload_is_refused(tmp_path: Path, data: bytes) -> None:
-    async def test(rig: KernelRig) -> None:
-        refused = await upload(rig, "a", data, rebuild=True)
-        assert refused["refused"] == "bad-file"
-        assert await listing(rig) == []
-        await uploads_are_gone(tmp_path)
-
-    lives(tmp_path, test)
+@run_by(lives, "tmp_path")
+async def test_malformed_upload_is_refused(rig: KernelRig, *, tmp_path: Path, data: bytes) -> None:
+    refused = await upload(rig, "a", data, rebuild=True)
+    assert refused["refused"] == "bad-file"
+    assert await listing(rig) == []
+    await uploads_are_gone(tmp_path)
 
 
-def test_invalid_transfer_requests_are_refused(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        await made(rig)
-        ask = rig.gateway.ask
-        for what, given, errno in (
-            ("kv_download", {"path": "nothing"}, Errno.ENOENT),
-            ("kv_download", {"path": 5}, Errno.EINVAL),
-            ("kv_download", {}, Errno.EINVAL),
-            ("kv_read", {"transfer": 99, "offset": 0, "bytes": 1}, Errno.EBADF),
-            ("kv_write", {"transfer": 99, "data": b"x"}, Errno.EBADF),
-            ("kv_remove", {"path": "../x"}, Errno.EINVAL),
-            ("kv_upload", {"bytes": 1 << 50}, Errno.EFBIG),
-            (
-                "kv_put",
-                {"transfer": 99, "path": "x", "replace": True, "public": False,
-                 "expires_ms": 0, "rebuild": False},
-                Errno.EBADF,
-            ),
-        ):  # fmt: skip
-            assert (await ask(what, tenant="t", **given)).errno == -errno, what
-        number = (await ask("kv_download", tenant="t", path="made")).value["transfer"]
-        given = {"transfer": number, "offset": 0}
-        too_much = await ask("kv_read", tenant="t", bytes=KV_CHUNK_BYTES_MAX + 1, **given)
-        assert too_much.errno == -Errno.EINVAL
-        assert (await ask("kv_read", tenant="other", bytes=1, **given)).errno == -Errno.EBADF
-        assert (await ask("kv_write", tenant="t", transfer=number, data=b"x")).errno == -Errno.EBADF
-        assert (await ask("kv_close", tenant="other", transfer=number)).errno == 0
-        assert len((await ask("kv_read", tenant="t", bytes=10, **given)).value) == 10
-        for _ in range(TENANT_KV_TRANSFERS_MAX - 1):
-            assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
-        assert (await ask("kv_upload", tenant="t", bytes=1)).errno == -Errno.EAGAIN
-        assert (await ask("kv_upload", tenant="other", bytes=1)).errno == 0
-
-    lives(tmp_path, test)
-
-
-def test_durable_quota_is_per_tenant(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.call(1, Op.KV_SAVE, A, "a", DURABLE) == 0
-        assert await worker.call(1, Op.KV_SAVE, A, "b", DURABLE) == -Errno.EDQUOT
-        other = await start(rig, 2, tenant="other")
-        await other.pred(2, A, PROMPT)
-        assert await other.call(2, Op.KV_SAVE, A, "b", DURABLE) == 0
-
-    lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=6_000))
-
-
-def test_transfers_at_once_are_bounded(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        async def sent(what: str, **given: Any) -> list[int]:
-            asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
-            return [answer.errno for answer in await asyncio.gather(*asked)]
-
-        errnos = await sent("kv_upload", bytes=1)
-        assert errnos.count(0) == TENANT_KV_TRANSFERS_MAX
-        assert set(errnos) == {0, -Errno.EAGAIN}
-        for number in range(1, 1 + TENANT_KV_TRANSFERS_MAX):
-            await rig.gateway.ask("kv_close", tenant="t", transfer=number)
-        await made(rig)
-        assert (await sent("kv_download", path="made")).count(0) == TENANT_KV_TRANSFERS_MAX
-
-    lives(tmp_path, test)
-
-
-def test_upload_keeps_its_place_until_named_or_refused(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        ask = rig.gateway.ask
-        rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
-
-        async def junk() -> int:
-            if (opened := await ask("kv_upload", tenant="t", bytes=9)).errno:
-                return opened.errno
-            number = opened.value["transfer"]
-            await ask("kv_write", tenant="t", transfer=number, data=b"x" * 9)
-            answer = await ask("kv_put", tenant="t", transfer=number, **rest)
-            assert answer.value["refused"] == "bad-file"
-            return 0
-
-        await asyncio.gather(*(junk() for _ in range(40)))
-        assert [await junk() for _ in range(10)] == [0] * 10
+@run_by(lives, "tmp_path")
+async def test_invalid_transfer_requests_are_refused(rig: KernelRig) -> None:
+    await made(rig)
+    ask = rig.gateway.ask
+    for what, given, errno in (
+        ("kv_download", {"path": "nothing"}, Errno.ENOENT),
+        ("kv_download", {"path": 5}, Errno.EINVAL),
+        ("kv_download", {}, Errno.EINVAL),
+        ("kv_read", {"transfer": 99, "offset": 0, "bytes": 1}, Errno.EBADF),
+        ("kv_write", {"transfer": 99, "data": b"x"}, Errno.EBADF),
+        ("kv_remove", {"path": "../x"}, Errno.EINVAL),
+        ("kv_upload", {"bytes": 1 << 50}, Errno.EFBIG),
+        (
+            "kv_put",
+            {"transfer": 99, "path": "x", "replace": True, "public": False,
+             "expires_ms": 0, "rebuild": False},
+            Errno.EBADF,
+        ),
+    ):  # fmt: skip
+        assert (await ask(what, tenant="t", **given)).errno == -errno, what
+    number = (await ask("kv_download", tenant="t", path="made")).value["transfer"]
+    given = {"transfer": number, "offset": 0}
+    too_much = await ask("kv_read", tenant="t", bytes=KV_CHUNK_BYTES_MAX + 1, **given)
+    assert too_much.errno == -Errno.EINVAL
+    assert (await ask("kv_read", tenant="other", bytes=1, **given)).errno == -Errno.EBADF
+    assert (await ask("kv_write", tenant="t", transfer=number, data=b"x")).errno == -Errno.EBADF
+    assert (await ask("kv_close", tenant="other", transfer=number)).errno == 0
+    assert len((await ask("kv_read", tenant="t", bytes=10, **given)).value) == 10
+    for _ in range(TENANT_KV_TRANSFERS_MAX - 1):
         assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
-        put = await ask("kv_put", tenant="t", transfer=99, **rest)
-        assert put.errno == -Errno.EBADF
-        public = {**rest, "public": True}
-        for _ in range(2 * TENANT_KV_TRANSFERS_MAX):  # refused before it is looked at
-            number = (await ask("kv_upload", tenant="t", bytes=1)).value["transfer"]
-            put = await ask("kv_put", tenant="t", transfer=number, **public)
-            assert put.errno == -Errno.EACCES
-
-    lives(tmp_path, test)
+    assert (await ask("kv_upload", tenant="t", bytes=1)).errno == -Errno.EAGAIN
+    assert (await ask("kv_upload", tenant="other", bytes=1)).errno == 0
 
 
-def test_upload_counts_the_bytes_that_were_sent(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        async def push() -> int:
-            opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
-            given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
-            return (await rig.gateway.ask("kv_write", tenant="t", **given)).errno
+@run_by(lives, "tmp_path", tenants=TenantLimits(256, durable_bytes=6_000))
+async def test_durable_quota_is_per_tenant(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    assert await worker.call(1, Op.KV_SAVE, A, "a", DURABLE) == 0
+    assert await worker.call(1, Op.KV_SAVE, A, "b", DURABLE) == -Errno.EDQUOT
+    other = await start(rig, 2, tenant="other")
+    await other.pred(2, A, PROMPT)
+    assert await other.call(2, Op.KV_SAVE, A, "b", DURABLE) == 0
 
-        assert [await push() for _ in range(4)] == [0, 0, -Errno.EDQUOT, -Errno.EDQUOT]
 
-    lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=10_000))
+@run_by(lives, "tmp_path")
+async def test_transfers_at_once_are_bounded(rig: KernelRig) -> None:
+    async def sent(what: str, **given: Any) -> list[int]:
+        asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
+        return [answer.errno for answer in await asyncio.gather(*asked)]
+
+    errnos = await sent("kv_upload", bytes=1)
+    assert errnos.count(0) == TENANT_KV_TRANSFERS_MAX
+    assert set(errnos) == {0, -Errno.EAGAIN}
+    for number in range(1, 1 + TENANT_KV_TRANSFERS_MAX):
+        await rig.gateway.ask("kv_close", tenant="t", transfer=number)
+    await made(rig)
+    assert (await sent("kv_download", path="made")).count(0) == TENANT_KV_TRANSFERS_MAX
+
+
+@run_by(lives, "tmp_path")
+async def test_upload_keeps_its_place_until_named_or_refused(rig: KernelRig) -> None:
+    ask = rig.gateway.ask
+    rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
+
+    async def junk() -> int:
+        if (opened := await ask("kv_upload", tenant="t", bytes=9)).errno:
+            return opened.errno
+        number = opened.value["transfer"]
+        await ask("kv_write", tenant="t", transfer=number, data=b"x" * 9)
+        answer = await ask("kv_put", tenant="t", transfer=number, **rest)
+        assert answer.value["refused"] == "bad-file"
+        return 0
+
+    await asyncio.gather(*(junk() for _ in range(40)))
+    assert [await junk() for _ in range(10)] == [0] * 10
+    assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
+    put = await ask("kv_put", tenant="t", transfer=99, **rest)
+    assert put.errno == -Errno.EBADF
+    public = {**rest, "public": True}
+    for _ in range(2 * TENANT_KV_TRANSFERS_MAX):  # refused before it is looked at
+        number = (await ask("kv_upload", tenant="t", bytes=1)).value["transfer"]
+        put = await ask("kv_put", tenant="t", transfer=number, **public)
+        assert put.errno == -Errno.EACCES
+
+
+@run_by(lives, "tmp_path", tenants=TenantLimits(256, durable_bytes=10_000))
+async def test_upload_counts_the_bytes_that_were_sent(rig: KernelRig) -> None:
+    async def push() -> int:
+        opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
+        given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
+        return (await rig.gateway.ask("kv_write", tenant="t", **given)).errno
+
+    assert [await push() for _ in range(4)] == [0, 0, -Errno.EDQUOT, -Errno.EDQUOT]
 
 
 def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None:

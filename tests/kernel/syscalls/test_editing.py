@@ -72,27 +72,24 @@ async def test_attention_sinks_with_kept_positions_equal_dense(desk: Desk) -> No
             position += 1
 
 
-def test_attention_sinks_with_new_positions_equal_dense(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint", limits=NARROW)
+async def test_attention_sinks_with_new_positions_equal_dense(desk: Desk) -> None:
     """Positions inside the cache: the window's tokens are computed again behind the sinks."""
-
-    async def scenario(desk: Desk) -> None:
-        stream = desk.create()
-        text = ids(60)
-        await desk.pred(stream, text)
-        for step in range(3):
-            kept = desk.extract(stream, (0, 4))
-            window = text[-20:]
-            logits = await desk.pred(kept, window)  # at 4, 5, ..: behind what the file has
-            for _ in range(6):
-                text.append(best(logits[-1]))
-                logits = await desk.pred(kept, text[-1:])
-            # The very same tokens at positions said one by one.
-            other = desk.extract(stream, (0, 4))
-            again = await desk.pred(other, window + text[-6:], range(4, 30))
-            assert np.allclose(again[-1], logits[-1], rtol=1e-3, atol=1e-4), step
-            desk.close(kept)
-
-    at_a_desk(checkpoint, scenario, NARROW)
+    stream = desk.create()
+    text = ids(60)
+    await desk.pred(stream, text)
+    for step in range(3):
+        kept = desk.extract(stream, (0, 4))
+        window = text[-20:]
+        logits = await desk.pred(kept, window)  # at 4, 5, ..: behind what the file has
+        for _ in range(6):
+            text.append(best(logits[-1]))
+            logits = await desk.pred(kept, text[-1:])
+        # The very same tokens at positions said one by one.
+        other = desk.extract(stream, (0, 4))
+        again = await desk.pred(other, window + text[-6:], range(4, 30))
+        assert np.allclose(again[-1], logits[-1], rtol=1e-3, atol=1e-4), step
+        desk.close(kept)
 
 
 @run_by(at_a_desk, "checkpoint")
@@ -234,18 +231,16 @@ async def test_tree_rolled_back_to_any_level_equals_dense(desk: Desk) -> None:
     await desk.pred(trunk, ids(4))
 
 
-def test_tree_deeper_than_the_window_equals_dense(checkpoint: Checkpoint) -> None:
-    async def scenario(desk: Desk) -> None:
-        file = desk.create()
-        await desk.pred(file, ids(21))
-        # A chain of 40 with a sibling before each link: depth is not the place in the file.
-        parents = [-1, -1]
-        for link in range(1, 40):
-            parents += [2 * link - 1, 2 * link - 1]
-        await desk.pred(file, ids(80, 4), parents=parents)
-        await desk.pred(file, ids(3, 5))
-
-    at_a_desk(checkpoint, scenario, StepLimits())
+@run_by(at_a_desk, "checkpoint", limits=StepLimits())
+async def test_tree_deeper_than_the_window_equals_dense(desk: Desk) -> None:
+    file = desk.create()
+    await desk.pred(file, ids(21))
+    # A chain of 40 with a sibling before each link: depth is not the place in the file.
+    parents = [-1, -1]
+    for link in range(1, 40):
+        parents += [2 * link - 1, 2 * link - 1]
+    await desk.pred(file, ids(80, 4), parents=parents)
+    await desk.pred(file, ids(3, 5))
 
 
 @run_by(at_a_desk, "checkpoint")

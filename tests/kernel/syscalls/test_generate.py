@@ -63,8 +63,7 @@ async def test_generation_gives_the_records_of_a_loop_of_preds(
     rig: KernelRig, *, kind: str, ahead: int
 ) -> None:
     worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
-    assert await made.end == b""
+    made = await worker.complete(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
     assert await appended(worker) == made.ids[:-1], "the last one is not appended"
     await start(rig, 2)
     assert made.records == await loop(worker, 2, 20, **KINDS[kind])
@@ -105,8 +104,7 @@ def test_generation_in_any_batch_equals_a_loop_of_preds(
             ids_ = prompt(number, length)
             if preds:
                 return await loop(worker, number + 1, count, ids_, **KINDS[kind])
-            made = worker.generate(number + 1, A, ids_, max=count, ahead=ahead, **KINDS[kind])
-            assert await made.end == b""
+            made = await worker.complete(number + 1, A, ids_, max=count, ahead=ahead, **KINDS[kind])
             return made.records
 
         found = await asyncio.gather(*map(lip, range(len(lips))))
@@ -128,14 +126,12 @@ def test_generation_in_any_batch_equals_a_loop_of_preds(
 @run_by(with_kernel)
 async def test_stop_token_is_given_and_ends_the_computation(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=30)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=30)
     stop = plain.ids[12]
     first = plain.ids.index(stop)
     await start(rig, 2)
     before = await rig.gateway.statistics()
-    made = worker.generate(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
-    assert await made.end == b""
+    made = await worker.complete(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
     assert made.records == plain.records[: first + 1]
     assert await appended(worker, 2) == plain.ids[:first]
     after = await rig.gateway.statistics()
@@ -145,8 +141,7 @@ async def test_stop_token_is_given_and_ends_the_computation(rig: KernelRig) -> N
 @run_by(with_kernel)
 async def test_generation_of_one_token_appends_only_the_prompt(rig: KernelRig) -> None:
     worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, max=1)
-    assert await made.end == b""
+    made = await worker.complete(1, A, PROMPT, max=1)
     assert len(made.records) == 1
     assert await worker.call(1, Op.KV_LEN, A) == LENGTH
 
@@ -163,13 +158,10 @@ async def test_unseeded_generations_draw_different_seeds(rig: KernelRig) -> None
 @run_by(with_kernel)
 async def test_generation_continues_where_another_ended(rig: KernelRig) -> None:
     worker = await start(rig)
-    whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
-    await whole.end
+    whole = await worker.complete(1, A, PROMPT, max=12, get=SEEDED)
     worker.tell(1, Op.KV_CREATE, B)
-    first = worker.generate(1, B, PROMPT, max=5, get=SEEDED)
-    await first.end
-    second = worker.generate(1, B, first.records[-1][:4], max=7, get=SEEDED)
-    await second.end
+    first = await worker.complete(1, B, PROMPT, max=5, get=SEEDED)
+    second = await worker.complete(1, B, first.records[-1][:4], max=7, get=SEEDED)
     assert first.records + second.records == whole.records
 
 
@@ -215,8 +207,7 @@ async def test_generation_steps_follow_without_a_gap(rig: KernelRig) -> None:
     worker = await start(rig)
     loop_ = asyncio.get_running_loop()
     began = loop_.time()
-    made = worker.generate(1, A, tokens(1), eager=False, max=41, ahead=40)
-    await made.end
+    await worker.complete(1, A, tokens(1), eager=False, max=41, ahead=40)
     elapsed = loop_.time() - began
     assert elapsed == pytest.approx(41 * 10.02e-3, rel=1e-6)
     assert (await rig.gateway.statistics())["steps"] == 41
@@ -317,8 +308,7 @@ async def test_calls_before_a_generation_come_first(rig: KernelRig) -> None:
     assert await length == LENGTH
     await made.end
     await start(rig, 2)
-    other = worker.generate(2, A, whole, max=5)
-    await other.end
+    other = await worker.complete(2, A, whole, max=5)
     assert made.records == other.records
 
 
@@ -365,8 +355,7 @@ def test_cancelled_generation_ends_exactly(
         await rig.gateway.check_integrity()
         # The file is as any other: roll back and go on.
         assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
-        again = worker.generate(1, A, PROMPT, max=len(given) or 1)
-        await again.end
+        again = await worker.complete(1, A, PROMPT, max=len(given) or 1)
         assert again.ids[: len(given)] == given
 
     with_kernel(test, executor=in_lots if lots else None)
@@ -421,8 +410,7 @@ async def test_generation_without_pages_ends_with_enomem(rig: KernelRig) -> None
     assert await worker.call(1, Op.KV_LEN, A) == 4 * PAGE_TOKENS
     # What was given stays; with room again it goes on.
     assert await worker.call(1, Op.KV_TRUNCATE, A, PAGE_TOKENS) == 0
-    again = worker.generate(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
-    assert await again.end == b""
+    again = await worker.complete(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
     assert again.records == made.records[PAGE_TOKENS : 2 * PAGE_TOKENS]
 
 
@@ -442,8 +430,7 @@ def test_generation_ends_with_the_context() -> None:
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, max=1000)
-        assert await made.end == b""
+        made = await worker.complete(1, A, PROMPT, max=1000)
         assert len(made.records) == 100 - LENGTH + 1, "the last one needs no room"
         assert await worker.call(1, Op.KV_LEN, A) == 100
         full = worker.generate(1, A, tokens(1))

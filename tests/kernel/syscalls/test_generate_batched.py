@@ -63,8 +63,7 @@ async def test_stop_token_anywhere_among_batched_steps_ends_there(
     rig: KernelRig, *, stop: int
 ) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=20)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=20)
     await start(rig, 2)
     await start(rig, 3)
     first = plain.ids.index(plain.ids[stop])

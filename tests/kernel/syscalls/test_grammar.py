@@ -201,8 +201,9 @@ async def test_since_begins_a_text_at_its_entry(rig: KernelRig) -> None:
 async def test_generation_continues_the_text_of_one_before(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
     first = await generated(rig, 1, handle, max=4)
-    made = rig.worker.generate(1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2))
-    assert await made.end == b""
+    made = await rig.worker.complete(
+        1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2)
+    )
     assert re.fullmatch(r"([a-c]\d){6}", text_of(first + made.ids))
 
 
@@ -314,13 +315,11 @@ async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> N
         worker.generate(1, B, PROMPT, max=60, constraint=ambiguous, bias={EOS: -1e9}),
         worker.generate(1, B + 1, PROMPT, max=60, constraint=heavy, bias={EOS: -1e9}),
     ]
-    good = worker.generate(1, A, PROMPT, max=60)
-    assert await good.end == b""
+    good = await worker.complete(1, A, PROMPT, max=60)
     assert len(good.ids) == 60
     assert [await each.end for each in bad] == [-Errno.EFBIG, -Errno.EFBIG]
     worker.tell(1, Op.KV_CREATE, B + 3)
-    alone = worker.generate(1, B + 3, PROMPT, max=60)
-    assert await alone.end == b""
+    alone = await worker.complete(1, B + 3, PROMPT, max=60)
     assert alone.ids == good.ids
 
 
@@ -335,8 +334,7 @@ async def test_cancelled_generation_leaves_its_text(rig: KernelRig) -> None:
     assert await made.end == -Errno.ECANCELED
     assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 2) == 0
     last = tokens(made.ids[2])
-    again = worker.generate(1, A, last, constraint=handle, get=sampled(4), max=5)
-    assert await again.end == b""
+    again = await worker.complete(1, A, last, constraint=handle, get=sampled(4), max=5)
     assert text_of(made.ids[:3] + again.ids).isalpha()
 
 
@@ -351,8 +349,7 @@ async def test_hostile_grammars_delay_no_other_tenant(rig: KernelRig) -> None:
         *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))
     )
     await start(rig, 2, tenant="other")
-    made = worker.generate(1, A, PROMPT, max=30)
-    assert await made.end == b""
+    await worker.complete(1, A, PROMPT, max=30)
     # The other tenant's turn comes behind the one that is compiled now.
     assert await constraint(worker, REGEX, b"a+", instance=2) == 1
     answers = [each.result() for each in asked if each.done()]

@@ -37,14 +37,10 @@ def packed(**options: Any) -> bytes:
 def rig() -> Iterator[SyscallRig]:
     """A file A of five entries, a handle without any rights beside it, and an offered prefix."""
     rig = SyscallRig()
-    rig.call(1, Op.KV_CREATE, NEW)
-    rig.send(1, Op.PRED, NEW, TEXT, None, b"")
-    rig.scheduler.compute()
+    rig.filled(NEW, 20)
     rig.call(1, Op.KV_OFFER, NEW)
     rig.call(1, Op.KV_CLOSE, NEW)
-    rig.call(1, Op.KV_CREATE, A)
-    rig.send(1, Op.PRED, A, u32(0, 1, 2, 3, 4), None, b"")
-    rig.scheduler.compute()
+    rig.filled(A, 5)
     rig.call(1, Op.KV_SAVE, A, "named", 0)
     rig.call(1, Op.KV_OPEN, WEAK, "named", 0)
     yield rig

@@ -1,10 +1,9 @@
-"""kv_offer and kv_match: whose they are, what they take, in which order, and what they cost."""
+"""kv_offer and kv_match: rights, order, quotas and costs."""
 
 import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from symphony_kernel.kernel import KernelOptions
@@ -28,24 +27,13 @@ def rig() -> Iterator[SyscallRig]:
     rig.finish()
 
 
-def pred(rig: SyscallRig, number: int, *tokens: int, positions: Any = None, **options: Any) -> int:
-    packed = msgpack.packb(options) if options else b""
-    return rig.send(1, Op.PRED, number, u32(*tokens), positions, packed)
-
-
-def filled(rig: SyscallRig, number: int, length: int) -> None:
-    rig.call(1, Op.KV_CREATE, number)
-    pred(rig, number, *range(length))
-    rig.scheduler.compute()
-
-
 def upto(n: int) -> bytes:
     return u32(*range(n))
 
 
 def test_offered_prefix_is_matched(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == -Errno.ENOENT
-    filled(rig, A, 40)
+    rig.filled(A, 40)
     assert rig.call(1, Op.KV_OFFER, A) == 32
     assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 0
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == 32
@@ -60,14 +48,14 @@ def test_offered_prefix_is_matched(rig: SyscallRig) -> None:
     ("n", "known"), [(1, None), (16, None), (17, 16), (32, 16), (33, 32), (49, 32), (90, 32)]
 )
 def test_match_leaves_one_token_to_compute(rig: SyscallRig, n: int, known: int | None) -> None:
-    filled(rig, A, 40)
+    rig.filled(A, 40)
     rig.call(1, Op.KV_OFFER, A)
     found = rig.call(1, Op.KV_MATCH, B, upto(n))
     assert found == (-Errno.ENOENT if known is None else known)
 
 
 def test_offer_outlives_its_program_and_is_not_charged(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     assert rig.kvfs.tenant("t").account.pages == 4
     rig.call(1, Op.KV_CLOSE, A)
@@ -80,7 +68,7 @@ def test_offer_outlives_its_program_and_is_not_charged(rig: SyscallRig) -> None:
 
 
 def test_time_in_the_cache_is_not_charged(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     rig.call(1, Op.KV_CLOSE, A)
     rig.time.seconds += 100
@@ -88,7 +76,7 @@ def test_time_in_the_cache_is_not_charged(rig: SyscallRig) -> None:
 
 
 def test_prefix_of_another_tenant_is_not_matched(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     rig.register(2, "other")
     assert rig.call(2, Op.KV_MATCH, A, upto(65)) == -Errno.ENOENT
@@ -98,9 +86,9 @@ def test_prefix_of_another_tenant_is_not_matched(rig: SyscallRig) -> None:
 
 def test_offer_waits_for_its_files_preds(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    pred(rig, A, *range(32))
+    rig.pred(1, A, *range(32))
     offer = rig.send(1, Op.KV_OFFER, A)
-    pred(rig, A, *range(16))
+    rig.pred(1, A, *range(16))
     later = rig.send(1, Op.KV_OFFER, A)
     assert rig.call(1, Op.KV_MATCH, B, upto(40)) == -Errno.ENOENT
     rig.scheduler.compute()
@@ -112,14 +100,14 @@ def test_offer_waits_for_its_files_preds(rig: SyscallRig) -> None:
 
 def test_waiting_offer_ends_with_its_program(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    pred(rig, A, *range(32))
+    rig.pred(1, A, *range(32))
     rig.send(1, Op.KV_OFFER, A)
     rig.processes.end(1)
     assert rig.kvfs.prefix_cache.statistics().offered_pages == 0
 
 
 def test_edited_file_cannot_be_offered(rig: SyscallRig) -> None:
-    filled(rig, A, 40)
+    rig.filled(A, 40)
     rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32))
     assert rig.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
     rig.call(1, Op.KV_CREATE, C)
@@ -139,6 +127,7 @@ def test_edited_file_cannot_be_offered(rig: SyscallRig) -> None:
         ({"positions": u32(*range(32, 48))}, 48),
         ({"positions": u32(*range(33, 49))}, -Errno.EINVAL),
         ({"positions": u32(*range(32, 47), 46)}, -Errno.EINVAL),
+        ({"positions": u32(33)}, -Errno.EINVAL),
         ({"parents": [-1] * 16}, -Errno.EINVAL),
         ({"parents": [-1] * 16, "positions": u32(*range(32, 48))}, -Errno.EINVAL),
         ({"keep": False}, 32),
@@ -146,34 +135,26 @@ def test_edited_file_cannot_be_offered(rig: SyscallRig) -> None:
     ],
 )
 def test_offer_needs_plain_positions(rig: SyscallRig, given: dict[str, Any], taken: int) -> None:
-    filled(rig, A, 32)
-    pred(rig, A, *range(32, 48), **given)
-    rig.scheduler.compute()
+    rig.filled(A, 32)
+    count = len(given["positions"]) // 4 if "positions" in given else 16
+    rig.computed(1, A, *range(32, 32 + count), **given)
     assert rig.call(1, Op.KV_OFFER, A) == taken
     rig.call(1, Op.KV_TRUNCATE, A, 32)
     assert rig.call(1, Op.KV_OFFER, A) == 32
 
 
-def test_file_with_one_wrong_position_cannot_be_offered(rig: SyscallRig) -> None:
-    filled(rig, A, 16)
-    pred(rig, A, 5, positions=u32(17))
-    rig.scheduler.compute()
-    assert rig.call(1, Op.KV_OFFER, A) == -Errno.EINVAL
-
-
 def test_cached_prefix_is_unchanged_by_later_writes(rig: SyscallRig) -> None:
-    filled(rig, A, 48)
+    rig.filled(A, 48)
     rig.call(1, Op.KV_OFFER, A)
     rig.call(1, Op.KV_TRUNCATE, A, 40)
-    pred(rig, A, *[99] * 8)
-    rig.scheduler.compute()
+    rig.computed(1, A, *[99] * 8)
     assert rig.call(1, Op.KV_MATCH, B, upto(49)) == 48
     assert rig.call(1, Op.KV_TOKENS, B, 40, 8) == u32(*range(40, 48))
     assert rig.call(1, Op.KV_TOKENS, A, 40, 8) == u32(*[99] * 8)
 
 
 def test_offer_needs_read_right_and_own_handle(rig: SyscallRig) -> None:
-    filled(rig, A, 32)
+    rig.filled(A, 32)
     rig.register(2, parent=1)
     for rights, name in ((READ, "read"), (ALL_RIGHTS & ~READ, "rest")):
         rig.call(1, Op.KV_GRANT, A, 2, rights, name)
@@ -206,7 +187,7 @@ def test_match_needs_a_new_handle(rig: SyscallRig, number: Any) -> None:
 
 def test_match_counts_in_the_quotas() -> None:
     rig = SyscallRig(limits=TenantLimits(pages=64, files=2, handles=2))
-    filled(rig, A, 32)
+    rig.filled(A, 32)
     rig.call(1, Op.KV_OFFER, A)
     assert rig.call(1, Op.KV_MATCH, B, upto(33)) == 32
     assert rig.call(1, Op.KV_MATCH, C, upto(33)) == -Errno.EDQUOT
@@ -216,13 +197,12 @@ def test_match_counts_in_the_quotas() -> None:
 
 
 def test_matched_prefixes_are_charged_to_the_quota() -> None:
-    """Offer, close and match again: what a program holds is charged to it all the same."""
+    """A program cannot get around its quota by offering, closing and matching again."""
     rig = SyscallRig(pages=64)
     rig.register(2, options={"kv_tokens": 64})
     for number, first in ((A, 0), (B, 1), (C, 2)):
         rig.call(2, Op.KV_CREATE, number)
-        rig.send(2, Op.PRED, number, u32(*range(first, first + 48)), None, b"")
-        rig.scheduler.compute()
+        rig.computed(2, number, *range(first, first + 48))
         rig.call(2, Op.KV_OFFER, number)
         rig.call(2, Op.KV_CLOSE, number)
     assert rig.call(2, Op.KV_MATCH, A, u32(*range(60))) == 48
@@ -235,7 +215,7 @@ def test_matched_prefixes_are_charged_to_the_quota() -> None:
 
 @run_by(with_kernel, pages=32)
 async def test_cached_pages_are_freed_at_once_for_a_pred(rig: KernelRig) -> None:
-    """A pred whose pages only the cache holds waits for nobody and fails nobody."""
+    """A pred that needs pages which only the cache holds gets them at once."""
     worker = await start(rig, 1)
     await worker.pred(1, A, upto(400))
     assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2

@@ -246,8 +246,7 @@ async def _stream(
         await asyncio.sleep(wanted.between_ms / 1000)
         instance, began = next(numbers), loop.time()
         worker = await start(rig, instance, tenant=VICTIM)
-        made = worker.generate(instance, A, _ids(instance, wanted.prompt), max=wanted.tokens)
-        assert await made.end == b""
+        made = await worker.complete(instance, A, _ids(instance, wanted.prompt), max=wanted.tokens)
         await rig.gateway.end(instance)
         assert len(made.times) == wanted.tokens
         found.append([began, *made.times])

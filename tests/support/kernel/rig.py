@@ -102,7 +102,7 @@ class Worker:
     def generate(
         self, instance: int, handle: int, ids: bytes, eager: bool = True, **given: Any
     ) -> "Generation":
-        """Begin a generation; an `eager` one is told of each record that it was taken."""
+        """Begin a generation; an `eager` one gives credit for each record at once."""
         self._seq += 1
         made = Generation(self, instance, self._seq, eager, 8 * (1 + given.get("logprobs", 0)))
         self.generations[instance, self._seq] = made
@@ -110,6 +110,14 @@ class Worker:
         self.link.send(
             m.encode(m.Calls([[instance, m.Op.GENERATE, self._seq, handle, ids, packed]]))
         )
+        return made
+
+    async def complete(
+        self, instance: int, handle: int, ids: bytes, eager: bool = True, **given: Any
+    ) -> "Generation":
+        """Return a generation that has ended without an error."""
+        made = self.generate(instance, handle, ids, eager, **given)
+        assert await made.end == b""
         return made
 
 

@@ -20,11 +20,12 @@ from symphony_kernel.kvfs.lineage.spans import (
 )
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX, LINEAGE_TENANT_ENTRIES_MIN
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
 from tests.support.kernel.recompute import HashDevice, Workbench
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -321,8 +322,6 @@ def test_evicted_file_is_edited_a_bounded_number_of_times() -> None:
         edit()
     assert file.recomputable
     before = file.length
-    with pytest.raises(SyscallError) as refused:
-        edit()
-    assert refused.value.errno is Errno.EDQUOT
+    assert refused(edit) is Errno.EDQUOT
     assert file.length == before
     kvfs.check_integrity({file: 1})

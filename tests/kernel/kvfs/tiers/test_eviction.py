@@ -15,6 +15,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import KV_KEEP_SHARE, PAGE_TOKENS
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
+from tests.support.refusals import refused
 
 FRAMES = 40
 
@@ -242,9 +243,7 @@ def test_file_too_large_to_recompute_needs_the_host(pages: int, host_slots: int)
     # Itself, and beside it what its entries were computed behind.
     fits = pages + (pages + 2) < device.eviction.usable
     if not fits and not host_slots:
-        with pytest.raises(SyscallError) as refused:
-            edited.append(source, np.arange(8, pages * PAGE_TOKENS))
-        assert refused.value.errno is Errno.EDQUOT
+        assert refused(edited.append, source, np.arange(8, pages * PAGE_TOKENS)) is Errno.EDQUOT
         assert edited.length == 0
     else:
         edited.append(source, np.arange(8, pages * PAGE_TOKENS))
@@ -299,9 +298,7 @@ def test_matched_prefix_needs_free_pages() -> None:
     device = SmallDevice(pages_a_frame=4)
     tokens, account = device.offered(FRAMES // 2), make_account(device.kvfs)
     most = device.known("t", 4 * FRAMES - FRAMES // 2)  # all the others: what is offered is left
-    with pytest.raises(SyscallError) as refused:
-        device.kvfs.match("t", tokens, account)
-    assert refused.value.errno is Errno.ENOMEM
+    assert refused(device.kvfs.match, "t", tokens, account) is Errno.ENOMEM
     device.kvfs.release(most)
     matched = device.kvfs.match("t", tokens, account)
     assert matched.length == len(tokens) - 1
@@ -313,14 +310,15 @@ def test_request_past_all_pages_evicts_nothing() -> None:
     tokens, idle = device.offered(FRAMES // 2), device.file(4)
     device.wait(10)
     unused = device.kvfs.pool.unused
-    with pytest.raises(SyscallError) as refused:
-        device.known("greedy", unused + FRAMES // 2)
-    assert refused.value.errno is Errno.ENOMEM
-    with pytest.raises(SyscallError) as refused:
-        extend(
-            device.kvfs.create("greedy", make_account(device.kvfs, "greedy")), *range(16 * unused)
+    assert refused(device.known, "greedy", unused + FRAMES // 2) is Errno.ENOMEM
+    assert (
+        refused(
+            extend,
+            device.kvfs.create("greedy", make_account(device.kvfs, "greedy")),
+            *range(16 * unused),
         )
-    assert refused.value.errno is Errno.ENOMEM
+        is Errno.ENOMEM
+    )
     assert device.there(idle) == [4]
     assert device.kvfs.prefix_cache.statistics().idle_pages == FRAMES // 2
     matched = device.kvfs.match("t", tokens, device.account)

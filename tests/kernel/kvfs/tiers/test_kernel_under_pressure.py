@@ -24,6 +24,7 @@ from tests.support.kernel.rig import (
     tokens,
     with_kernel,
 )
+from tests.support.run_by import run_by
 
 ROOMY = 4_096
 
@@ -152,25 +153,22 @@ def test_forks_of_a_dropped_file_recompute_it_once() -> None:
     assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
 
 
-def test_advice_moves_a_bounded_number_of_pages() -> None:
+@run_by(crowded, pages=64, host_slots=128)
+async def test_advice_moves_a_bounded_number_of_pages(rig: KernelRig) -> None:
     """A program may wish for its files in turn as often as it likes: others' steps go on."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
-        await worker.call(1, Op.KV_CREATE, B)
-        await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
-        await asyncio.sleep(1)
-        before = (await rig.gateway.statistics())["tiers_loaded_pages"]
-        calls: list[tuple[Any, ...]] = []
-        for away, near in ((A, B), (B, A)) * 200:
-            calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
-            calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
-        assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
-        loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
-        assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
-
-    crowded(test, 64, host_slots=128)
+    worker = await start(rig)
+    await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
+    await worker.call(1, Op.KV_CREATE, B)
+    await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
+    await asyncio.sleep(1)
+    before = (await rig.gateway.statistics())["tiers_loaded_pages"]
+    calls: list[tuple[Any, ...]] = []
+    for away, near in ((A, B), (B, A)) * 200:
+        calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
+        calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
+    assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
+    loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
+    assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
 
 
 # -- Whose turn it is --------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tiers.tiers import Tier
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 from tests.support.kernel.page_device import extend, make_account
 from tests.support.kernel.tier_device import ManualRunner, Store, make_tiered, settle
+from tests.support.refusals import refused
 
 
 def tiered(frames: int = 8, host: int = 6, **limits: int) -> tuple[KVFS, Store, KVFile]:
@@ -130,9 +131,7 @@ def test_fetch_without_free_frames_changes_nothing() -> None:
     kvfs, store, file = tiered(frames=4)
     kvfs.tiers.evict(file.pages)
     other = computed(kvfs, store, 32)
-    with pytest.raises(SyscallError) as caught:
-        kvfs.tiers.fetch(file.pages)
-    assert caught.value.errno is Errno.ENOMEM
+    assert refused(kvfs.tiers.fetch, file.pages) is Errno.ENOMEM
     assert file.tier is Tier.HOST
     check(kvfs, file, other)
 
@@ -170,9 +169,7 @@ def test_released_file_leaves_nothing_in_any_tier() -> None:
 def test_tenants_page_budget_counts_pages_on_the_device() -> None:
     kvfs, store, file = tiered(pages=4)
     account, tenant = file.owner, file.owner.root
-    with pytest.raises(SyscallError) as caught:
-        extend(file, *range(40))
-    assert caught.value.errno is Errno.EDQUOT
+    assert refused(extend, file, *range(40)) is Errno.EDQUOT
     assert tenant.pages_max - (tenant.pages - tenant.absent) == 1
     kvfs.tiers.evict(file.pages)
     assert tenant.pages_max - (tenant.pages - tenant.absent) == 4
