@@ -8,6 +8,7 @@ from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 POISON = -1
@@ -38,6 +39,53 @@ def extend(file: KVFile, *tokens: int) -> None:
     start, n = file.length, len(tokens)
     file.reserve(n)
     file.commit(np.array(tokens, np.uint32), np.arange(start, start + n, dtype=np.int32))
+
+
+class FilesRig:
+    """Files of a few tenants in a KVFS whose time passes when a test says so."""
+
+    def __init__(self, frames: int, places: TierConfig | None = None) -> None:
+        self.time = ManualTime()
+        self.kvfs = KVFS(frames, self.time, TenantLimits(pages=frames), places=places)
+        self.files: dict[KVFile, int] = {}  # that are open, with their references
+        self._accounts: dict[str, TenantUsage] = {}
+
+    def account(self, tenant: str = "t") -> TenantUsage:
+        """Return the account of a tenant's files."""
+        if tenant not in self._accounts:
+            self._accounts[tenant] = make_account(self.kvfs, tenant)
+        return self._accounts[tenant]
+
+    def add(self, file: KVFile) -> KVFile:
+        """Note a file as open, so that `check` and `close_all` know of it."""
+        self.files[file] = 1
+        return file
+
+    def create(self, tenant: str = "t") -> KVFile:
+        return self.add(self.kvfs.create(tenant, self.account(tenant)))
+
+    def file(self, entries: int, tenant: str = "t") -> KVFile:
+        """Return a file of so many entries, with the tokens 100, 101 and so on."""
+        file = self.create(tenant)
+        if entries:
+            extend(file, *range(100, 100 + entries))
+        return file
+
+    def fork(self, file: KVFile) -> KVFile:
+        return self.add(self.kvfs.fork(file, self.account(file.tenant)))
+
+    def close(self, *files: KVFile) -> None:
+        for file in files:
+            del self.files[file]
+            self.kvfs.release(file)
+
+    def check(self) -> None:
+        self.kvfs.check_integrity(self.files)
+
+    def close_all(self) -> None:
+        self.check()
+        self.close(*self.files)
+        self.check()
 
 
 def take_copies(kvfs: KVFS) -> list[Int64]:

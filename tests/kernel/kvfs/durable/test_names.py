@@ -16,12 +16,12 @@ from symphony_kernel.kvfs.lineage.spans import lost_trail
 from symphony_kernel.kvfs.names import describe
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
 
 from tests.support.kernel.durable_names import Shop
 from tests.support.kernel.page_device import ManualTime, extend, make_account, make_kvfs
-from tests.support.refusals import raises_errno
+from tests.support.refusals import raises_errno, refused
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 
@@ -42,10 +42,12 @@ def on_disk(shop: Shop) -> dict[tuple[str, str], int]:
     return {(f.label.tenant, f.label.path): f.label.entries for f in found}
 
 
-def refused(call: Callable[..., Any], *args: Any, **given: Any) -> Errno:
-    with pytest.raises(SyscallError) as caught:
-        call(*args, **given)
-    return caught.value.errno
+async def restarted(root: Path, *tokens: int, **given: Any) -> Shop:
+    """Save a file of these tokens as "a"; return the shop of the next life."""
+    shop = make_shop(root)
+    shop.save("a", make_file(shop, *tokens), "a")
+    await shop.finish()
+    return make_shop(root, **given)
 
 
 async def test_acknowledged_file_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -74,10 +76,7 @@ async def test_acknowledged_file_is_there_after_a_restart(tmp_path: Path) -> Non
 
 
 async def test_name_opened_five_times_is_read_once(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("s", make_file(shop, 1, 2, 3), "a")
-    await shop.finish()
-    later = make_shop(tmp_path)
+    later = await restarted(tmp_path, 1, 2, 3)
     views = await asyncio.gather(*(later.opened("a") for _ in range(5)))
     assert [view.tokens.tolist() for view in views] == [[1, 2, 3]] * 5
     assert later.kvfs.pool.pages - later.kvfs.pool.free == 1
@@ -98,10 +97,7 @@ async def test_file_saved_without_kv_is_recomputed(tmp_path: Path) -> None:
 
 
 async def test_file_without_room_for_its_kv_is_recomputed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("s", make_file(shop, 1, 2, 3), "a")
-    await shop.finish()
-    later = make_shop(tmp_path)
+    later = await restarted(tmp_path, 1, 2, 3)
     later.slots.full = True
     assert (await later.opened("a")).tier is Tier.TOKENS
 
@@ -241,10 +237,7 @@ async def test_broken_file_answers_eio_and_others_open(tmp_path: Path) -> None:
 
 
 async def test_name_of_a_missing_file_is_removed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("a", make_file(shop, 1, 2), "a")
-    await shop.finish()
-    later = make_shop(tmp_path)
+    later = await restarted(tmp_path, 1, 2)
     later.directory._path("t", "a").unlink()  # as by a removal refused, and not undone
     with raises_errno(Errno.ENOENT):
         await later.opened("a")
@@ -255,10 +248,7 @@ async def test_name_of_a_missing_file_is_removed(tmp_path: Path) -> None:
 
 
 async def test_name_removed_during_its_load_leaves_nothing(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("a", make_file(shop, 1, 2), "a")
-    await shop.finish()
-    later = make_shop(tmp_path)
+    later = await restarted(tmp_path, 1, 2)
     named = later.kvfs.named("t", "a")
     later.saving.load(named, later.answers.named("load"))
     later.remove("gone", "a")
@@ -269,10 +259,7 @@ async def test_name_removed_during_its_load_leaves_nothing(tmp_path: Path) -> No
 
 
 async def test_loads_past_the_bound_get_eagain(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("a", make_file(shop, 1, 2), "a")
-    await shop.finish()
-    later = make_shop(tmp_path)
+    later = await restarted(tmp_path, 1, 2)
     named = later.kvfs.named("t", "a")
     for _ in range(TENANT_DISK_CALLS_MAX):
         later.saving.load(named, later.answers.named("load"))
@@ -281,10 +268,7 @@ async def test_loads_past_the_bound_get_eagain(tmp_path: Path) -> None:
 
 
 async def test_open_without_free_pages_can_be_repeated(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
-    shop.save("a", make_file(shop, *range(40)), "a")
-    await shop.finish()
-    later = make_shop(tmp_path, pages=4)
+    later = await restarted(tmp_path, *range(40), pages=4)
     other = make_file(later, *range(40))
     files = later.kvfs.statistics().files
     with raises_errno(Errno.ENOMEM):

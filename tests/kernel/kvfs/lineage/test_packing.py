@@ -39,7 +39,7 @@ def test_packed_trails_are_unpacked_unchanged(seed: int) -> None:
     flags = [(each.length, each.closed, each.linear) for each in back if each is not None]
     assert flags == [(each.length, each.closed, each.linear) for each in trails if each is not None]
     assert len(spans_of(back)) == len(spans_of(trails)), "what was shared is shared"
-    bench.close(*files)
+    bench.close_all()
 
 
 def test_empty_list_is_packed() -> None:

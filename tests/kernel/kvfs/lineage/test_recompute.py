@@ -50,8 +50,8 @@ def check_in_a_fresh_pool(
         steps = fresh.rebuild(again, np.arange(file.length))
         assert trail is not None or len(steps) <= 1
         check(fresh.content(again), bench.content(file))
-        fresh.kvfs.release(again)
-    fresh.close()
+        fresh.close(again)
+    fresh.check()
 
 
 def check_in_place(
@@ -87,7 +87,7 @@ def test_files_after_random_edits_are_recomputed(seed: int) -> None:
     bench.kvfs.check_integrity(dict.fromkeys(files, 1))
     check_in_a_fresh_pool(bench, HashDevice(FRAMES), files, exactly)
     check_in_place(bench, files, random, exactly)
-    bench.close(*files)
+    bench.close_all()
     assert not bench.kvfs.lineages.charged("t")
 
 
@@ -103,7 +103,7 @@ def test_scratch_bound_covers_any_plan(seed: int) -> None:
         for share in (1.0, 0.5, 0.1):
             absent = np.flatnonzero(random.random(file.length) < share)
             assert scratch_peak(file.plan(absent)) <= most
-    bench.close(*files)
+    bench.close_all()
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])
@@ -135,4 +135,4 @@ def test_files_are_recomputed_on_real_executors(
     check = exactly if executors[0].computes == "native" else nearly
     check_in_a_fresh_pool(bench, devices[1], files, check)
     check_in_place(bench, files, random, check)
-    bench.close(*files)
+    bench.close_all()
