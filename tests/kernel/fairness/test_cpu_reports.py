@@ -1,7 +1,6 @@
 """What tenants cost outside the kernel: who is told to rest, and what a death makes of it."""
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -74,7 +73,7 @@ async def test_report_at_a_pauses_end_tells_whether_it_continues(
 
 @run_by(with_kernel, kernel_options=OPTIONS)
 async def test_tenant_alone_never_rests(rig: KernelRig) -> None:
-    worker = await start(rig, 1)
+    worker = await start(rig)
     await decode_beside(worker, 1)
     for _ in range(10):
         assert await spend(worker, [1, MUCH]) == []
@@ -185,8 +184,7 @@ async def test_recovered_kernel_keeps_accounts_and_waiting_calls(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     for instance, tenant in ((1, "hostile"), (2, "victim")):
-        await gateway.register(instance, tenant=tenant)
-        worker.tell(instance, Op.KV_CREATE, A)
+        await start(rig, instance, tenant=tenant)
         await decode_beside(worker, instance)
     lengths = []
     for _ in range(5):
@@ -194,8 +192,7 @@ async def test_recovered_kernel_keeps_accounts_and_waiting_calls(
         lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
         await decode_beside(worker, 2)
         assert not differences(rig.recovered_image(), rig.image())
-    rig.die(random.Random(3))
-    rig.boot()
+    rig.die_and_boot()
     assert await asyncio.gather(*lengths) == [1] * 15
     assert await worker.call(2, Op.KV_LEN, A) == 6
     await gateway.check_integrity()

@@ -1,7 +1,6 @@
 """Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and nobody else."""
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -9,10 +8,9 @@ from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
-from tests.support.kernel.rig import A, Gateway, Worker, tokens
+from tests.support.kernel.rig import A, Gateway, Worker, start, tokens
 from tests.support.refusals import raises_errno
 from tests.support.run_by import run_by
 from tests.support.worker.guests import DECODE
@@ -220,14 +218,12 @@ async def test_recovered_kernel_keeps_limits_and_held_preds(
 ) -> None:
     own = {"tokens_per_minute": RATE, "kv_names": 7}
     await gateway.ask("limit_tenant", tenant="t", limits=own)
-    await gateway.register(1, tenant="t")
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig, 1, tenant="t")
     await worker.pred(1, A, tokens(*range(1, RATE + 1)))
     held = worker.pred(1, A, tokens(1))
     await asyncio.sleep(0.1)
     assert not held.done()
-    rig.die(random.Random(0))
-    rig.boot()
+    rig.die_and_boot()
     assert isinstance(await asyncio.wait_for(held, 90), bytes)
     assert rig.kernel._kvfs.tenant("t").limits.names == 7
     left = (await gateway.ask("tokens_left", tenant="t")).value

@@ -1,4 +1,4 @@
-"""Texts under constraints when the kernel dies: nobody notices, since they follow from tokens."""
+"""Texts under constraints when the kernel dies: they continue, since they follow from tokens."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.support.kernel.constrained import (
 from tests.support.kernel.crashes import CrashingKernelRig, differences
 from tests.support.kernel.grammars import Text, drawn, make_vocabulary, masked
 from tests.support.kernel.grammars import constraint as compiled
-from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, tokens
+from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, start, tokens
 from tests.support.run_by import run_by
 
 T = TypeVar("T")
@@ -61,9 +61,10 @@ def with_text_crashing(
 ) -> T:
     async def main() -> T:
         rig = TextCrashingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
-        gateway, worker = await rig.join()
+        await rig.join()
+        await start(rig)
         try:
-            return await test(rig, gateway, worker)
+            return await test(rig, rig.gateway, rig.worker)
         finally:
             await rig.close()
 
@@ -90,15 +91,11 @@ async def continuation(worker: Worker) -> list[Any]:
 
 
 def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
-    async def undisturbed(_: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
+    async def undisturbed(rig: TextCrashingRig, _: Gateway, worker: Worker) -> list[Any]:
         return await continuation(worker)
 
     async def dying(rig: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         chance = random.Random(7)
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
         running = asyncio.ensure_future(continuation(worker))
         for _ in range(6):
             await asyncio.wait({running}, timeout=chance.random() / 5)
@@ -117,8 +114,6 @@ def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
 async def test_journal_has_where_each_text_begins(
     rig: TextCrashingRig, gateway: Gateway, worker: Worker
 ) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
     await continuation(worker)
     asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
     worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)

@@ -26,29 +26,19 @@ from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.batched_device import InLots
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
-from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
+from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, start, tokens
 from tests.support.kernel.scripts import Lip, Script
 from tests.support.run_by import run_by
-
-
-class View:
-    """What a course's LIP takes for its rig."""
-
-    def __init__(self, gateway: Gateway, worker: Worker) -> None:
-        self.gateway, self.worker = gateway, worker
-
 
 WHAT = [
     "prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause",
     "complete", "complete", "generate",
 ]  # fmt: skip
-
-
 EVERYTHING = [*WHAT, "save", "open", "remove", "advise", "close", "grant", "stop", "luck", "stage"]
 
 
 class Busy(Lip):
-    """Does a course with all that is not compared with anybody else's."""
+    """Runs a script whose answers are not compared, so that it may make any call."""
 
     async def run(self) -> list[Any]:
         await asyncio.sleep(self.script.begins_ms / 1000)
@@ -77,7 +67,7 @@ class Busy(Lip):
         self._tell(Op.KV_CLOSE, file)
 
     async def _grant(self, file: int, much: int) -> None:
-        """Another may be given what a child of this one's parent has: here there is neither."""
+        """Grants go to a parent or a child: here there is neither."""
         await self._call(Op.KV_GRANT, file, self.instance, 7, f"g{much}")
         await self._call(Op.KV_GRANTED, self._new(), f"g{much}")
 
@@ -125,8 +115,7 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
 async def test_recovered_kernel_equals_the_live_one_after_a_pred(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig)
     await worker.pred(1, A, tokens(*range(1, 40)))
     assert not differences(rig.recovered_image(), rig.image())
 
@@ -135,9 +124,8 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
     async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        view: Any = View(gateway, worker)
         courses = scripts(chance, 8, 14, EVERYTHING)
-        lips = [Busy(view, i, continuation) for i, continuation in enumerate(courses, start=1)]
+        lips = [Busy(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         for _ in range(200):
             await asyncio.sleep(chance.random() / 20)
@@ -167,7 +155,7 @@ def test_journal_equals_the_kernel_with_few_pages_and_quotas(tmp_path: Path) -> 
 def test_journal_equals_the_kernel_with_unrecomputable_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they are charged for, and which of them were refused."""
+    """The charges, and the files that were refused."""
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
     monkeypatch.setattr("symphony_kernel.kvfs.filesystem.UNRECOMPUTABLE_DEVICE_SHARE", 0.02)
     refused: list[bool] = []
@@ -187,11 +175,10 @@ def test_journal_equals_the_kernel_with_unrecomputable_files(
 def outcomes(
     folder: Path, courses: list[Script], chance: random.Random | None, **given: Any
 ) -> list[list[Any]]:
-    """Return what each LIP hears; with `chance` of a kernel that dies again and again."""
+    """Return each LIP's answers; with `chance` the kernel dies again and again."""
 
     async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
-        view: Any = View(gateway, worker)
-        lips = [Lip(view, i, script) for i, script in enumerate(courses, start=1)]
+        lips = [Lip(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         while chance is not None and not running.done():
             await asyncio.sleep(chance.random() / 10)
@@ -209,7 +196,7 @@ def outcomes(
 
 
 async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
-    """Let the kernel die: now, or within the next record; and stay dead for a while."""
+    """Let the kernel die now or within the next record, and stay dead for a while."""
     if chance.random() < 0.5:
         rig.die(chance)
     else:
@@ -243,7 +230,7 @@ def test_programs_under_pressure_do_not_notice_kernel_deaths(tmp_path: Path) -> 
 
 
 def test_programs_with_batched_steps_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
-    """A record that was told is not told again, and none is lost."""
+    """No record is sent twice, and none is lost."""
     for seed in range(8, 11):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 12, ["prompt", "generate", "generate", "peek", "truncate"])
@@ -267,8 +254,7 @@ async def test_log_stays_short(
 ) -> None:
     # A snapshot takes real time, and the log grows in virtual time: no share of one is the other's.
     monkeypatch.setattr(recovery, "_STALL_SHARE", float("inf"))
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig)
     for token in range(1, 300):
         await worker.pred(1, A, tokens(token))
         statistics = rig.kernel.statistics()
@@ -278,86 +264,86 @@ async def test_log_stays_short(
     assert files(tmp_path, ".log") < 5
 
 
-def test_full_disk_gives_the_journal_up_and_kernel_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@run_by(with_crashing_kernel, "tmp_path", log_bytes=1 << 30)
+async def test_full_disk_gives_the_journal_up_and_kernel_continues(
+    rig: CrashingKernelRig,
+    gateway: Gateway,
+    worker: Worker,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(1, 2, 3))
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        large = options(at="all", get="logits")
-        for _ in range(3):  # 4 MiB each, in a log of 8
-            assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
-        assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
-        assert (await gateway.statistics())["journal"] is False
-        assert files(tmp_path) == 0
-
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    with_crashing_kernel(tmp_path, test, log_bytes=1 << 30)
-    assert "GIVEN UP" in caplog.text
+    await start(rig)
+    await worker.pred(1, A, tokens(1, 2, 3))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    large = options(at="all", get="logits")
+    for _ in range(3):  # 4 MiB each, in a log of 8
+        assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
+    assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
+    await check_given_up(gateway, tmp_path, caplog)
 
 
-def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
+    rig: CrashingKernelRig,
+    gateway: Gateway,
+    worker: Worker,
+    *,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(1))
-        instance = rig.kernel._processes.get(1)
-        assert instance is not None
-        instance.handles.get(A).file.path = object()  # type: ignore[assignment]
-        assert rig.kernel._recovery is not None
-        rig.kernel._recovery.write_snapshot()
-        await worker.pred(1, A, tokens(2))
-        assert (await gateway.statistics())["journal"] is False
-        assert files(tmp_path) == 0
+    await start(rig)
+    await worker.pred(1, A, tokens(1))
+    instance = rig.kernel._processes.get(1)
+    assert instance is not None
+    instance.handles.get(A).file.path = object()  # type: ignore[assignment]
+    assert rig.kernel._recovery is not None
+    rig.kernel._recovery.write_snapshot()
+    await worker.pred(1, A, tokens(2))
+    await check_given_up(gateway, tmp_path, caplog)
 
-    with_crashing_kernel(tmp_path, test)
-    assert "GIVEN UP" in caplog.text
+
+async def check_given_up(gateway: Gateway, folder: Path, log: pytest.LogCaptureFixture) -> None:
+    assert (await gateway.statistics())["journal"] is False
+    assert files(folder) == 0
+    assert "GIVEN UP" in log.text
 
 
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_recovered_eviction_order_uses_the_recovered_tables(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig)
     await worker.pred(1, A, tokens(*range(1, 65)))
     assert await worker.call(1, Op.KV_OFFER, A) == 64
-    rig.die(random.Random(0))
-    rig.boot()
+    rig.die_and_boot()
     kvfs = rig.kernel._kvfs
     assert kvfs.prefix_cache.references.sum() == 4
     assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
 
-def test_unrecomputable_file_after_a_death_answers_eio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_unrecomputable_file_after_a_death_answers_eio(
+    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
-
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
-        await worker.pred(1, A, tokens(*range(1, 8)), tree)
-        worker.tell(1, Op.KV_FORK, B, A)
-        worker.tell(1, Op.KV_CREATE, C)
-        await worker.pred(1, C, tokens(*range(1, 8)))
-        rig.die(random.Random(0))
-        rig.boot()
-        for lost in (A, B):
-            assert await worker.pred(1, lost, tokens(9)) == -Errno.EIO
-            assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
-        assert await worker.call(1, Op.KV_LEN, C) == 7
-        assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
-        await gateway.check_integrity()
-
-    with_crashing_kernel(tmp_path, test)
+    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few for the tree's lineage
+    await start(rig)
+    tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
+    await worker.pred(1, A, tokens(*range(1, 8)), tree)
+    worker.tell(1, Op.KV_FORK, B, A)
+    worker.tell(1, Op.KV_CREATE, C)
+    await worker.pred(1, C, tokens(*range(1, 8)))
+    rig.die_and_boot()
+    for lost in (A, B):
+        assert await worker.pred(1, lost, tokens(9)) == -Errno.EIO
+        assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
+    assert await worker.call(1, Op.KV_LEN, C) == 7
+    assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
+    await gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
@@ -365,8 +351,7 @@ async def test_large_results_are_sent_again_after_a_death(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(3)
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig)
     large = options(at="all", get="logits")
     for _ in range(3):
         reply = worker.pred(1, A, tokens(*range(1, 257)), large)
@@ -383,7 +368,7 @@ async def test_large_results_are_sent_again_after_a_death(
 async def test_step_results_survive_a_death_before_they_are_sent(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
 ) -> None:
-    """Also where somebody comes in between, whose record is of that turn, too."""
+    """Also where another peer connects in between, whose record is of that turn, too."""
     for instance in (1, 2):
         await gateway.register(instance)
         await worker.call(instance, Op.KV_CREATE, A)
@@ -425,8 +410,7 @@ async def test_peers_without_a_session_end_with_the_kernel(
     passer.tell(1, Op.KV_CREATE, A)
     worker.tell(2, Op.KV_CREATE, A)
     await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
-    rig.die(random.Random(0))
-    rig.boot()
+    rig.die_and_boot()
     assert await worker.call(2, Op.KV_LEN, A) == 1
     assert (await gateway.statistics())["instances"] == 1
     assert (await gateway.end(1)).value["completion_tokens"] == 1

@@ -32,20 +32,19 @@ def held(kernel: Any) -> int:
     return sum(map(len, kernel._syscalls.call_queue.queues.values()))
 
 
-async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
+async def begin(rig: KernelRig | CrashingKernelRig) -> None:
     """Give two tenants an instance each, with a file of some entries, and let both decode."""
     for instance, tenant in ((1, "hostile"), (2, "victim")):
-        await gateway.register(instance, tenant=tenant)
-        worker.tell(instance, Op.KV_CREATE, A)
+        await start(rig, instance, tenant=tenant)
     for instance in (1, 2):
-        assert isinstance(await worker.pred(instance, A, tokens(*range(1, 20))), bytes)
-        assert isinstance(await worker.pred(instance, A, tokens(1)), bytes)
+        for ids in (range(1, 20), range(1, 2)):
+            assert isinstance(await rig.worker.pred(instance, A, tokens(*ids)), bytes)
     take_time(rig.kernel, CALL_US)
 
 
 def with_two_tenants(test: Any) -> None:
     async def both(rig: KernelRig) -> None:
-        await _begin(rig, rig.worker, rig.gateway)
+        await begin(rig)
         await test(rig)
 
     with_kernel(both)
@@ -69,7 +68,7 @@ async def test_waiting_calls_keep_their_order_and_delay_no_other_tenant(rig: Ker
 
 @run_by(with_kernel)
 async def test_calls_of_a_tenant_alone_do_not_wait(rig: KernelRig) -> None:
-    worker = await start(rig, 1)
+    worker = await start(rig)
     take_time(rig.kernel, CALL_US)
     flood(worker, 1)
     await worker.call(1, Op.KV_LEN, A)
@@ -134,7 +133,7 @@ async def test_journal_has_the_waiting_calls_at_any_moment(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(1)
-    await _begin(rig, worker, gateway)
+    await begin(rig)
     lengths = flood(worker, 1)
     most = 0
     while not lengths[-1].done():
@@ -150,7 +149,7 @@ async def test_waiting_calls_survive_kernel_deaths(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
     chance = random.Random(2)
-    await _begin(rig, worker, gateway)
+    await begin(rig)
     lengths = flood(worker, 1)
     deaths = 0
     while not lengths[-1].done():
@@ -171,7 +170,7 @@ async def test_waiting_calls_survive_kernel_deaths(
 async def test_replay_throttles_no_tenant_for_its_own_time(
     rig: CrashingKernelRig, gateway: Gateway, worker: Worker
 ) -> None:
-    await _begin(rig, worker, gateway)
+    await begin(rig)
     for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
         for instance, calls in ((1, 4), (2, 1)):
             worker.tell(instance, Op.KV_FORK, fork, A)

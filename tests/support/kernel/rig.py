@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 import numpy as np
@@ -251,7 +251,14 @@ class KernelRig:
         return Worker(theirs)
 
 
-async def start(rig: KernelRig, instance: int = 1, **given: Any) -> Worker:
+class HasPeers(Protocol):
+    """A rig with a gateway and a worker."""
+
+    gateway: Gateway
+    worker: Worker
+
+
+async def start(rig: HasPeers, instance: int = 1, **given: Any) -> Worker:
     """Register an instance of the worker "w" with an empty file at handle A."""
     answer = await rig.gateway.register(instance, **given)
     assert answer.errno == 0, answer
