@@ -1,6 +1,4 @@
-"""A device's slots without a device: what copies and steps leave in every slot of the pool."""
-
-from dataclasses import dataclass, field
+"""KV files without a device: a time that tests set, accounts, and files of a few tenants."""
 
 import numpy as np
 from symphony_kernel.executor.base import Int32, Int64
@@ -10,8 +8,6 @@ from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-
-POISON = -1
 
 
 class ManualTime:
@@ -95,49 +91,3 @@ def take_copies(kvfs: KVFS) -> list[Int64]:
 
 def slots_of_pages(pages: Int32) -> Int64:
     return (pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
-
-
-@dataclass
-class DeviceRow:
-    """New entries of one file. The table is a view, as an executor gets it, read when it runs."""
-
-    block_table: Int32
-    start: int
-    values: Int64
-
-    def slots(self) -> Int64:
-        indices = np.arange(self.start, self.start + len(self.values))
-        pages = self.block_table[indices // PAGE_TOKENS].astype(np.int64)
-        return pages * PAGE_TOKENS + indices % PAGE_TOKENS
-
-
-@dataclass
-class DeviceStep:
-    """One step on its way: copies, then freed pages are overwritten with junk, then rows."""
-
-    copies: list[Int64]
-    poisoned: Int64
-    rows: list[DeviceRow] = field(default_factory=list)
-
-
-class SlotStore:
-    """A value for each slot, standing for its K and V."""
-
-    def __init__(self, pages: int) -> None:
-        self.values: Int64 = np.full(pages * PAGE_TOKENS, POISON, np.int64)
-
-    def copy(self) -> "SlotStore":
-        other = SlotStore(0)
-        other.values = self.values.copy()
-        return other
-
-    def apply_copies(self, groups: list[Int64]) -> None:
-        for sources, destinations in groups:
-            assert len(np.unique(destinations)) == len(destinations), "two copies into one slot"
-            self.values[destinations] = self.values[sources]
-
-    def run(self, step: DeviceStep) -> None:
-        self.apply_copies(step.copies)
-        self.values[step.poisoned] = POISON
-        for row in step.rows:
-            self.values[row.slots()] = row.values

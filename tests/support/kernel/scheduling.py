@@ -77,8 +77,8 @@ class LengthFile:
 
 def make_work(
     root: int,
-    tokens: int,
-    file: LengthFile | KVFile,
+    tokens: int = 1,
+    file: LengthFile | KVFile | None = None,
     *,
     tenant: str = "t",
     instance: int | None = None,
@@ -86,7 +86,8 @@ def make_work(
     weight: float = 1.0,
     done: Callable[[bytes | int], None] = lambda _: None,
 ) -> Request:
-    """Return a pred of `tokens` tokens at the end of `file`."""
+    """Return a pred of `tokens` tokens at the end of `file`, or of a file of its own."""
+    file = LengthFile(Pool()) if file is None else file
     return Request(
         instance=root if instance is None else instance,
         root=root,
