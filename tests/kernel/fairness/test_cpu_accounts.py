@@ -1,4 +1,4 @@
-"""What tenants' calls may take of the kernel's thread beside others."""
+"""What tenants' calls may take of the kernel's thread while others are present."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What tenants cost outside the kernel: who is told to rest, and what a death makes of it."""
+"""Processor time outside the kernel: throttled tenants, and what a kernel's death keeps."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ MUCH = 40_000  # microseconds
 
 
 async def spend(worker: Worker, *times: list[Any]) -> list[m.Pace]:
-    """Tell what instances have cost a worker; return who is to rest."""
+    """Report what instances have cost a worker; return the tenants to throttle."""
     worker.paces.clear()
     worker.link.send(m.encode(m.Spent(list(times))))
     await asyncio.sleep(0.001)
@@ -100,13 +100,13 @@ def test_equal_use_or_enough_processors_throttle_no_tenant() -> None:
 async def test_gateway_time_is_charged_to_the_same_account(rig: KernelRig, worker: Worker) -> None:
     rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
     await asyncio.sleep(0.001)
-    assert worker.paces == [], "its worker hears of it when it tells next"
+    assert worker.paces == [], "its worker is told with its next report"
     (pace,) = await spend(worker, [1, 1])
     assert pace.tenant == "hostile"
 
 
 async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
-    """Tell what tenants have cost the gateway; return who is to rest there."""
+    """Report what tenants have cost the gateway; return the tenants to throttle there."""
     rig.gateway.paces.clear()
     rig.gateway.link.send(m.encode(m.Spent(list(times))))
     await asyncio.sleep(0.001)
@@ -121,10 +121,10 @@ async def test_tenant_time_at_the_gateway_is_throttled_there(
     (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
     assert pace.tenant == "hostile"
     assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
-    assert not worker.paces, "its worker hears of it when it tells next"
+    assert not worker.paces, "its worker is told with its next report"
     (pace,) = await spend(worker, [1, 1])
     assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
-    assert await spend(worker, [2, 1]) == [], "nobody else pays for it"
+    assert await spend(worker, [2, 1]) == [], "no other tenant pays for it"
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)
@@ -135,7 +135,7 @@ async def test_tenant_without_instances_rests_beside_others_only(rig: KernelRig)
     assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
     (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
     assert pace.tenant == "uploads"
-    await asyncio.sleep(1.0)  # nobody has done anything since
+    await asyncio.sleep(1.0)  # no tenant has done anything since
     assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
 
 

@@ -1,4 +1,4 @@
-"""Shares of the device's time: what a tenant is promised beside any others, in virtual time.
+"""Shares of the device's time: what a tenant is promised, in virtual time.
 
 For tenant i with weight w_i, W the sum of all weights, U the longest time that its rows of a step
 would take alone, and S the longest step:
@@ -84,7 +84,7 @@ class World:
             if isinstance(polled, Wait):
                 await self.clock.sleep(polled.seconds)
                 continue
-            assert isinstance(polled, Step), "all of them always have work"
+            assert isinstance(polled, Step), "all tenants always have requests"
             began = self.clock.now()
             rows = [(part.count, part.request.file.length + part.start) for part in polled.chunks]
             took = self.costs.seconds(rows)

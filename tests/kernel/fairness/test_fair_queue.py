@@ -1,4 +1,4 @@
-"""Level 1: the service bound, lifting, weights, and a LIP's share whatever it forks."""
+"""The fair queue: the service bound, weights, and a LIP's share however much it forks."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ CHARGE_MAX = 1.1 * PREFILL_QUANTUM_TOKENS  # with what contexts add
 
 
 def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Request, float]:
-    """Serve the first work by itself: its tenant pays what its LIP is charged."""
+    """Serve the first request alone; charge its tenant what its LIP is charged."""
     request = queue.first()
     assert request is not None
     count = min(request.remaining, quantum)
@@ -59,7 +59,7 @@ def test_backlogged_tenants_differ_by_a_constant_at_most(
     serves: int,
     arrivals: list[int],
 ) -> None:
-    """From when two tenants both have work: |service/weight| differs by one charge of each."""
+    """While two tenants have requests, service over weight differs by one charge of each."""
     queue = FairQueue(COSTS)
     names = [f"tenant {i}" for i in range(len(weights))]
     for name, weight in zip(names, weights, strict=True):
@@ -71,7 +71,7 @@ def test_backlogged_tenants_differ_by_a_constant_at_most(
 
     def refill(index: int) -> None:
         name = names[index]
-        while waiting[name] < 2:  # always work of its own left: backlogged
+        while waiting[name] < 2:  # always a request left: backlogged
             size = sizes[index][made[name] % len(sizes[index])]
             root = 10 * index + made[name] % lips[index]
             made[name] += 1
@@ -131,7 +131,7 @@ def test_service_is_divided_by_weight(queue: FairQueue, level: str) -> None:
 
 
 def test_idle_tenant_earns_no_credit(queue: FairQueue) -> None:
-    """Who comes late is lifted to the least served: it cannot make up for what it did not ask."""
+    """A late tenant is lifted to the least served: it is not served for its idle time."""
     push(queue, 2000, 1, tenant="early")
     queue.push(make_work(2, tenant="late"))
     for _ in range(1000):
@@ -156,7 +156,7 @@ def test_service_is_remembered_over_a_moment_without_requests(queue: FairQueue) 
 def test_lip_with_requests_away_keeps_its_counter_until_they_end(
     queue: FairQueue, end: str
 ) -> None:
-    """A LIP whose works all wait for frames is not idle."""
+    """A LIP whose requests all wait for frames is not idle."""
     push(queue, 400, 1)
     away = make_work(2, 1, instance=20)
     queue.push(away)
@@ -308,7 +308,7 @@ def test_flood_of_prompts_is_skipped_at_once(queue: FairQueue) -> None:
 
 
 def test_lip_whose_requests_cannot_run_is_skipped(queue: FairQueue) -> None:
-    """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
+    """A thousand requests that wait for pages cost a step as much as a few; none is lost."""
     requests = push(queue, 1000, 1)
     other = make_work(2)
     queue.push(other)
@@ -341,7 +341,7 @@ def test_lip_whose_requests_cannot_run_is_skipped(queue: FairQueue) -> None:
 def test_request_served_at_once_costs_the_same_as_queued(
     requests: list[tuple[int, str, int, bool]],
 ) -> None:
-    """As `push` and `serve_fully`, whoever waits beside it."""
+    """`serve_new` equals `push` and `serve_fully`, whichever requests wait."""
     counters = []
     for at_once in (False, True):
         queue = FairQueue()

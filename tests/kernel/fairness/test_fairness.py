@@ -222,7 +222,7 @@ def streams_and_prompts(draw: st.DrawFn) -> tuple[list[Habit], float]:
     return streams + prompts, draw(st.sampled_from([60.0, 100.0, 200.0]))
 
 
-# All works of these LIPs often wait for frames. When such a LIP counted as idle, services differed
+# All requests of these LIPs often wait for frames. When such a LIP counted as idle, services differed
 # by 3.7 times the bound after 600 steps.
 PARKED_CROWD = (
     [
@@ -246,7 +246,7 @@ def test_service_of_lips_under_pressure_follows_their_weights(
     lips = [replace(each, branches=min(each.branches, 4), trees=False, context=0) for each in lips]
     most = [page_count(habit.context + 256 + 2 * max(habit.sizes)) + 1 for habit in lips]
     held = sum(habit.branches * pages for habit, pages in zip(lips, most, strict=True))
-    # Without a host an eighth of the device is for what nobody could compute again.
+    # Without a host an eighth of the device is for unrecomputable pages.
     frames = max(int(0.2 * held), max(most) * 8 // 7 + 2)
     limits = StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=inf)
     referee = Crowded(lips, weights, limits, max(most) * PAGE_TOKENS)

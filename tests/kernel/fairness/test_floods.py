@@ -1,4 +1,4 @@
-"""What a tenant's completions get beside another's floods: no less than their fair share."""
+"""What a tenant's completions get during another's floods: at least their fair share."""
 
 import asyncio
 
@@ -69,7 +69,7 @@ def test_flood_of_kv_calls_is_charged_to_its_tenant(call_us: float, device: Devi
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_flood_beside_streams_gets_its_share_too(device: Device) -> None:
-    """Prompts beside streams, which leave half of the time, are computed for most of that."""
+    """Streams leave half of the time; prompts are computed for most of it."""
     got = measure(device, SHORT, [prompts(8_000)])
     assert got.beside * device.prefill_token_us * 1e-6 >= 0.25
 

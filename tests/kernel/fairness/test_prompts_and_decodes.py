@@ -117,14 +117,14 @@ async def test_calls_before_a_stream_do_not_delay_later_prompts(
     before = await _prompt_seconds(worker)
     await asyncio.sleep(2)
     take_time(rig.kernel, 1_000)
-    for fork in range(A + 1, A + 801):  # nearly a second of them, beside nobody
+    for fork in range(A + 1, A + 801):  # nearly a second of them, with no other tenant
         worker.tell(3, Op.KV_FORK, fork, A)
         assert await worker.call(3, Op.KV_CLOSE, fork) == 0
     assert await _prompt_seconds(worker) <= 1.2 * before
 
 
 async def _prompt_seconds(worker: Worker) -> float:
-    """Return how long a prompt of the second tenant's takes beside the first one's stream."""
+    """Return how long a prompt of the second tenant takes while the first one decodes."""
     now = asyncio.get_running_loop().time
     await worker.call(2, Op.KV_TRUNCATE, A, 0)
     stream = asyncio.ensure_future(decode(worker, 1, 100))

@@ -1,4 +1,4 @@
-"""Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and nobody else."""
+"""Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and no other."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ class File:
 
 
 class Pred:
-    """As much of a work as the throttle looks at."""
+    """As much of a request as the rate limiter looks at."""
 
     def __init__(self, name: str, root: int, count: int = 1, tenant: str = "acme") -> None:
         self.name, self.root, self.count, self.tenant = name, root, count, tenant
@@ -109,7 +109,7 @@ def test_preds_over_the_rate_wait_and_lips_alternate() -> None:
         await asyncio.sleep(3)
         assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
         assert stage.woken > 0
-        # What nobody took meanwhile may be taken at once, a minute's worth at most.
+        # Unused tokens may be taken at once, a minute's worth at most.
         await asyncio.sleep(600)
         assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 

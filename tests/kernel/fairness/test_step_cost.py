@@ -121,7 +121,7 @@ def test_step_load_counts_kinds_of_rows() -> None:
     assert found.features[ENTRIES] == 0.0
 
 
-# -- Prompts beside decodes of one tenant ----------------------------------------------------------
+# -- Prompts among decodes of one tenant -----------------------------------------------------------
 def test_prompt_gets_the_time_that_is_left() -> None:
     costs = learned(base=0.010, token=0.001)
     assert costs.prompt_tokens(1, 0.100, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS) in range(
@@ -148,7 +148,7 @@ def test_prompt_before_any_step_gets_a_quantum() -> None:
 
 
 def test_invalid_times_do_not_change_what_was_learned() -> None:
-    """As they once did: to no number, which a LIP was charged, and then no work was ever first."""
+    """Once they made a cost that was no number; then no request ever came first."""
     costs = learned(base=0.010, token=0.001)
     for _ in range(2_000):
         costs.learn(load(1), -1e-6)

@@ -1,4 +1,4 @@
-"""Shares beside tenants that think between two preds, on a device with known costs.
+"""Shares among tenants that think between two preds, on a device with known costs.
 
 The property tests of `tests/kernel/fairness/test_device_shares.py` have tenants that always have
 work. Here a tenant sends its next pred some time after the last one's result, so that for a moment
@@ -39,7 +39,7 @@ class Wants:
     tree: bool = False
     think: float = 0.0  # seconds from a result to the next pred
     begin: float = 0.0
-    computes: float = 0.0  # seconds of a processor beside each second of the device's
+    computes: float = 0.0  # seconds of a processor for each second of the device's
     result_bytes: int = 0  # of a pred; 0: as many as its options make it
 
 
@@ -209,7 +209,7 @@ def test_calls_of_a_run_without_preds_are_charged_to_its_tenant() -> None:
 
 
 def test_processor_time_counts_on_a_device_of_processors() -> None:
-    """One tenant takes half a processor beside its rows: both tenants have as much of both."""
+    """One tenant takes half a processor for its rows; both tenants get as much of both."""
     other = Wants(programs=200, computes=0.5)
     assert 0.75 * alone(STREAMS) / OnProcessors(v=STREAMS, x=other).run(30.0)["v"] <= RATE
     apart = World(v=STREAMS, x=other).run(30.0)["v"]

@@ -209,7 +209,7 @@ class KVFSMachine(FileMachine):
     @precondition(lambda self: any(step.rows for step in self.steps))
     @rule(choice=CHOICES)
     def cancel(self, choice: int) -> None:
-        """The file goes on at once, while the step still writes where it had room."""
+        """The file is free at once, while the step still writes where it had room."""
         rows = [row for step in self.steps for row in step.rows if not row.cancelled]
         if rows:
             row = rows[choice % len(rows)]

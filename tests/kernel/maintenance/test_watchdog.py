@@ -1,4 +1,4 @@
-"""A kernel whose schedulers have lost a work says so, goes on, and lets nobody wait for ever."""
+"""A kernel that has lost a request logs it, continues, and fails what waits for ever."""
 
 import logging
 
@@ -58,7 +58,7 @@ async def test_generation_waiting_for_its_program_is_no_stall(rig: KernelRig) ->
     made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
     while len(made.records) < 3:
         await rig.kernel._clock.sleep(0.1)
-    for _ in range(200):  # nobody takes what it has given
+    for _ in range(200):  # its records are not taken
         await rig.kernel._clock.sleep(0.1)
     made.cancel()
     await made.end

@@ -1,4 +1,4 @@
-"""What a work gets before it runs, where the device is too small for all files."""
+"""What a request gets before it runs, where the device is too small for all files."""
 
 import numpy as np
 from symphony_kernel.fairness.fair_queue import FairQueue
@@ -16,7 +16,7 @@ FRAMES = 8
 
 
 def test_reserved_room_without_entries_is_not_recomputed() -> None:
-    """Drafts left it to a generation whose frames others took: no row of a rebuild writes it."""
+    """A look-ahead step left it to a generation whose frames were taken: no recompute fills it."""
     kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range(13))
@@ -50,7 +50,7 @@ def test_reserved_room_without_entries_is_not_recomputed() -> None:
 
 
 def _full_device() -> tuple[KVFS, FairQueue, Admission]:
-    """Return a device whose frames an admitted work of LIP 1 holds."""
+    """Return a device whose frames an admitted request of LIP 1 holds."""
     kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range((FRAMES - 2) * PAGE_TOKENS))

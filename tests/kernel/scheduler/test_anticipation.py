@@ -12,7 +12,7 @@ STEP = 0.010  # seconds
 
 @dataclass
 class Queue:
-    """Works that are ready: how many of each LIP."""
+    """Requests that are ready: how many of each LIP."""
 
     lips: dict[int, int]
 

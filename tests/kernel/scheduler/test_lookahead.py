@@ -1,4 +1,4 @@
-"""Drafts in the kernel: the device goes on by itself, and nobody can tell but by the clock."""
+"""Look-ahead steps in the kernel: they change nothing but the time that results take."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Counting(SimulatedExecutor):
 
 
 class Plain(SimulatedExecutor):
-    """A device that takes no drafts."""
+    """A device without look-ahead steps."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, 256, costs=STEP)
@@ -43,7 +43,7 @@ class Plain(SimulatedExecutor):
 
 
 def ahead(rig: KernelRig) -> tuple[int, int]:
-    """Return how many drafts became steps, and how many were computed for nothing."""
+    """Return how many look-ahead steps were used, and how many were computed in vain."""
     found = rig.kernel.statistics()
     return found["device_steps_ahead"], found["device_steps_in_vain"]
 
@@ -61,7 +61,7 @@ async def test_lone_generations_use_lookahead_after_the_first_step(rig: KernelRi
 
 @pytest.mark.parametrize("make", [Counting, Plain], ids=["drafts", "none"])
 def test_new_pred_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
-    """A draft that was not begun is taken back: nobody waits longer than without drafts."""
+    """A look-ahead step that has not begun is revoked, so that no pred waits longer."""
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
@@ -93,7 +93,7 @@ def test_generation_and_preds_share_every_step() -> None:
         return times
 
     times = with_kernel(test, executor=Counting)
-    assert times == with_kernel(test, executor=Plain), "as without drafts"
+    assert times == with_kernel(test, executor=Plain), "as without look-ahead"
     # One step shows what a tenant's row takes alone.
     assert times[-1] <= 54 * 0.0104
 
@@ -131,7 +131,7 @@ async def test_lookahead_step_continues_after_one_row_stops(rig: KernelRig) -> N
 
 
 def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
-    """All others are taken back while one computes whose first row is nobody's any more."""
+    """All later ones are revoked while one computes whose first row has ended."""
 
     async def test(rig: KernelRig) -> list[list[int]]:
         worker = await start(rig)
@@ -145,7 +145,7 @@ def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
         ]
         worker.tell(3, Op.KV_CREATE, B)
         assert await made[0].end == b""
-        short = worker.pred(3, B, tokens(1))  # takes all drafts back that have not begun
+        short = worker.pred(3, B, tokens(1))  # revokes all look-ahead steps that have not begun
         worker.tell(3, Op.CANCEL, worker._seq)
         assert await short == -Errno.ECANCELED
         for each in made:
@@ -162,7 +162,7 @@ async def test_pages_reserved_ahead_are_freed_at_the_end(rig: KernelRig) -> None
     plain = await worker.complete(1, A, tokens(1), max=3 * PAGE_TOKENS)
     await start(rig, 2)
     free = rig.kernel.statistics()["pages_free"]
-    # Its last entry fills a page: drafts had reserved the next one.
+    # Its last entry fills a page: look-ahead steps had reserved the next one.
     end = next(
         n for n in (PAGE_TOKENS, 2 * PAGE_TOKENS) if plain.ids[n - 1] not in plain.ids[: n - 1]
     )
@@ -205,7 +205,7 @@ async def test_integrity_check_is_made_while_generations_run(rig: KernelRig) -> 
 
 @run_by(with_kernel, costs=STEP)
 async def test_lookahead_is_bounded_by_the_programs_ahead(rig: KernelRig) -> None:
-    """Two tokens may be appended that were not taken: no draft is for a third."""
+    """Two untaken tokens may be appended: no look-ahead step is made for a third."""
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1), eager=False, ahead=2)
     await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""Preds that are computed before they come: nobody can tell but by the clock."""
+"""Predictions: they change nothing but the time that results take."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from tests.support.kernel.rig import with_kernel as with_any_kernel
 from tests.support.run_by import run_by
 
 STEP = CostModel(fixed_us=10_000)
-BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
+BOLD = PredictionOptions(least=0, odd=0, vain=0)  # predicts each pred that it can
 SEEDED = options(get={"sample": {"temperature": 5.0, "seed": 7}})
 BEST = options(get={"top": 3})
 
@@ -27,7 +27,7 @@ def with_kernel(
     caution: PredictionOptions | None = BOLD,
     **given: Any,
 ) -> Any:
-    """Run a test beside a kernel that guesses with so much caution, or not at all."""
+    """Run a test beside a kernel that predicts with so much caution, or not at all."""
 
     async def checked(rig: KernelRig) -> Any:
         result = await test(rig)
@@ -108,7 +108,7 @@ def test_generation_and_predicted_preds_run_together() -> None:
 
 
 def test_ended_preds_leave_nothing_to_the_collector() -> None:
-    """With circles among what a token is made of, everybody would rest while they are found."""
+    """With reference cycles, all programs would wait for the garbage collector."""
 
     async def test(rig: KernelRig) -> tuple[set[str], tuple[int, int]]:
         await start(rig, 2)
@@ -125,7 +125,7 @@ def test_ended_preds_leave_nothing_to_the_collector() -> None:
     assert left == set()
 
 
-# -- Whatever else comes -----------------------------------------------------------------------
+# -- Other calls -------------------------------------------------------------------------------
 async def length_of(worker: Worker) -> int:
     length = await worker.call(1, Op.KV_LEN, A)
     assert isinstance(length, int)
@@ -217,7 +217,7 @@ def test_prediction_is_dropped_when_another_call_comes(
 
 
 def test_prediction_is_used_by_another_handle() -> None:
-    """What counts is the file: a child that was granted it goes on with the same token."""
+    """What counts is the file: a child that was granted it continues with the same token."""
 
     async def test(rig: KernelRig) -> list[Any]:
         worker = await start(rig)
@@ -235,10 +235,10 @@ def test_prediction_is_used_by_another_handle() -> None:
     assert with_kernel(test) == with_kernel(test, None)
 
 
-# -- What nobody sees --------------------------------------------------------------------------
+# -- What programs do not see ------------------------------------------------------------------
 @run_by(with_kernel)
 async def test_prediction_holds_no_page_and_no_quota(rig: KernelRig) -> None:
-    """One entry behind a full page: the next page is nobody's until its pred comes."""
+    """The entry behind a full page takes no page until its pred comes."""
     worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
     free = rig.kernel.statistics()["pages_free"]
     made = await think(worker, 1, PAGE_TOKENS)
@@ -305,7 +305,7 @@ async def test_new_pred_is_in_the_next_step(rig: KernelRig) -> None:
 # -- For whom ----------------------------------------------------------------------------------
 @run_by(with_kernel, caution=PredictionOptions())
 async def test_unpredictable_program_wastes_few_rows(rig: KernelRig) -> None:
-    """Every other token is its own: by its past it is not guessed about for long."""
+    """Every other token is the program's own, so that it is soon not predicted."""
     worker = await start(rig)
     token = 1
     for number in range(200):

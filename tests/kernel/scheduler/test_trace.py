@@ -1,4 +1,4 @@
-"""Traces of preds: which steps computed them, whatever becomes of them."""
+"""Traces of preds: the steps that computed them, and how they ended."""
 
 import asyncio
 from itertools import pairwise

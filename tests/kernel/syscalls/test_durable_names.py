@@ -24,7 +24,19 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.syscalls.durable_names import DurableOptions, PageDevice
 
 from tests.support.kernel.page_device import extend, make_account
-from tests.support.kernel.rig import ASSETS, PROMPT, A, B, C, KernelRig, decode, ids, start, tokens
+from tests.support.kernel.rig import (
+    ASSETS,
+    PROMPT,
+    A,
+    B,
+    C,
+    KernelRig,
+    decode,
+    ids,
+    run_beside,
+    start,
+    tokens,
+)
 from tests.support.run_by import run_by
 
 Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
@@ -37,6 +49,10 @@ def lives(
     """Run each test beside a kernel of its own, one after the other over the same directory."""
 
     async def life(test: Test) -> None:
+        async def checked(rig: KernelRig) -> None:
+            await test(rig)
+            await rig.gateway.check_integrity()
+
         clock = RealClock()
         executor = SimulatedExecutor(clock, pages, costs=CostModel(fixed_us=100))
         places_ = places or TierConfig()
@@ -50,16 +66,7 @@ def lives(
         )
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
         kernel.open_durable_names(known=False)
-        running = asyncio.create_task(kernel.run())
-        rig = KernelRig(kernel)
-        testing = asyncio.create_task(test(rig))
-        await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            await testing
-            await rig.gateway.check_integrity()
-        await kernel.close()
-        await running
-        await testing
+        await run_beside(kernel, checked)
 
     for test in tests:
         asyncio.run(asyncio.wait_for(life(test), 30))
@@ -73,35 +80,40 @@ async def saved(rig: KernelRig, path: str = "a/b", flags: int = DURABLE) -> list
     return [token, *await decode(worker, 1, A, token, 5)]
 
 
-async def gone_on(rig: KernelRig, first: int, path: str = "a/b", instance: int = 1) -> list[int]:
+def saved_by_a_life(root: Path) -> list[int]:
+    """Let a kernel save a prompt and end; return the tokens behind it."""
+    known: list[int] = []
+
+    async def test(rig: KernelRig) -> None:
+        known.extend(await saved(rig))
+
+    lives(root, test)
+    return known
+
+
+async def gone_on(rig: KernelRig, first: int, path: str = "a/b") -> list[int]:
     """Open a saved prompt and decode behind it."""
-    worker = await start(rig, instance)
-    assert await worker.call(instance, Op.KV_OPEN, B, path, 31) == 31
-    return [first, *await decode(worker, instance, B, first, 5)]
+    worker = await start(rig)
+    assert await worker.call(1, Op.KV_OPEN, B, path, 31) == 31
+    return [first, *await decode(worker, 1, B, first, 5)]
 
 
 def test_saved_file_is_continued_after_a_restart(tmp_path: Path) -> None:
-    known: list[int] = []
-
-    async def first(rig: KernelRig) -> None:
-        known.extend(await saved(rig))
+    known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t")).value
+        (listed,) = await listing(rig)
         assert (listed["path"], listed["tier"], listed["durable"]) == ("a/b", "disk", True)
         assert await gone_on(rig, known[0]) == known
         assert (await rig.gateway.statistics())["steps"] == 5
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t")).value
+        (listed,) = await listing(rig)
         assert listed["tier"] == "device"
 
-    lives(tmp_path, first, second, second)
+    lives(tmp_path, second, second)
 
 
 def test_saved_file_is_loaded_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
-    known: list[int] = []
-
-    async def first(rig: KernelRig) -> None:
-        known.extend(await saved(rig))
+    known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
         worker = await start(rig, 2)
@@ -114,21 +126,16 @@ def test_saved_file_is_loaded_to_the_host_when_the_device_is_full(tmp_path: Path
         await rig.gateway.end(2)
         assert [known[0], *await decode(worker2, 1, B, known[0], 5)] == known
 
-    lives(tmp_path, first)
     lives(tmp_path, second, pages=14, places=TierConfig(host_slots=16, pages_a_frame=4))
 
 
 def test_file_of_another_model_is_recomputed_from_tokens(tmp_path: Path) -> None:
-    """Of another model K and V are worth nothing: they are computed again at first use."""
-    known: list[int] = []
-
-    async def first(rig: KernelRig) -> None:
-        known.extend(await saved(rig))
+    """K and V of another model are dropped, and recomputed at first use."""
+    known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
         assert await gone_on(rig, known[0]) == known
 
-    lives(tmp_path, first)
     lives(tmp_path, second, durable={"weights": lambda: "others"})
 
 
@@ -146,12 +153,12 @@ def test_replaced_and_removed_names_stay_so_after_a_restart(tmp_path: Path) -> N
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="removed")).errno < 0
 
     async def second(rig: KernelRig) -> None:
-        listed = (await rig.gateway.ask("kv_list", tenant="t")).value
+        listed = await listing(rig)
         assert [(file["path"], file["len"]) for file in listed] == [("kept", 2), ("replaced", 3)]
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="kept")).value == 0
 
     async def third(rig: KernelRig) -> None:
-        listed = (await rig.gateway.ask("kv_list", tenant="t")).value
+        listed = await listing(rig)
         assert [file["path"] for file in listed] == ["replaced"]
 
     lives(tmp_path, first, second, third)
@@ -197,7 +204,7 @@ def test_publishing_needs_the_operators_option(tmp_path: Path) -> None:
         assert await worker.call(5, Op.KV_OPEN, 1 << 16 | 5, "a", 1) == -Errno.ENOENT
 
     async def unseen(rig: KernelRig) -> None:
-        """The operator has thought better of it: nothing is public, whatever files say."""
+        """The operator has withdrawn the option: nothing is public, though files say so."""
         worker = await start(rig, 5, tenant="other")
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == -Errno.ENOENT
         for ask, more in (("kv_list", {"prefix": "public/t/"}), ("kv_stat", {"path": "public/t/a"}),
@@ -433,7 +440,7 @@ async def test_upload_counts_the_bytes_that_were_sent(rig: KernelRig) -> None:
 
 
 def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None:
-    """The device goes on around them, and every file holds what its program had."""
+    """Steps continue meanwhile, and every file holds what its program had."""
 
     async def test(rig: KernelRig) -> None:
         async def program(instance: int) -> None:
@@ -460,7 +467,7 @@ def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None
     lives(tmp_path, test, again)
 
 
-# --- While calls go on ---------------------------------------------------------------------------
+# --- While other calls are made ------------------------------------------------------------------
 class Moving:
     """Files over a device and a host, and a device that is slow to read and write whole files."""
 
@@ -475,7 +482,7 @@ class Moving:
         return asyncio.ensure_future(work())
 
     def file(self, pages: int, tenant: str = "t") -> KVFile:
-        """Return a file of whole pages, whatever lies in them."""
+        """Return a file of whole pages with any content."""
         file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
         extend(file, *range(pages * PAGE_TOKENS))
         return file
@@ -493,7 +500,7 @@ class Moving:
 
 
 async def test_file_read_while_its_pages_move_is_complete() -> None:
-    """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
+    """Otherwise the file would get what is in the frames now, perhaps another tenant's."""
     house = Moving(8)
     file = house.file(4)
     await house.mark(file, 7)

@@ -59,7 +59,7 @@ def best(logits: Any) -> int:
 
 @run_by(at_a_desk, "checkpoint")
 async def test_attention_sinks_with_kept_positions_equal_dense(desk: Desk) -> None:
-    """StreamingLLM (2309.17453): the first tokens and a window; positions go on as they were."""
+    """StreamingLLM (2309.17453): the first tokens and a window, at their old positions."""
     stream = desk.create()
     logits = await desk.pred(stream, ids(50))
     position = 50
@@ -162,18 +162,23 @@ async def test_parts_of_modules_appended_elsewhere_equal_dense(desk: Desk) -> No
     await desk.pred(target, ids(2, 6))
 
 
+async def decoded(desk: Desk, prompt: list[int], count: int) -> list[int]:
+    """Return what plain greedy decoding gives behind a prompt."""
+    plain = desk.create()
+    logits = await desk.pred(plain, prompt)
+    found = [best(logits[-1])]
+    for _ in range(count):
+        logits = await desk.pred(plain, found[-1:])
+        found.append(best(logits[-1]))
+    return found
+
+
 @run_by(at_a_desk, "checkpoint")
 async def test_speculation_as_a_chain_equals_plain_decoding(desk: Desk) -> None:
-    """Each draft is half right: what was accepted, and one token more, equals plain decoding."""
-    plain, fast = desk.create(), desk.create()
-    prompt = ids(33)
-    logits = await desk.pred(plain, prompt)
-    expected = [best(logits[-1])]
-    for _ in range(24):
-        logits = await desk.pred(plain, expected[-1:])
-        expected.append(best(logits[-1]))
-    logits = await desk.pred(fast, prompt)
-    out = [best(logits[-1])]
+    """Each proposal is half right: accepted tokens and one more equal plain decoding."""
+    expected = await decoded(desk, ids(33), 24)
+    fast = desk.create()
+    out = [best((await desk.pred(fast, ids(33)))[-1])]
     while len(out) < 18:
         right = expected[len(out) : len(out) + 3]
         lookaheads = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
@@ -189,19 +194,13 @@ async def test_speculation_as_a_chain_equals_plain_decoding(desk: Desk) -> None:
 
 @run_by(at_a_desk, "checkpoint")
 async def test_speculation_as_a_tree_equals_plain_decoding(desk: Desk) -> None:
-    """Three drafts a token in one pass (SpecInfer, 2305.09781); the accepted path is extracted."""
-    plain, fast = desk.create(), desk.create()
-    prompt = ids(40)
-    logits = await desk.pred(plain, prompt)
-    expected = [best(logits[-1])]
-    for _ in range(20):
-        logits = await desk.pred(plain, expected[-1:])
-        expected.append(best(logits[-1]))
-    logits = await desk.pred(fast, prompt)
-    out = [best(logits[-1])]
+    """Proposals in a tree, in one pass (SpecInfer, 2305.09781); the right path is extracted."""
+    expected = await decoded(desk, ids(40), 20)
+    fast = desk.create()
+    out = [best((await desk.pred(fast, ids(40)))[-1])]
     while len(out) < 16:
         right = expected[len(out) : len(out) + 2]
-        # Node 0 is the token itself; below it wrong drafts stand before the right ones.
+        # Node 0 is the token itself; below it wrong proposals stand before the right ones.
         lookaheads = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
         found = await desk.pred(fast, lookaheads, parents=[-1, 0, 0, 1, 2, 2])
         before = len(fast) - 6

@@ -1,4 +1,4 @@
-"""`generate` in the kernel: the tokens of a loop of preds, with nobody between two steps."""
+"""`generate` in the kernel: the tokens of a loop of preds, without the program in between."""
 
 import asyncio
 from typing import Any
@@ -272,7 +272,7 @@ async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
         await asyncio.sleep(0.1)
     assert await worker.call(1, Op.KV_LEN, new[0]) == -Errno.EBUSY, "of the fork, for ever"
     assert await worker.call(1, Op.KV_LEN, new[1]) == -Errno.EBUSY
-    # What is about the handle and not about the file goes on as ever.
+    # Calls about the handle and not about the file are served.
     assert await worker.call(1, Op.KV_GRANT, A, 2, 1, "name") == 0
     assert await worker.call(2, Op.KV_GRANTED, B, "name") == 1
     assert await worker.call(2, Op.KV_CLOSE, B) == 0
@@ -284,7 +284,7 @@ async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
 
 @run_by(with_kernel)
 async def test_append_with_a_generating_file_fails_its_target(rig: KernelRig) -> None:
-    """It has no reply that a program hears: it becomes the answer of the file it would change."""
+    """An append has no reply: its error becomes the answer of the file that it would change."""
     worker = await start(rig)
     worker.tell(1, Op.KV_CREATE, B)
     await worker.pred(1, B, tokens(1, 2))
@@ -353,7 +353,7 @@ def test_cancelled_generation_ends_exactly(
         else:
             assert length == 0
         await rig.gateway.check_integrity()
-        # The file is as any other: roll back and go on.
+        # The file is as any other: it can be truncated and used.
         assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
         again = await worker.complete(1, A, PROMPT, max=len(given) or 1)
         assert again.ids[: len(given)] == given
@@ -408,7 +408,7 @@ async def test_generation_without_pages_ends_with_enomem(rig: KernelRig) -> None
     assert await made.end == -Errno.ENOMEM
     assert len(made.records) == 4 * PAGE_TOKENS
     assert await worker.call(1, Op.KV_LEN, A) == 4 * PAGE_TOKENS
-    # What was given stays; with room again it goes on.
+    # What was given stays; with room again the file is continued.
     assert await worker.call(1, Op.KV_TRUNCATE, A, PAGE_TOKENS) == 0
     again = await worker.complete(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
     assert again.records == made.records[PAGE_TOKENS : 2 * PAGE_TOKENS]
@@ -489,6 +489,6 @@ async def test_invalid_generate_options_are_refused(rig: KernelRig) -> None:
         made = worker.generate(1, A, tokens(1), **given)
         assert await made.end == -Errno.EINVAL, given
     assert await worker.call(1, Op.KV_LEN, A) == 0
-    worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # for nobody
+    worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # without a seq, so without a reply
     assert await worker.call(1, Op.KV_LEN, A) == 0
     assert rig.kernel.statistics()["failed"] == 9

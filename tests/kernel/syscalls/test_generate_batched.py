@@ -1,4 +1,4 @@
-"""Generations on a device that tells of several steps at once: their records are one reply."""
+"""Generations on a device that reports several steps at once: their records are one reply."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ def test_records_of_steps_reported_together_are_one_reply(
             assert await each.end == b""
         assert len({tuple(each.records) for each in made}) == 1, "they were asked for the same"
         assert len(made[0].records) == 40
-        assert made[0].times[1] > made[0].times[0], "the first one is told of by itself"
+        assert made[0].times[1] > made[0].times[0], "the first one is reported by itself"
         return made[0].records, made[0].replies, worker.frames - frames
 
     records, replies, frames = with_kernel(test, executor=in_lots)

@@ -1,7 +1,7 @@
 """`generate` on the real tiny model: what a loop of preds gives, alone and in any batch."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import ASSETS, A, KernelRig, options, start, tokens
+from tests.support.kernel.rig import ASSETS, A, KernelRig, options, run_beside, start, tokens
 
 COUNT = 24
 KINDS: list[dict[str, Any]] = [
@@ -23,22 +23,17 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def with_tiny_model(test: Callable[[KernelRig], Awaitable[None]], limits: StepLimits) -> None:
-    """Run a test beside a kernel with the tiny model; afterwards everything must have come back."""
+def with_tiny_model(
+    test: Callable[[KernelRig], Coroutine[Any, Any, None]], limits: StepLimits
+) -> None:
+    """Run a test beside a kernel with the tiny model; at the end all pages must be free."""
 
     async def main() -> None:
         executor = TorchExecutor.load(
             tiny_model.path(), dtype="fp32", device="cpu", threads=1, pool_bytes=64 << 20
         )
         kernel = Kernel(executor, describe(ASSETS), RealClock(), KernelOptions(steps=limits))
-        running = asyncio.create_task(kernel.run())
-        try:
-            rig = KernelRig(kernel)
-            await test(rig)
-            await rig.gateway.check_integrity()
-        finally:
-            await kernel.close()
-            await running
+        await run_beside(kernel, test)
         found = kernel.statistics()
         assert found["pages_free"] == found["pages"]
 
@@ -90,5 +85,6 @@ def test_generation_on_the_tiny_model_equals_a_loop_of_preds(limits: StepLimits)
         assert [ids(each) for each in batch] == loops
         rows, steps = (after[key] - before[key] for key in ("decode_rows", "decode_steps"))
         assert rows > 2 * steps, "they shared steps, but for those that show one tenant's time"
+        await rig.gateway.check_integrity()
 
     with_tiny_model(test, limits)

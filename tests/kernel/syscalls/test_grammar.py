@@ -124,7 +124,7 @@ async def test_distribution_under_a_constraint_covers_allowed_tokens(rig: Kernel
 
 
 async def test_tiny_model_gives_the_same_text_ahead_and_stepwise() -> None:
-    """On the real executor, where drafts go from step to step without a word from the loop."""
+    """On the real executor, where look-ahead steps follow each other without the loop."""
     executor = TorchExecutor.load(tiny_model.path(), threads=1)
     async with kernel_with_text(executor) as rig:
         worker = await start(rig)
@@ -305,7 +305,7 @@ async def test_constraints_of_an_instance_are_bounded(rig: KernelRig) -> None:
 
 @run_by(with_text)
 async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> None:
-    """An ambiguous grammar, and an expression with very many states, beside an honest stream."""
+    """An ambiguous grammar, an expression with very many states, and an honest stream."""
     worker = rig.worker
     ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
     heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
@@ -360,7 +360,7 @@ async def test_hostile_grammars_delay_no_other_tenant(rig: KernelRig) -> None:
 
 
 async def test_constrained_texts_under_pressure_are_the_same() -> None:
-    """Works are parked and come again, and pages are computed again in front of them."""
+    """Requests wait in the memory queue, and pages are recomputed in front of them."""
 
     async def texts(pages: int) -> tuple[list[Any], dict[str, Any]]:
         device = SimulatedExecutor(

@@ -1,4 +1,4 @@
-"""What masks and grammars may take of the kernel: in turns, beside the steps, and charged."""
+"""Time of bitmasks and grammars: spread over steps, on their own thread, and charged."""
 
 import asyncio
 import threading
@@ -63,13 +63,13 @@ def test_slow_bitmasks_are_spread_over_steps() -> None:
 
     asyncio.run(main())
     assert max(map(sum, steps)) == 2
-    assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
+    assert sum(map(sum, steps)) >= 6 * 8  # look-ahead steps that never begin are counted, too
 
 
 def test_grammar_compiled_again_on_its_thread_gives_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One whose states are used up, and one of a kernel before; others go on meanwhile."""
+    """One whose states are used up, and one that is gone; others continue meanwhile."""
     built: list[str] = []
     build = Grammar.build
 

@@ -1,4 +1,4 @@
-"""What a hostile worker sends: each call with each wrong argument, and whatever msgpack carries."""
+"""What a hostile worker may send: each call with each wrong argument, and random msgpack."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def packed(**options: Any) -> bytes:
 
 @pytest.fixture
 def rig() -> Iterator[SyscallRig]:
-    """A file A of five entries, a handle without any rights beside it, and an offered prefix."""
+    """A file A of five entries, a handle without any rights, and an offered prefix."""
     rig = SyscallRig()
     rig.filled(NEW, 20)
     rig.call(1, Op.KV_OFFER, NEW)

@@ -256,7 +256,7 @@ def test_unsupported_save_and_open_are_refused(rig: SyscallRig) -> None:
     rig.filled(A, 1)
     for flags in (2, 3):  # this kernel has no directory
         assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.ENOSYS
-    for flags in (4, 6, 7):  # and its operator lets nobody publish
+    for flags in (4, 6, 7):  # and its operator does not allow publishing
         assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.EACCES
     assert rig.call(1, Op.KV_OPEN, B, "/public/t/a", 1) == -Errno.ENOENT
     assert rig.call(1, Op.KV_SAVE, A, "public/t/a", 0) == -Errno.EACCES

@@ -290,6 +290,16 @@ def audited(given: KernelOptions | None = None) -> KernelOptions:
     return replace(poisoned(given), audit=AuditOptions(seconds=0.1))
 
 
+async def run_beside(kernel: Kernel, test: Callable[[KernelRig], Coroutine[Any, Any, T]]) -> T:
+    """Run a test beside a kernel until either of them ends."""
+    running = asyncio.create_task(kernel.run())
+    testing = asyncio.create_task(test(KernelRig(kernel)))
+    await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
+    await kernel.close()
+    await running
+    return await testing
+
+
 def with_kernel(
     test: Callable[[KernelRig], Coroutine[Any, Any, T]],
     *,
@@ -308,17 +318,12 @@ def with_kernel(
             else SimulatedExecutor(clock, pages, costs=costs if costs is not None else ANY_MS)
         )
         kernel = Kernel(device, describe(ASSETS), clock, poisoned(kernel_options))
-        running = asyncio.create_task(kernel.run())
-        rig = KernelRig(kernel)
-        testing = asyncio.create_task(test(rig))
-        await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
-        await kernel.close()
-        await running
+        result = await run_beside(kernel, test)
         statistics = kernel.statistics()
         assert statistics["instances"] == 0
         free = statistics["pages_free"] + statistics["prefix_cache_idle_pages"]
         # Offered pages may be off the device: then all frames are free, and they count besides.
         assert free >= statistics["pages"] or statistics["names"]
-        return await testing
+        return result
 
     return clock.run(main())

@@ -142,7 +142,6 @@ def test_failed_put_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_write_to_a_missing_folder_raises_the_systems_error(tmp_path: Path) -> None:
-    """The library that writes tells of them in words of its own."""
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "nowhere" / "f", label("a", 1), IDENTITY, content(1))
 

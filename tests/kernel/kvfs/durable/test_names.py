@@ -295,7 +295,7 @@ async def test_public_file_stays_public_where_publishing_is_allowed(tmp_path: Pa
     shop = make_shop(tmp_path, publish=True)
     shop.save("p", make_file(shop, 1, 2), "a", public=True)
     await shop.finish()
-    # Without the operator's consent it is its owner's alone, whatever the file says.
+    # Without the operator's consent it is private, though the file says that it is public.
     alone = make_shop(tmp_path)
     assert refused(alone.kvfs.named, "other", "public/t/a") is Errno.ENOENT
     assert alone.kvfs.listing("other", "public/t/") == []
@@ -451,7 +451,7 @@ async def test_replayed_disk_events_give_the_same_names(tmp_path: Path) -> None:
 
 async def test_resume_finishes_changes_of_the_kernel_before(tmp_path: Path) -> None:
     shop = make_shop(tmp_path)
-    shop.saving.live = False  # nobody has told how these came out
+    shop.saving.live = False  # the outcomes of these are unknown
     shop.save("one", make_file(shop, 1), "a")
     shop.save("two", make_file(shop, 1, 2), "a")
     assert shop.answers.all == []

@@ -1,4 +1,4 @@
-"""Whatever a program has done to its files, what they hold can be computed again from lineage.
+"""After any edits, what files hold can be recomputed from their lineage.
 
 On a device whose content is a hash of all that an entry has seen, and on the real executors, where
 the native kernels must give the same bits, and torch nearly so.

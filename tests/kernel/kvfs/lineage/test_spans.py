@@ -176,7 +176,7 @@ def test_endless_speculation_stays_recomputable(
         assert file.recomputable
         seen.append(len(spans_of([file.lineage])))
     assert max(seen) <= 4
-    assert seen.count(0) > 2, "it was dropped, and began anew"
+    assert seen.count(0) > 2, "it was dropped and started again"
 
 
 def test_file_past_the_span_bound_is_lost_and_usable(

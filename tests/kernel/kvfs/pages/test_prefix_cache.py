@@ -153,7 +153,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.files)
     @rule(choice=CHOICES, length=st.integers(0, 90), n=st.integers(1, 20))
     def cut_and_go_on(self, choice: int, length: int, n: int) -> None:
-        """What was offered stays as it was, whatever its file does."""
+        """Offered pages stay as they were when their file changes."""
         file = self.files[choice % len(self.files)]
         file.truncate(min(length, file.length))
         if file.pages_needed(n) <= self.kvfs.pool.free:

@@ -1,4 +1,4 @@
-"""A kernel whose pages go on to disk: everybody ends, with the same output."""
+"""A kernel whose pages go to disk: all programs end, with the same output."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LIPS = 20
 
 
 class SlowRunner:
-    """Does each work after some virtual time, one after the other."""
+    """Does each task after some virtual time, one after the other."""
 
     def __init__(self) -> None:
         self.free_at = 0.0

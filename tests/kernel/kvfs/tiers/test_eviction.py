@@ -194,7 +194,7 @@ def test_shared_page_in_use_by_another_file_stays(device: SmallDevice) -> None:
     extend(child, *range(2 * PAGE_TOKENS))
     device.wait(10)
     child.computed_at = device.time.seconds
-    for _ in range(3):  # the child goes on while others come and go
+    for _ in range(3):  # the child is in use while others come and go
         device.eviction.eviction_order.mark_used(child)
         device.free(29)
     assert not device.free(FRAMES), "all that is there is the child's, and in use"

@@ -1,4 +1,4 @@
-"""A device that is too small for what programs hold: everybody ends, with the same output."""
+"""A device too small for what programs hold: all of them end, with the same output."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -80,7 +80,7 @@ def test_outputs_of_ten_times_the_devices_room_are_the_same(places: dict[str, in
 
 @pytest.mark.parametrize(("host_slots", "most"), [(0, 14), (16, 16)])
 def test_pred_that_can_never_fit_gets_enomem_at_once(host_slots: int, most: int) -> None:
-    """Without a host an eighth of the device is for what nobody could compute again."""
+    """Without a host an eighth of the device is for unrecomputable pages."""
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
@@ -155,7 +155,7 @@ def test_forks_of_a_dropped_file_recompute_it_once() -> None:
 
 @run_by(crowded, pages=64, host_slots=128)
 async def test_advice_moves_a_bounded_number_of_pages(rig: KernelRig) -> None:
-    """A program may wish for its files in turn as often as it likes: others' steps go on."""
+    """A program may advise on its files in turn as often as it likes: others' steps continue."""
     worker = await start(rig)
     await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
     await worker.call(1, Op.KV_CREATE, B)
@@ -224,7 +224,7 @@ def test_lips_that_never_pause_let_others_run() -> None:
 
 
 async def spoil(rig: KernelRig, instance: int) -> list[int]:
-    """Make files that nobody can compute again, as many as one may; return what was heard."""
+    """Make as many unrecomputable files as allowed; return the answers."""
     worker = await start(rig, instance, tenant="spoiler")
     heard: list[int] = []
     for made in range(1, 41):
@@ -253,7 +253,7 @@ def test_unrecomputable_files_past_the_bound_fail_alone(
         outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
         assert statistics["preds_starved"] == 0
         heard = await spoiler
-        # With all of it still there a work comes that needs the largest part of the device.
+        # While all of it is there, a request comes that needs most of the device.
         await start(rig, 60)
         assert isinstance(await rig.worker.pred(60, A, prompt(60, 38 * PAGE_TOKENS)), bytes)
         await rig.gateway.check_integrity()

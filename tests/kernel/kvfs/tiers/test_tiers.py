@@ -276,8 +276,7 @@ def off_the_device(
 ) -> tuple[KVFS, Store, KVFile]:
     """Have three of the file's pages on the host, and one on disk."""
     kvfs, store, file = disk
-    while runner.works:
-        runner.do()
+    runner.stop()
     kvfs.tiers.evict(file.pages[3:], keep=True)
     settle(kvfs, store)
     return disk
@@ -287,8 +286,7 @@ def test_pages_go_to_disk_while_few_host_slots_are_free(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = disk
-    while runner.works:
-        runner.do()
+    runner.stop()
     assert (kvfs.tiers.disk[file.pages[:3]] >= 0).all()
     # So their slots can be had at once.
     assert len(kvfs.tiers.evict(file.pages[3:], keep=True)) == 1
@@ -301,8 +299,7 @@ def test_page_goes_to_disk_only_after_its_save(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
     kvfs, store, file = disk
-    while runner.works:
-        runner.do()
+    runner.stop()
     kvfs.tiers.evict(file.pages[3:], keep=True)
     assert not runner.works
     (batch,) = kvfs.take_transfers()
@@ -342,7 +339,7 @@ def test_page_written_during_its_read_is_not_waited_for(
     kvfs.tiers.on_arrived = arrived.append
     (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
     kvfs.tiers.drop_copies(page)
-    assert [pages.tolist() for pages in arrived] == [[page]], "whoever waits looks again"
+    assert [pages.tolist() for pages in arrived] == [[page]], "requests that wait look again"
     assert kvfs.pool.frame[page] < 0
     assert kvfs.tiers.tier_of(np.array([page], np.int32)).tolist() == [Tier.TOKENS]
     settle(kvfs, store)
@@ -401,8 +398,7 @@ def test_disk_that_was_full_is_written_again(
 ) -> None:
     kvfs, store, file = disk
     runner.failing = OSError(errno.ENOSPC, "no space is left")
-    while runner.works:
-        runner.do()
+    runner.stop()
     assert (kvfs.tiers.disk < 0).all()
     check(kvfs, file)
     runner.failing = None

@@ -136,7 +136,7 @@ class TiersMachine(FileMachine):
 
     @rule(choice=CHOICES, n=SIZES)
     def go_on(self, choice: int, n: int) -> None:
-        """A file goes on, though others may have to leave the device."""
+        """Compute behind a file, though others may have to leave the device."""
         chosen = self.idle(choice)
         for _ in range(4):
             if self.bring(chosen.file.pages):

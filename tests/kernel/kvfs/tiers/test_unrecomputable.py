@@ -1,4 +1,4 @@
-"""Files that nobody can compute again: what they may take of everybody's room, and who pays."""
+"""Unrecomputable files: how much room they may take, and who pays for it."""
 
 import random
 from collections.abc import Iterator
@@ -172,7 +172,7 @@ def test_recomputable_host_copies_make_room_for_lost_files() -> None:
 
 
 def test_copy_on_write_without_a_free_page_gets_enomem() -> None:
-    """A copy on write takes a page beside the one that it copies."""
+    """A copy on write takes a page in addition to the one that it copies."""
     device = SmallDevice(host_slots=16)
     file = device.file(FRAMES * PAGE_TOKENS - 1, "a")
     device.fork(file)
