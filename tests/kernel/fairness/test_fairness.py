@@ -222,8 +222,8 @@ def streams_and_prompts(draw: st.DrawFn) -> tuple[list[Habit], float]:
     return streams + prompts, draw(st.sampled_from([60.0, 100.0, 200.0]))
 
 
-# All requests of these LIPs often wait for frames. When such a LIP counted as idle, services differed
-# by 3.7 times the bound after 600 steps.
+# All requests of these LIPs often wait for frames. When such a LIP counted as idle, services
+# differed by 3.7 times the bound after 600 steps.
 PARKED_CROWD = (
     [
         Habit(0, 4, (1, 1, 9), think_ms=5.0, begins_ms=181, weight=0.5, children=2, cancels=3),
