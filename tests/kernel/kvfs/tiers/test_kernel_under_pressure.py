@@ -18,12 +18,12 @@ from tests.support.kernel.rig import (
     A,
     B,
     KernelRig,
-    decode,
     ids,
     start,
     tokens,
     with_kernel,
 )
+from tests.support.kernel.talks import prompt, talks
 from tests.support.run_by import run_by
 
 ROOMY = 4_096
@@ -37,30 +37,6 @@ def crowded(
     return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
 
 
-def prompt(instance: int, n: int) -> bytes:
-    return tokens(*((instance * 1_000 + i) % 4_000 + 1 for i in range(n)))
-
-
-async def talk(
-    rig: KernelRig, instance: int, turns: int, prompt_tokens: int, decodes: int
-) -> list[int]:
-    """Some turns of a prompt and a decoded answer each, with a pause that makes the file idle."""
-    worker = await start(rig, instance)
-    out: list[int] = []
-    for turn in range(turns):
-        (first,) = ids(await worker.pred(instance, A, prompt(10 * instance + turn, prompt_tokens)))
-        out += [first, *await decode(worker, instance, A, first, decodes)]
-        await asyncio.sleep(0.01 * (instance % 3) + 0.2 * (turn % 2))
-    await rig.gateway.end(instance)
-    return out
-
-
-async def talks(rig: KernelRig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
-    outputs = await asyncio.gather(*(talk(rig, i, **how) for i in range(1, lips + 1)))
-    await rig.gateway.check_integrity()
-    return list(outputs), await rig.gateway.statistics()
-
-
 @pytest.mark.parametrize(
     "places",
     [{}, {"host_slots": 64}, {"host_slots": 512}],
@@ -68,7 +44,7 @@ async def talks(rig: KernelRig, lips: int, **how: int) -> tuple[list[list[int]],
 )
 def test_outputs_of_ten_times_the_devices_room_are_the_same(places: dict[str, int]) -> None:
     async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
-        return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
+        return await talks(rig, 20, prompt_tokens=100, decodes=12, pauses=(0.0, 0.2, 0.0))
 
     # Twenty files of 22 pages each: 440 pages on 44 frames.
     expected, _ = with_kernel(test, pages=ROOMY, costs=ANY_MS)
@@ -250,7 +226,9 @@ def test_unrecomputable_files_past_the_bound_fail_alone(
 
     async def test(rig: KernelRig) -> tuple[list[int], list[list[int]]]:
         spoiler = asyncio.create_task(spoil(rig, 50))
-        outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
+        outputs, statistics = await talks(
+            rig, 6, prompt_tokens=70, decodes=8, pauses=(0.0, 0.2) * 2
+        )
         assert statistics["preds_starved"] == 0
         heard = await spoiler
         # While all of it is there, a request comes that needs most of the device.
