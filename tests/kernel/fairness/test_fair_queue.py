@@ -59,7 +59,6 @@ def test_backlogged_tenants_differ_by_a_constant_at_most(
     serves: int,
     arrivals: list[int],
 ) -> None:
-    """While two tenants have requests, service over weight differs by one charge of each."""
     queue = FairQueue(COSTS)
     names = [f"tenant {i}" for i in range(len(weights))]
     for name, weight in zip(names, weights, strict=True):
@@ -279,9 +278,9 @@ def test_heaps_and_sums_hold_under_random_events(data: st.DataObject) -> None:
 
 
 def test_removal_among_many_requests_is_fast(queue: FairQueue) -> None:
-    """A program may cancel its newest pred again and again; a second is fifty times what it takes.
+    """A program may cancel its newest pred often; the bound is fifty times what it takes.
 
-    Were all of them looked at for each, it would take a minute.
+    With a scan of all requests for each it would take a minute.
     """
     requests = push(queue, 20_000, 1)
     began = time.process_time()

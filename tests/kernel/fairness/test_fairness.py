@@ -113,7 +113,7 @@ class Referee:
     def longest_wait(self, wait: Wait) -> float:
         """Return how much service all others may get before a pred is given its first token.
 
-        Its LIP must be charged for each work before it; meanwhile the tenant's other LIPs get as
+        Its LIP must be charged for each request before it; meanwhile the tenant's other LIPs get as
         much, and D more, by their weights; and the other tenants as much as all of these.
         """
         run = self.lips[wait.request.root - 1]
@@ -127,10 +127,10 @@ class Referee:
 class Crowded(Referee):
     """Allows for a slice, by which LIPs with frames may get ahead of one that waits for frames.
 
-    No LIP is served whose counter is more than a slice above that of the first parked work. A slice
-    is at most 512 tokens plus 4 times `again`, the tokens that are recomputed for one pred. When
-    nothing else can run, admitted works may finish past the slice. This is not in the bound. Over
-    1,000 random crowds of 600 steps the difference was at most 0.46 of the bound.
+    No LIP is served whose counter is more than a slice above that of the first waiting request. A
+    slice is at most 512 tokens plus 4 times `again`, the tokens that are recomputed for one pred.
+    When nothing else can run, admitted requests may finish past the slice, which the bound leaves
+    out. Over 1,000 random crowds of 600 steps the difference was at most 0.46 of the bound.
     """
 
     def __init__(
@@ -184,7 +184,6 @@ def test_service_of_backlogged_lips_follows_their_weights(
 def test_requests_of_several_tenants_are_all_answered(
     crowd: tuple[list[Habit], list[float]],
 ) -> None:
-    """Trees, cancelled preds, prompts and decodes of any weights."""
     lips, weights = crowd
     served = Crowd(lips, StepLimits(tokens=64, rows=16, quantum=8), COSTS, weights)
     served.run(STEPS)

@@ -69,13 +69,12 @@ def test_flood_of_kv_calls_is_charged_to_its_tenant(call_us: float, device: Devi
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_flood_beside_streams_gets_its_share_too(device: Device) -> None:
-    """Streams leave half of the time; prompts are computed for most of it."""
     got = measure(device, SHORT, [prompts(8_000)])
     assert got.beside * device.prefill_token_us * 1e-6 >= 0.25
 
 
 def test_short_steps_run_ahead_while_prompts_wait() -> None:
-    """What is drafted of a stream is not taken back for prompts that rest."""
+    """Look-ahead steps of a stream are not revoked for prompts that are throttled."""
     device = DEVICES["a model whose steps take less than the host's part"]
     assert measure(device, SHORT, FLOODS["prompts"]).ahead > 0.5
 

@@ -230,7 +230,6 @@ def test_programs_under_pressure_do_not_notice_kernel_deaths(tmp_path: Path) -> 
 
 
 def test_programs_with_batched_steps_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
-    """No record is sent twice, and none is lost."""
     for seed in range(8, 11):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 12, ["prompt", "generate", "generate", "peek", "truncate"])

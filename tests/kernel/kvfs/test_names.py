@@ -102,7 +102,6 @@ def test_publisher_pays_for_what_it_still_holds(rig: NamesRig) -> None:
 
 
 def test_fork_of_a_removed_public_file_is_its_tenants_to_pay(rig: NamesRig) -> None:
-    """Also among many other files."""
     file = rig.published(entries=48)
     view = rig.view()
     rig.fork(view)

@@ -11,7 +11,7 @@ from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
 
 def test_request_waiting_for_pages_takes_no_bitmask_time() -> None:
-    """It was counted among the step's masks, and one that had room waited for the next step."""
+    """Once it was counted among the step's bitmasks, and another waited for the next step."""
     made = constraint(make_vocabulary(), GrammarKind.REGEX, "[a-z]{300}")
     grammar_of(made).seconds = 0.45 * MASKS_MS_MAX / 1000  # two of them fit
     full, free = Pool(0), Pool(8)

@@ -238,7 +238,6 @@ def test_prediction_is_used_by_another_handle() -> None:
 # -- What programs do not see ------------------------------------------------------------------
 @run_by(with_kernel)
 async def test_prediction_holds_no_page_and_no_quota(rig: KernelRig) -> None:
-    """The entry behind a full page takes no page until its pred comes."""
     worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
     free = rig.kernel.statistics()["pages_free"]
     made = await think(worker, 1, PAGE_TOKENS)
@@ -333,7 +332,7 @@ async def test_program_that_decodes_in_pieces_wastes_few_rows(rig: KernelRig) ->
 
 @run_by(with_kernel, caution=PredictionOptions())
 async def test_short_programs_are_soon_not_predicted(rig: KernelRig) -> None:
-    """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
+    """One wasted row in six preds is too many: the tenant's next ones begin without."""
     worker = await start(rig)
     await think(worker, 1, 60)  # it has paid for this one
     await rig.gateway.end(1)

@@ -158,7 +158,6 @@ def test_random_preds_are_computed_once_within_the_limits(
 # -- When a step is launched -------------------------------------------------------------------
 def warm_up(rig: SchedulerRig, roots: list[int], answer_ms: float) -> None:
     """Run steps with all LIPs, so that their pasts are known; leave them replied to."""
-
     for number in range(7):
         if number:
             rig.sleep(answer_ms / MS)

@@ -161,7 +161,7 @@ async def test_run_that_did_not_ask_is_not_traced(rig: KernelRig) -> None:
 
 
 def test_trace_tells_what_a_files_return_to_the_device_took() -> None:
-    """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
+    """Eight frames hold one of two files of five pages, and part of the other."""
 
     def told(places: TierConfig) -> list[Any]:
         async def test(rig: KernelRig) -> list[Any]:

@@ -130,7 +130,6 @@ def test_saved_file_is_loaded_to_the_host_when_the_device_is_full(tmp_path: Path
 
 
 def test_file_of_another_model_is_recomputed_from_tokens(tmp_path: Path) -> None:
-    """K and V of another model are dropped, and recomputed at first use."""
     known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
@@ -322,7 +321,7 @@ async def test_upload_of_tokens_alone_is_recomputed_when_asked(
 
 @run_by(lives, "tmp_path")
 async def test_upload_with_a_broken_seal_cannot_be_offered(rig: KernelRig) -> None:
-    """Who changes a file breaks its seal: it can be used, and nothing is derived from it."""
+    """A changed file can be used, but nothing is derived from it."""
     known = await saved(rig, "a", DURABLE)
     worker = rig.worker
     data = bytearray(await download(rig, "a"))
@@ -440,8 +439,6 @@ async def test_upload_counts_the_bytes_that_were_sent(rig: KernelRig) -> None:
 
 
 def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None:
-    """Steps continue meanwhile, and every file holds what its program had."""
-
     async def test(rig: KernelRig) -> None:
         async def program(instance: int) -> None:
             worker = await start(rig, instance)

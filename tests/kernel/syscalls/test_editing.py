@@ -253,7 +253,7 @@ async def test_file_with_repeated_entries_equals_dense(desk: Desk) -> None:
 
 @pytest.mark.parametrize("pages", [60, 24])
 def test_edited_files_under_pressure_equal_dense(checkpoint: Checkpoint, pages: int) -> None:
-    """They take turns on a device that holds a part of them, and say what they always said."""
+    """They take turns on a device that holds a part of them, and give the same results."""
 
     async def scenario(desk: Desk) -> None:
         random = np.random.default_rng(8)

@@ -203,7 +203,7 @@ async def test_credit_for_records_not_given_is_refused(rig: KernelRig) -> None:
 
 @run_by(with_kernel)
 async def test_generation_steps_follow_without_a_gap(rig: KernelRig) -> None:
-    """Steps follow each other without a gap, though the worker's credit comes late."""
+    """The worker's credit comes late."""
     worker = await start(rig)
     loop_ = asyncio.get_running_loop()
     began = loop_.time()

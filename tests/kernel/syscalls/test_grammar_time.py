@@ -33,7 +33,6 @@ from tests.support.run_by import run_by
 
 
 def test_slow_bitmasks_are_spread_over_steps() -> None:
-    """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
     steps: list[list[bool]] = []
 
     class Watched(SimulatedExecutor):
@@ -69,7 +68,7 @@ def test_slow_bitmasks_are_spread_over_steps() -> None:
 def test_grammar_compiled_again_on_its_thread_gives_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One whose states are used up, and one that is gone; others continue meanwhile."""
+    """A grammar whose states are used up, and one that is gone."""
     built: list[str] = []
     build = Grammar.build
 
@@ -109,7 +108,7 @@ def test_grammar_compiled_again_on_its_thread_gives_the_same_text(
 async def test_texts_that_take_steps_to_follow_are_the_same(
     rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their rows come again until they are followed, and their pages stay theirs."""
+    """Their rows are put off until the matcher has followed, and keep their pages."""
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-f ]*")
     text = tokens(*ids_of("abc def fed cab" * 12))

@@ -321,7 +321,7 @@ def test_random_calls_break_no_invariant(calls: list[Any]) -> None:
     [(Op.KV_LIST, [""]), (Op.KV_LIST, ["public/"]), (Op.KV_LIST_AFTER, ["", "", 4_096])],
 )
 def test_listings_of_one_frame_are_bounded(rig: SyscallRig, op: Op, given: list[Any]) -> None:
-    """A program may have thousands of calls in a frame, and nothing else is done until its end."""
+    """A frame may hold thousands of calls, and nothing else is done until its end."""
     for number in range(300):
         assert rig.call(1, Op.KV_SAVE, A, f"n/{number}", 0) == 0
     rig.syscalls.execute(WORKER, [[1, int(op), 1_000_000 + i, *given] for i in range(4_000)])

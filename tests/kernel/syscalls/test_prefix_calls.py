@@ -215,7 +215,6 @@ def test_matched_prefixes_are_charged_to_the_quota() -> None:
 
 @run_by(with_kernel, pages=32)
 async def test_cached_pages_are_freed_at_once_for_a_pred(rig: KernelRig) -> None:
-    """A pred that needs pages which only the cache holds gets them at once."""
     worker = await start(rig, 1)
     await worker.pred(1, A, upto(400))
     assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2

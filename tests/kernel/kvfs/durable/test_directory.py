@@ -87,7 +87,7 @@ class Cut(BaseException):
 def test_put_cut_at_any_instant_leaves_the_old_or_the_new_file(
     tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before or after each call to the system that a put makes, the process is gone."""
+    """The process ends before or after each system call that a put makes."""
     directory = opened(tmp_path / "kv")
     directory.put(label("a", 2), content(1, 2))
     calls = 0

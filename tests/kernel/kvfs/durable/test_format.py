@@ -119,7 +119,7 @@ def test_tokens_outside_the_model_are_refused(tmp_path: Path) -> None:
 def test_changed_byte_is_always_detected(tmp_path: Path, kv: bool) -> None:
     """Every byte of the tensors, and of what the metadata says, is covered by a digest.
 
-    Of all but the seal: a wrong one is none, and says nothing of the rest.
+    Except for the seal: a wrong one counts as none.
     """
     path = make_file(tmp_path / "f", kv=kv)
     whole = path.read_bytes()
@@ -212,7 +212,7 @@ def test_null_metadata_is_as_none(tmp_path: Path) -> None:
 
 
 def test_unsealed_upload_is_trusted_for_its_tokens_only(tmp_path: Path) -> None:
-    """Who uploads K and V of his own makes a file that nothing else is derived from."""
+    """A file with K and V from elsewhere can be used, but nothing is derived from it."""
     whole = make_content()
     content = Content(whole.tokens, whole.positions, 4, b"how", whole.kv)
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content, b"our key")

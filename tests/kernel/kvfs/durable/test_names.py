@@ -417,7 +417,7 @@ async def test_restored_names_past_their_quota_are_listed(tmp_path: Path) -> Non
 
 
 async def test_replayed_disk_events_give_the_same_names(tmp_path: Path) -> None:
-    """As a journal does it: the same calls and happenings give the same names and files."""
+    """As a journal does: the same calls and events give the same names and files."""
 
     async def calls(shop: Shop) -> None:
         file = make_file(shop, *range(20))

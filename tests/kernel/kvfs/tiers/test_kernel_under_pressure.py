@@ -68,7 +68,7 @@ def test_pred_that_can_never_fit_gets_enomem_at_once(host_slots: int, most: int)
 
 
 def test_tenant_with_all_its_pages_leaves_others_some() -> None:
-    """What is copied while it is away takes no frames and no time; there are only so many pages."""
+    """Copies of evicted files take no frames and no time, but pages are bounded."""
 
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tenant="greedy")
@@ -131,7 +131,6 @@ def test_forks_of_a_dropped_file_recompute_it_once() -> None:
 
 @run_by(crowded, pages=64, host_slots=128)
 async def test_advice_moves_a_bounded_number_of_pages(rig: KernelRig) -> None:
-    """A program may advise on its files in turn as often as it likes: others' steps continue."""
     worker = await start(rig)
     await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
     await worker.call(1, Op.KV_CREATE, B)

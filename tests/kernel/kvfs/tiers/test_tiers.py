@@ -333,7 +333,7 @@ def test_page_on_disk_is_loaded_through_the_host(
 def test_page_written_during_its_read_is_not_waited_for(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
-    """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
+    """Once it was read for ever, and a copy into it looped."""
     kvfs, store, file = off_the_device(disk, runner)
     arrived: list[Int32] = []
     kvfs.tiers.on_arrived = arrived.append
@@ -379,7 +379,7 @@ def test_page_released_during_a_disk_write_frees_its_slot(
 def test_tenant_past_its_disk_budget_blocks_no_other(
     tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
 ) -> None:
-    """A page's bytes are one here."""
+    """A page has one byte here."""
     runner.at_once = True
     kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
     first, second = computed(kvfs, store, 32), computed(kvfs, store, 32, "u")

@@ -183,7 +183,7 @@ def test_copy_on_write_without_a_free_page_gets_enomem() -> None:
 @pytest.mark.parametrize("host_slots", [0, 5, 12, 80])
 @pytest.mark.parametrize("seed", range(6))
 def test_device_can_be_cleared_under_any_files(host_slots: int, seed: int) -> None:
-    """But for a share of it that is known before, where the host has no room for that."""
+    """Except for a known share of it, where the host has no room for unrecomputable pages."""
     device = SmallDevice(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
     usable = device.kvfs.eviction.usable
