@@ -1,6 +1,7 @@
 """Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and no other."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -80,6 +81,18 @@ class Stage:
             self.rate_limiter.submit(request)
 
 
+def with_stage(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in virtual time with a rate for the tenant "acme"."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        stage = Stage(clock)
+        stage.rate_limiter.set_rate("acme", RATE)
+        await test(stage)
+
+    clock.run(main())
+
+
 def test_tenant_without_a_rate_calls_the_scheduler_directly() -> None:
     stage = Stage(VirtualClock())
     assert stage.rate_limiter.submit == stage.queue.submit
@@ -91,51 +104,39 @@ def test_tenant_without_a_rate_calls_the_scheduler_directly() -> None:
     assert stage.rate_limiter.submit == stage.queue.submit
 
 
-def test_preds_over_the_rate_wait_and_lips_alternate() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE + 2))
-        assert stage.rate_limiter.tokens_left("acme") == [0, 3_000]
-        stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
-        stage.submit(Pred("other", 3, tenant="others"))
-        assert stage.rate_limiter.tokens_left("acme") == [0, 7_000]
-        assert stage.queue.came == ["large", "other"]
-        assert stage.reached == ["acme"]
-        await asyncio.sleep(3.01)
-        assert stage.queue.came[2:] == ["a0"]
-        await asyncio.sleep(3)
-        assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
-        assert stage.woken > 0
-        # Unused tokens may be taken at once, a minute's worth at most.
-        await asyncio.sleep(600)
-        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_preds_over_the_rate_wait_and_lips_alternate(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=RATE + 2))
+    assert stage.rate_limiter.tokens_left("acme") == [0, 3_000]
+    stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
+    stage.submit(Pred("other", 3, tenant="others"))
+    assert stage.rate_limiter.tokens_left("acme") == [0, 7_000]
+    assert stage.queue.came == ["large", "other"]
+    assert stage.reached == ["acme"]
+    await asyncio.sleep(3.01)
+    assert stage.queue.came[2:] == ["a0"]
+    await asyncio.sleep(3)
+    assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
+    assert stage.woken > 0
+    # Unused tokens may be taken at once, a minute's worth at most.
+    await asyncio.sleep(600)
+    assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
 
-def test_held_pred_can_be_cancelled_and_dropped() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE))
-        gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
-        stage.submit(gone, lost, kept)
-        stage.rate_limiter.cancel(gone)
-        assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
-        stage.rate_limiter.drop_requests(2)
-        assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
-        assert stage.queue.forgotten == [(2, None)]
-        await asyncio.sleep(30)
-        assert stage.queue.came == ["large", "kept"]
-        stage.rate_limiter.cancel(kept)
-        assert stage.queue.cancelled == ["kept"]
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_held_pred_can_be_cancelled_and_dropped(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=RATE))
+    gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
+    stage.submit(gone, lost, kept)
+    stage.rate_limiter.cancel(gone)
+    assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
+    stage.rate_limiter.drop_requests(2)
+    assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
+    assert stage.queue.forgotten == [(2, None)]
+    await asyncio.sleep(30)
+    assert stage.queue.came == ["large", "kept"]
+    stage.rate_limiter.cancel(kept)
+    assert stage.queue.cancelled == ["kept"]
 
 
 class Counted(Pred):
@@ -152,45 +153,33 @@ class Counted(Pred):
     def count(self, _: int) -> None: ...
 
 
-def test_tokens_left_does_not_scan_held_preds() -> None:
+@run_by(with_stage)
+async def test_tokens_left_does_not_scan_held_preds(stage: Stage) -> None:
     # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE))
-        held = [Counted(f"held{i}", i % 3) for i in range(30)]
-        stage.submit(*held)
-        asked = Counted.asked
-        assert stage.rate_limiter.tokens_left("acme") == [0, 61_000]
-        assert Counted.asked == asked
-        stage.rate_limiter.cancel(held[0])
-        stage.rate_limiter.drop_requests(1)
-        assert stage.rate_limiter.tokens_left("acme") == [0, 39_000]
-        await asyncio.sleep(3600)
-        assert len(stage.queue.came) == 1 + 19
-        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
-
-    clock.run(continuation())
+    stage.submit(Pred("large", 1, count=RATE))
+    held = [Counted(f"held{i}", i % 3) for i in range(30)]
+    stage.submit(*held)
+    asked = Counted.asked
+    assert stage.rate_limiter.tokens_left("acme") == [0, 61_000]
+    assert Counted.asked == asked
+    stage.rate_limiter.cancel(held[0])
+    stage.rate_limiter.drop_requests(1)
+    assert stage.rate_limiter.tokens_left("acme") == [0, 39_000]
+    await asyncio.sleep(3600)
+    assert len(stage.queue.came) == 1 + 19
+    assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
 
-def test_changed_rate_applies_at_once() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
-        stage.rate_limiter.set_rate("acme", 60 * RATE)
-        await asyncio.sleep(10)
-        assert stage.queue.came == ["large", "held", "more"]
-        stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
-        stage.rate_limiter.set_rate("acme", UNLIMITED)
-        assert stage.queue.came[3:] == ["much", "last"]
-        stage.rate_limiter.close()
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_changed_rate_applies_at_once(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
+    stage.rate_limiter.set_rate("acme", 60 * RATE)
+    await asyncio.sleep(10)
+    assert stage.queue.came == ["large", "held", "more"]
+    stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
+    stage.rate_limiter.set_rate("acme", UNLIMITED)
+    assert stage.queue.came[3:] == ["much", "last"]
+    stage.rate_limiter.close()
 
 
 def test_program_over_its_rate_is_slowed_to_the_rate() -> None:

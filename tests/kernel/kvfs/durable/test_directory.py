@@ -37,6 +37,14 @@ def names(root: Path) -> list[tuple[str, str, int]]:
     return sorted((f.label.tenant, f.label.path, f.label.entries) for f in found)
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    """A directory with the file "a"."""
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), content(1, 2))
+    return directory
+
+
 def test_files_put_are_found_by_the_next_process(tmp_path: Path) -> None:
     root = tmp_path / "kv"
     directory = opened(root)
@@ -85,11 +93,9 @@ class Cut(BaseException):
 
 @pytest.mark.parametrize("instant", range(12))
 def test_put_cut_at_any_instant_leaves_the_old_or_the_new_file(
-    tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
+    directory: Directory, tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process ends before or after each system call that a put makes."""
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
     calls = 0
 
     def cutting(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,9 +130,9 @@ def test_put_cut_at_any_instant_leaves_the_old_or_the_new_file(
     assert not list((tmp_path / "kv").rglob("*.partial"))
 
 
-def test_failed_put_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+def test_failed_put_leaves_the_old_file(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -169,9 +175,7 @@ def test_broken_files_are_set_aside_and_logged(
     assert not list(root.rglob(".tmp*"))
 
 
-def test_open_file_is_unchanged_by_a_put_or_removal(tmp_path: Path) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+def test_open_file_is_unchanged_by_a_put_or_removal(directory: Directory) -> None:
     descriptor = directory.open_checked("t", "a")
     before = os.pread(descriptor, 1 << 20, 0)
     directory.put(label("a", 3), content(3, 4, 5))
@@ -180,9 +184,7 @@ def test_open_file_is_unchanged_by_a_put_or_removal(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_broken_file_is_not_sent(tmp_path: Path) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+def test_broken_file_is_not_sent(directory: Directory, tmp_path: Path) -> None:
     path = directory._path("t", "a")
     path.write_bytes(path.read_bytes()[:-1] + b"\xee")
     with pytest.raises(FormatError):

@@ -50,8 +50,12 @@ async def restarted(root: Path, *tokens: int, **given: Any) -> Shop:
     return make_shop(root, **given)
 
 
-async def test_acknowledged_file_is_there_after_a_restart(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return make_shop(tmp_path)
+
+
+async def test_acknowledged_file_is_there_after_a_restart(shop: Shop, tmp_path: Path) -> None:
     file = make_file(shop, *range(40))
     file.expires_ms = 77
     shop.save("first", file, "a/b")
@@ -85,8 +89,7 @@ async def test_name_opened_five_times_is_read_once(tmp_path: Path) -> None:
     await later.finish()
 
 
-async def test_file_saved_without_kv_is_recomputed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_file_saved_without_kv_is_recomputed(shop: Shop, tmp_path: Path) -> None:
     shop.slots.absent = True
     shop.save("s", make_file(shop, 1, 2, 3), "a")
     await shop.finish()
@@ -102,8 +105,7 @@ async def test_file_without_room_for_its_kv_is_recomputed(tmp_path: Path) -> Non
     assert (await later.opened("a")).tier is Tier.TOKENS
 
 
-async def test_kv_of_another_model_is_recomputed_where_possible(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_kv_of_another_model_is_recomputed_where_possible(shop: Shop, tmp_path: Path) -> None:
     shop.save("plain", make_file(shop, 1, 2, 3), "plain")
     file = make_file(shop, *range(20))
     edited = shop.kvfs.create("t", file.owner)
@@ -128,8 +130,7 @@ async def test_kv_of_another_model_is_recomputed_where_possible(tmp_path: Path) 
     assert again.slots.of(await again.opened("lost")) == [7, 14, 21]
 
 
-async def test_lost_file_is_not_saved_without_its_kv(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_lost_file_is_not_saved_without_its_kv(shop: Shop) -> None:
     lost = make_file(shop, 1, 2, 3)
     lost.restore_lineage(lost_trail(3))
     shop.slots.absent = True
@@ -149,8 +150,7 @@ async def test_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
     assert later.kvfs.pool.free_frames == 32
 
 
-async def test_changes_of_one_name_keep_their_order(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_changes_of_one_name_keep_their_order(shop: Shop) -> None:
     shop.save("one", make_file(shop, 1), "a")
     shop.save("two", make_file(shop, 1, 2), "a")
     shop.save("kept", make_file(shop, 5), "a", replace=False)
@@ -218,8 +218,7 @@ async def test_save_on_a_full_disk_fails_and_keeps_the_old_file(
     assert describe("a", shop.kvfs.named("t", "a")).len == 2
 
 
-async def test_broken_file_answers_eio_and_others_open(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_broken_file_answers_eio_and_others_open(shop: Shop, tmp_path: Path) -> None:
     shop.save("a", make_file(shop, 1, 2), "a")
     shop.save("b", make_file(shop, 3), "b")
     await shop.finish()
@@ -280,8 +279,7 @@ async def test_open_without_free_pages_can_be_repeated(tmp_path: Path) -> None:
     assert (await later.opened("a")).length == 40
 
 
-async def test_save_flags_without_support_are_refused(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_save_flags_without_support_are_refused(shop: Shop) -> None:
     file = make_file(shop, 1)
     assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
     assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
@@ -310,8 +308,7 @@ async def test_public_file_stays_public_where_publishing_is_allowed(tmp_path: Pa
     assert later.kvfs.tenant("other").account.pages == 0
 
 
-async def test_changes_past_the_bound_get_eagain(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_changes_past_the_bound_get_eagain(shop: Shop) -> None:
     file = make_file(shop, 1)
     for number in range(TENANT_DISK_CALLS_MAX):
         shop.save(f"{number}", file, f"n{number}")
@@ -326,8 +323,7 @@ async def test_changes_past_the_bound_get_eagain(tmp_path: Path) -> None:
     await shop.finish()
 
 
-async def test_expired_names_are_removed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_expired_names_are_removed(shop: Shop) -> None:
     for path, durable in (("a", True), ("b", False), ("c", True)):
         file = make_file(shop, 1)
         file.expires_ms = 1_000
@@ -351,8 +347,7 @@ def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[An
     return ended
 
 
-async def test_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_upload_gets_a_name_or_is_refused(shop: Shop, tmp_path: Path) -> None:
     shop.save("a", make_file(shop, *range(20)), "a")
     await shop.finish()
     upload, whole = tmp_path / "upload", shop.directory._path("t", "a").read_bytes()
@@ -388,8 +383,7 @@ async def test_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
     shop.kvfs.check_integrity({f: f.references for f in shop.kvfs._files if f.name is None})
 
 
-async def test_integrity_holds_while_changes_are_under_way(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_integrity_holds_while_changes_are_under_way(shop: Shop) -> None:
     file = make_file(shop, 1, 2)
     for number in range(4):
         shop.save(str(number), file, "a")
@@ -401,8 +395,7 @@ async def test_integrity_holds_while_changes_are_under_way(tmp_path: Path) -> No
     assert shop.saving.statistics()["durable_changes_waiting"] == 0
 
 
-async def test_restored_names_past_their_quota_are_listed(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_restored_names_past_their_quota_are_listed(shop: Shop, tmp_path: Path) -> None:
     for path in "abc":
         shop.save(path, make_file(shop, 1), path)
     await shop.finish()
@@ -449,8 +442,7 @@ async def test_replayed_disk_events_give_the_same_names(tmp_path: Path) -> None:
     assert on_disk(told) == {("t", "kept"): 3}, "nothing was asked of the disk"
 
 
-async def test_resume_finishes_changes_of_the_kernel_before(tmp_path: Path) -> None:
-    shop = make_shop(tmp_path)
+async def test_resume_finishes_changes_of_the_kernel_before(shop: Shop) -> None:
     shop.saving.live = False  # the outcomes of these are unknown
     shop.save("one", make_file(shop, 1), "a")
     shop.save("two", make_file(shop, 1, 2), "a")

@@ -4,6 +4,7 @@ import errno
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -255,37 +256,36 @@ def test_audit_finds_wrong_host_slots() -> None:
 
 
 # -- Disk ----------------------------------------------------------------------------------------
-@pytest.fixture
-def runner() -> ManualRunner:
-    return ManualRunner()
+class OnDisk(NamedTuple):
+    kvfs: KVFS
+    store: Store
+    file: KVFile
+    runner: ManualRunner
 
 
 @pytest.fixture
-def disk(tmp_path: Path, runner: ManualRunner) -> Iterator[tuple[KVFS, Store, KVFile]]:
+def disk(tmp_path: Path) -> Iterator[OnDisk]:
     """Four host slots, one kept for reading; of four pages three go to the host, and on to disk."""
+    runner = ManualRunner()
     kvfs, store = make_tiered(8, 4, 8, tmp_path, runner)
     file = computed(kvfs, store, 64)
     kvfs.tiers.evict(file.pages[:3], keep=True)
     settle(kvfs, store)
-    yield kvfs, store, file
+    yield OnDisk(kvfs, store, file, runner)
     kvfs.tiers.spill_tier.close()
 
 
-def off_the_device(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> tuple[KVFS, Store, KVFile]:
-    """Have three of the file's pages on the host, and one on disk."""
-    kvfs, store, file = disk
-    runner.stop()
-    kvfs.tiers.evict(file.pages[3:], keep=True)
-    settle(kvfs, store)
+@pytest.fixture
+def off_the_device(disk: OnDisk) -> OnDisk:
+    """Three of the file's pages on the host, and one on disk."""
+    disk.runner.stop()
+    disk.kvfs.tiers.evict(disk.file.pages[3:], keep=True)
+    settle(disk.kvfs, disk.store)
     return disk
 
 
-def test_pages_go_to_disk_while_few_host_slots_are_free(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
+def test_pages_go_to_disk_while_few_host_slots_are_free(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
     runner.stop()
     assert (kvfs.tiers.disk[file.pages[:3]] >= 0).all()
     # So their slots can be had at once.
@@ -295,10 +295,8 @@ def test_pages_go_to_disk_while_few_host_slots_are_free(
     check(kvfs, file)
 
 
-def test_page_goes_to_disk_only_after_its_save(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
+def test_page_goes_to_disk_only_after_its_save(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
     runner.stop()
     kvfs.tiers.evict(file.pages[3:], keep=True)
     assert not runner.works
@@ -312,10 +310,8 @@ def test_page_goes_to_disk_only_after_its_save(
     assert kvfs.tiers.disk[file.pages[3]] >= 0
 
 
-def test_page_on_disk_is_loaded_through_the_host(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = off_the_device(disk, runner)
+def test_page_on_disk_is_loaded_through_the_host(off_the_device: OnDisk) -> None:
+    kvfs, store, file, runner = off_the_device
     arrived: list[Int32] = []
     kvfs.tiers.on_arrived = arrived.append
     fetched = kvfs.tiers.fetch(file.pages)
@@ -330,11 +326,9 @@ def test_page_on_disk_is_loaded_through_the_host(
     check(kvfs, file)
 
 
-def test_page_written_during_its_read_is_not_waited_for(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
+def test_page_written_during_its_read_is_not_waited_for(off_the_device: OnDisk) -> None:
     """Once it was read for ever, and a copy into it looped."""
-    kvfs, store, file = off_the_device(disk, runner)
+    kvfs, store, file, runner = off_the_device
     arrived: list[Int32] = []
     kvfs.tiers.on_arrived = arrived.append
     (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
@@ -349,9 +343,9 @@ def test_page_written_during_its_read_is_not_waited_for(
 
 
 def test_failed_disk_read_leaves_tokens(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+    off_the_device: OnDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kvfs, _, file = off_the_device(disk, runner)
+    kvfs, _, file, runner = off_the_device
     reading = kvfs.tiers.fetch(file.pages).reading
     runner.failing = OSError("worn out")
     runner.stop()
@@ -360,10 +354,8 @@ def test_failed_disk_read_leaves_tokens(
     check(kvfs, file)
 
 
-def test_page_released_during_a_disk_write_frees_its_slot(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
+def test_page_released_during_a_disk_write_frees_its_slot(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
     assert runner.works
     kvfs.release(file)
     check(kvfs)
@@ -377,10 +369,10 @@ def test_page_released_during_a_disk_write_frees_its_slot(
 
 @pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
 def test_tenant_past_its_disk_budget_blocks_no_other(
-    tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
+    tmp_path: Path, limits: dict[str, int]
 ) -> None:
     """A page has one byte here."""
-    runner.at_once = True
+    runner = ManualRunner(at_once=True)
     kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
     first, second = computed(kvfs, store, 32), computed(kvfs, store, 32, "u")
     kvfs.tiers.evict(first.pages, keep=True)
@@ -394,9 +386,9 @@ def test_tenant_past_its_disk_budget_blocks_no_other(
 
 
 def test_disk_that_was_full_is_written_again(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+    disk: OnDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kvfs, store, file = disk
+    kvfs, store, file, runner = disk
     runner.failing = OSError(errno.ENOSPC, "no space is left")
     runner.stop()
     assert (kvfs.tiers.disk < 0).all()
