@@ -12,7 +12,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
-from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.kernel.rig import A, KernelRig, Worker, start, tokens, with_kernel
 from tests.support.run_by import run_by
 
 OPTIONS = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.5)))
@@ -43,9 +43,7 @@ def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
 
 
 @run_by(with_two)
-async def test_tenant_past_its_share_rests_as_long_as_it_owes(
-    _rig: KernelRig, worker: Worker
-) -> None:
+async def test_tenant_past_its_share_rests_as_long_as_owed(_rig: KernelRig, worker: Worker) -> None:
     assert await spend(worker, [1, 3_000], [2, 200]) == []
     (pace,) = await spend(worker, [1, 10_000], [2, 200])
     assert pace.tenant == "hostile"
@@ -58,9 +56,7 @@ async def test_tenant_past_its_share_rests_as_long_as_it_owes(
 
 
 @run_by(with_two)
-async def test_report_at_a_pauses_end_tells_whether_it_continues(
-    _rig: KernelRig, worker: Worker
-) -> None:
+async def test_report_after_a_pause_tells_if_it_continues(_rig: KernelRig, worker: Worker) -> None:
     for _ in range(3):
         assert await spend(worker, [1, 5 * MUCH])
     await asyncio.sleep(PACE_MS_MAX / 1000)
@@ -114,9 +110,7 @@ async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
 
 
 @run_by(with_two)
-async def test_tenant_time_at_the_gateway_is_throttled_there(
-    rig: KernelRig, worker: Worker
-) -> None:
+async def test_tenants_time_at_gateway_is_throttled_there(rig: KernelRig, worker: Worker) -> None:
     assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
     (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
     assert pace.tenant == "hostile"
@@ -159,9 +153,7 @@ async def test_calls_of_a_throttled_tenant_wait(rig: KernelRig, worker: Worker) 
 
 
 @run_by(with_two)
-async def test_worker_report_about_foreign_instances_is_ignored(
-    rig: KernelRig, worker: Worker
-) -> None:
+async def test_report_about_foreign_instances_is_ignored(rig: KernelRig, worker: Worker) -> None:
     other = rig.attach_worker("v")
     await other.welcome
     assert await spend(other, [2, MUCH], [99, MUCH]) == []
@@ -180,19 +172,17 @@ async def test_malformed_report_ends_the_link(rig: KernelRig, *, item: Any) -> N
 
 
 @run_by(with_crashing_kernel, "tmp_path", options=OPTIONS)
-async def test_recovered_kernel_keeps_accounts_and_waiting_calls(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_recovered_kernel_keeps_accounts_and_waiting_calls(rig: CrashingKernelRig) -> None:
     for instance, tenant in ((1, "hostile"), (2, "victim")):
         await start(rig, instance, tenant=tenant)
-        await decode_beside(worker, instance)
+        await decode_beside(rig.worker, instance)
     lengths = []
     for _ in range(5):
-        assert await spend(worker, [1, MUCH], [2, 100])
-        lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
-        await decode_beside(worker, 2)
+        assert await spend(rig.worker, [1, MUCH], [2, 100])
+        lengths += rig.worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+        await decode_beside(rig.worker, 2)
         assert not differences(rig.recovered_image(), rig.image())
     rig.die_and_boot()
     assert await asyncio.gather(*lengths) == [1] * 15
-    assert await worker.call(2, Op.KV_LEN, A) == 6
-    await gateway.check_integrity()
+    assert await rig.worker.call(2, Op.KV_LEN, A) == 6
+    await rig.gateway.check_integrity()

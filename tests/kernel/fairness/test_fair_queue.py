@@ -152,9 +152,7 @@ def test_service_is_remembered_over_a_moment_without_requests(queue: FairQueue) 
 
 
 @pytest.mark.parametrize("end", ["put_back", "remove"])
-def test_lip_with_requests_away_keeps_its_counter_until_they_end(
-    queue: FairQueue, end: str
-) -> None:
+def test_lip_with_requests_away_keeps_its_counter(queue: FairQueue, end: str) -> None:
     """A LIP whose requests all wait for frames is not idle."""
     push(queue, 400, 1)
     away = make_work(2, 1, instance=20)
@@ -337,9 +335,7 @@ def test_lip_whose_requests_cannot_run_is_skipped(queue: FairQueue) -> None:
         max_size=40,
     )
 )
-def test_request_served_at_once_costs_the_same_as_queued(
-    requests: list[tuple[int, str, int, bool]],
-) -> None:
+def test_request_served_at_once_costs_as_queued(requests: list[tuple[int, str, int, bool]]) -> None:
     """`serve_new` equals `push` and `serve_fully`, whichever requests wait."""
     counters = []
     for at_once in (False, True):

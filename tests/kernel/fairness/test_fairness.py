@@ -181,9 +181,7 @@ def test_service_of_backlogged_lips_follows_their_weights(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(crowd=crowds(tenants=3))
-def test_requests_of_several_tenants_are_all_answered(
-    crowd: tuple[list[Habit], list[float]],
-) -> None:
+def test_requests_of_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
     lips, weights = crowd
     served = Crowd(lips, StepLimits(tokens=64, rows=16, quantum=8), COSTS, weights)
     served.run(STEPS)
@@ -238,9 +236,7 @@ PARKED_CROWD = (
 )
 @given(crowd=crowds())
 @example(crowd=PARKED_CROWD)
-def test_service_of_lips_under_pressure_follows_their_weights(
-    crowd: tuple[list[Habit], list[float]],
-) -> None:
+def test_service_under_pressure_follows_weights(crowd: tuple[list[Habit], list[float]]) -> None:
     lips, weights = crowd
     lips = [replace(each, branches=min(each.branches, 4), trees=False, context=0) for each in lips]
     most = [page_count(habit.context + 256 + 2 * max(habit.sizes)) + 1 for habit in lips]
@@ -261,7 +257,7 @@ def test_service_of_lips_under_pressure_follows_their_weights(
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=streams_and_prompts())
-def test_prompts_delay_streams_by_the_bound_at_most(
+def test_prompts_delay_streams_up_to_the_bound(
     device: str, case: tuple[list[Habit], float]
 ) -> None:
     habits, gap_ms = case

@@ -73,9 +73,7 @@ def test_each_decoding_tenant_keeps_its_share(many: int) -> None:
 
 
 @run_by(with_kernel, pages=2_048, costs=COSTS)
-async def test_tenant_that_stopped_decoding_leaves_prompts_whole_steps(
-    rig: KernelRig,
-) -> None:
+async def test_tenant_that_stopped_decoding_leaves_prompts_whole_steps(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
     await decode(worker, 1, STREAM)
     await start(rig, 2, tenant="other")
@@ -104,9 +102,7 @@ async def test_prompt_beside_a_stream_is_computed(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel, pages=2_048, costs=COSTS)
-async def test_calls_before_a_stream_do_not_delay_later_prompts(
-    rig: KernelRig,
-) -> None:
+async def test_calls_before_a_stream_do_not_delay_later_prompts(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
     for instance, tenant in ((2, "other"), (3, "files")):
         await start(rig, instance, tenant=tenant)

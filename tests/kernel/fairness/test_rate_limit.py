@@ -11,7 +11,7 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
-from tests.support.kernel.rig import A, Gateway, Worker, start, tokens
+from tests.support.kernel.rig import A, start, tokens
 from tests.support.refusals import raises_errno
 from tests.support.run_by import run_by
 from tests.support.worker.guests import DECODE
@@ -202,20 +202,18 @@ def test_program_over_its_rate_is_slowed_to_the_rate() -> None:
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_recovered_kernel_keeps_limits_and_held_preds(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_recovered_kernel_keeps_limits_and_held_preds(rig: CrashingKernelRig) -> None:
     own = {"tokens_per_minute": RATE, "kv_names": 7}
-    await gateway.ask("limit_tenant", tenant="t", limits=own)
+    await rig.gateway.ask("limit_tenant", tenant="t", limits=own)
     await start(rig, 1, tenant="t")
-    await worker.pred(1, A, tokens(*range(1, RATE + 1)))
-    held = worker.pred(1, A, tokens(1))
+    await rig.worker.pred(1, A, tokens(*range(1, RATE + 1)))
+    held = rig.worker.pred(1, A, tokens(1))
     await asyncio.sleep(0.1)
     assert not held.done()
     rig.die_and_boot()
     assert isinstance(await asyncio.wait_for(held, 90), bytes)
     assert rig.kernel._kvfs.tenant("t").limits.names == 7
-    left = (await gateway.ask("tokens_left", tenant="t")).value
+    left = (await rig.gateway.ask("tokens_left", tenant="t")).value
     assert left is not None
     assert left[0] < RATE
 

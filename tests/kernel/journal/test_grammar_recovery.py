@@ -33,7 +33,7 @@ from tests.support.kernel.constrained import (
 from tests.support.kernel.crashes import CrashingKernelRig, differences
 from tests.support.kernel.grammars import Text, drawn, make_vocabulary, masked
 from tests.support.kernel.grammars import constraint as compiled
-from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, start, tokens
+from tests.support.kernel.rig import A, B, Worker, ids, options, start, tokens
 from tests.support.run_by import run_by
 
 T = TypeVar("T")
@@ -57,14 +57,14 @@ class TextCrashingRig(CrashingKernelRig):
 
 
 def with_text_crashing(
-    folder: Path, test: Callable[[TextCrashingRig, Gateway, Worker], Coroutine[Any, Any, T]]
+    folder: Path, test: Callable[[TextCrashingRig], Coroutine[Any, Any, T]]
 ) -> T:
     async def main() -> T:
         rig = TextCrashingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
         await rig.join()
         await start(rig)
         try:
-            return await test(rig, rig.gateway, rig.worker)
+            return await test(rig)
         finally:
             await rig.close()
 
@@ -91,18 +91,18 @@ async def continuation(worker: Worker) -> list[Any]:
 
 
 def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
-    async def undisturbed(rig: TextCrashingRig, _: Gateway, worker: Worker) -> list[Any]:
-        return await continuation(worker)
+    async def undisturbed(rig: TextCrashingRig) -> list[Any]:
+        return await continuation(rig.worker)
 
-    async def dying(rig: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+    async def dying(rig: TextCrashingRig) -> list[Any]:
         chance = random.Random(7)
-        running = asyncio.ensure_future(continuation(worker))
+        running = asyncio.ensure_future(continuation(rig.worker))
         for _ in range(6):
             await asyncio.wait({running}, timeout=chance.random() / 5)
             await rig.die_now(chance)
         found = await running
         assert not any(peer.lost for peer in rig.peers)
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         return found
 
     wanted = with_text_crashing(tmp_path / "twin", undisturbed)
@@ -111,13 +111,11 @@ def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
 
 
 @run_by(with_text_crashing, "tmp_path")
-async def test_journal_has_where_each_text_begins(
-    rig: TextCrashingRig, gateway: Gateway, worker: Worker
-) -> None:
-    await continuation(worker)
-    asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
-    worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
-    await worker.call(1, Op.KV_LEN, B)
+async def test_journal_has_where_each_text_begins(rig: TextCrashingRig) -> None:
+    await continuation(rig.worker)
+    asked = rig.worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+    rig.worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+    await rig.worker.call(1, Op.KV_LEN, B)
     assert not differences(rig.recovered_image(), rig.image())
     assert await asked == 3
 

@@ -89,9 +89,7 @@ def test_only_whole_segments_are_dropped(tmp_path: Path) -> None:
     assert log.size == 6 * 1016
 
 
-def test_full_disk_fails_an_append_before_it_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_on_a_full_disk_fails_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path, 1, SMALL)
     log.append(b"x" * 3000)
 

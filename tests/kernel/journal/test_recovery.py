@@ -112,18 +112,16 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_recovered_kernel_equals_the_live_one_after_a_pred(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_recovered_kernel_equals_the_live_one_after_a_pred(rig: CrashingKernelRig) -> None:
     await start(rig)
-    await worker.pred(1, A, tokens(*range(1, 40)))
+    await rig.worker.pred(1, A, tokens(*range(1, 40)))
     assert not differences(rig.recovered_image(), rig.image())
 
 
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig) -> None:
         courses = scripts(chance, 8, 14, EVERYTHING)
         lips = [Busy(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
@@ -132,7 +130,7 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
             assert not differences(rig.recovered_image(), rig.image()), f"seed {seed}"
             if running.done():
                 break
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         await running
 
     with_crashing_kernel(folder, test, log_bytes=20_000, **given)
@@ -177,7 +175,7 @@ def outcomes(
 ) -> list[list[Any]]:
     """Return each LIP's answers; with `chance` the kernel dies again and again."""
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
+    async def test(rig: CrashingKernelRig) -> list[list[Any]]:
         lips = [Lip(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         while chance is not None and not running.done():
@@ -185,9 +183,9 @@ def outcomes(
             await die_somehow(rig, chance)
             rig.boot()
         results = await running
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         assert not any(peer.lost for peer in rig.peers)
-        statistics = await gateway.statistics()
+        statistics = await rig.gateway.statistics()
         assert statistics["instances"] == 0
         assert statistics["journal"]
         return results
@@ -245,8 +243,6 @@ def files(folder: Path, suffix: str = "") -> int:
 @run_by(with_crashing_kernel, "tmp_path", log_bytes=10_000)
 async def test_log_stays_short(
     rig: CrashingKernelRig,
-    gateway: Gateway,
-    worker: Worker,
     *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -255,7 +251,7 @@ async def test_log_stays_short(
     monkeypatch.setattr(recovery, "_STALL_SHARE", float("inf"))
     await start(rig)
     for token in range(1, 300):
-        await worker.pred(1, A, tokens(token))
+        await rig.worker.pred(1, A, tokens(token))
         statistics = rig.kernel.statistics()
         assert statistics["journal_log_bytes"] < 13_000
     assert statistics["journal_images"] > 2
@@ -266,8 +262,6 @@ async def test_log_stays_short(
 @run_by(with_crashing_kernel, "tmp_path", log_bytes=1 << 30)
 async def test_full_disk_gives_the_journal_up_and_kernel_continues(
     rig: CrashingKernelRig,
-    gateway: Gateway,
-    worker: Worker,
     *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -276,26 +270,24 @@ async def test_full_disk_gives_the_journal_up_and_kernel_continues(
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    await start(rig)
+    worker = await start(rig)
     await worker.pred(1, A, tokens(1, 2, 3))
     monkeypatch.setattr(os, "posix_fallocate", full)
     large = options(at="all", get="logits")
     for _ in range(3):  # 4 MiB each, in a log of 8
         assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
     assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
-    await check_given_up(gateway, tmp_path, caplog)
+    await check_given_up(rig.gateway, tmp_path, caplog)
 
 
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
     rig: CrashingKernelRig,
-    gateway: Gateway,
-    worker: Worker,
     *,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await start(rig)
+    worker = await start(rig)
     await worker.pred(1, A, tokens(1))
     instance = rig.kernel._processes.get(1)
     assert instance is not None
@@ -303,7 +295,7 @@ async def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
     assert rig.kernel._recovery is not None
     rig.kernel._recovery.write_snapshot()
     await worker.pred(1, A, tokens(2))
-    await check_given_up(gateway, tmp_path, caplog)
+    await check_given_up(rig.gateway, tmp_path, caplog)
 
 
 async def check_given_up(gateway: Gateway, folder: Path, log: pytest.LogCaptureFixture) -> None:
@@ -313,10 +305,8 @@ async def check_given_up(gateway: Gateway, folder: Path, log: pytest.LogCaptureF
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_recovered_eviction_order_uses_the_recovered_tables(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
-    await start(rig)
+async def test_recovered_eviction_order_uses_the_recovered_tables(rig: CrashingKernelRig) -> None:
+    worker = await start(rig)
     await worker.pred(1, A, tokens(*range(1, 65)))
     assert await worker.call(1, Op.KV_OFFER, A) == 64
     rig.die_and_boot()
@@ -327,10 +317,10 @@ async def test_recovered_eviction_order_uses_the_recovered_tables(
 
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_unrecomputable_file_after_a_death_answers_eio(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, monkeypatch: pytest.MonkeyPatch
+    rig: CrashingKernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few for the tree's lineage
-    await start(rig)
+    worker = await start(rig)
     tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
     await worker.pred(1, A, tokens(*range(1, 8)), tree)
     worker.tell(1, Op.KV_FORK, B, A)
@@ -342,15 +332,13 @@ async def test_unrecomputable_file_after_a_death_answers_eio(
         assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
     assert await worker.call(1, Op.KV_LEN, C) == 7
     assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
-    await gateway.check_integrity()
+    await rig.gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_large_results_are_sent_again_after_a_death(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_large_results_are_sent_again_after_a_death(rig: CrashingKernelRig) -> None:
     chance = random.Random(3)
-    await start(rig)
+    worker = await start(rig)
     large = options(at="all", get="logits")
     for _ in range(3):
         reply = worker.pred(1, A, tokens(*range(1, 257)), large)
@@ -365,13 +353,13 @@ async def test_large_results_are_sent_again_after_a_death(
 @pytest.mark.parametrize("somebody_enters", [False, True])
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_step_results_survive_a_death_before_they_are_sent(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
+    rig: CrashingKernelRig, *, somebody_enters: bool
 ) -> None:
     """Also where another peer connects in between, whose record is of that turn, too."""
     for instance in (1, 2):
-        await gateway.register(instance)
-        await worker.call(instance, Op.KV_CREATE, A)
-    worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
+        await rig.gateway.register(instance)
+        await rig.worker.call(instance, Op.KV_CREATE, A)
+    rig.worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
     kernel, loop = rig.kernel, asyncio.get_running_loop()
     stepper = kernel._step_loop
     stepper._follows = False
@@ -389,38 +377,36 @@ async def test_step_results_survive_a_death_before_they_are_sent(
             loop.call_soon(rig.die, random.Random(1))
             loop.call_later(1.0, rig.boot)
 
-    made = worker.generate(1, A, tokens(5), max=12)
+    made = rig.worker.generate(1, A, tokens(5), max=12)
     stepper.plan = plan_and_die  # type: ignore[method-assign]
     assert await made.end == b""
     assert rig.deaths == 1
     assert len(made.ids) == 12
-    assert await worker.call(1, Op.KV_LEN, A) == 12
+    assert await rig.worker.call(1, Op.KV_LEN, A) == 12
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_peers_without_a_session_end_with_the_kernel(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_peers_without_a_session_end_with_the_kernel(rig: CrashingKernelRig) -> None:
     ours, theirs = memory_pair()
     rig.kernel.attach_worker("v", ours)
     passer = Worker(theirs)
-    assert (await gateway.register(1, worker="v")).errno == 0
-    assert (await gateway.register(2, worker="w")).errno == 0
+    assert (await rig.gateway.register(1, worker="v")).errno == 0
+    assert (await rig.gateway.register(2, worker="w")).errno == 0
     passer.tell(1, Op.KV_CREATE, A)
-    worker.tell(2, Op.KV_CREATE, A)
-    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
+    rig.worker.tell(2, Op.KV_CREATE, A)
+    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, rig.worker))))
     rig.die_and_boot()
-    assert await worker.call(2, Op.KV_LEN, A) == 1
-    assert (await gateway.statistics())["instances"] == 1
-    assert (await gateway.end(1)).value["completion_tokens"] == 1
-    await gateway.check_integrity()
+    assert await rig.worker.call(2, Op.KV_LEN, A) == 1
+    assert (await rig.gateway.statistics())["instances"] == 1
+    assert (await rig.gateway.end(1)).value["completion_tokens"] == 1
+    await rig.gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_journal_that_cannot_be_replayed_raises(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+    rig: CrashingKernelRig, *, tmp_path: Path
 ) -> None:
-    await gateway.register(1)
+    await rig.gateway.register(1)
     recorder = rig.kernel.hooks
     assert isinstance(recorder, Recorder)
     recorder.done(99, 0)  # no pred has this number

@@ -60,9 +60,7 @@ def test_fork_at_a_page_boundary_copies_nothing(rig: FilesRig) -> None:
 
 
 @pytest.mark.parametrize(("length", "n", "needed"), [(0, 1, 1), (15, 1, 0), (16, 1, 1), (5, 28, 2)])
-def test_reserve_takes_as_many_pages_as_predicted(
-    rig: FilesRig, length: int, n: int, needed: int
-) -> None:
+def test_reserve_takes_the_predicted_pages(rig: FilesRig, length: int, n: int, needed: int) -> None:
     file = rig.file(length)
     free = rig.kvfs.pool.free
     assert file.pages_needed(n) == needed

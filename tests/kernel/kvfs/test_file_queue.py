@@ -71,9 +71,7 @@ def test_dropped_operation_lets_the_next_start() -> None:
         max_size=30,
     )
 )
-def test_operations_of_each_file_run_in_order(
-    plan: list[tuple[set[int], bool, int]],
-) -> None:
+def test_operations_of_each_file_run_in_order(plan: list[tuple[set[int], bool, int]]) -> None:
     shared = files(4)
     operations: list[Recorded] = []
     dropped: set[int] = set()

@@ -174,9 +174,7 @@ async def test_pages_reserved_ahead_are_freed_at_the_end(rig: KernelRig) -> None
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 20))
 @run_by(with_kernel, costs=STEP)
-async def test_cancel_wastes_the_step_under_way_at_most(
-    rig: KernelRig, *, at_ms: int, ahead_: int
-) -> None:
+async def test_cancel_wastes_one_step_at_most(rig: KernelRig, *, at_ms: int, ahead_: int) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, ahead=ahead_)
     await asyncio.sleep(at_ms / 1000)

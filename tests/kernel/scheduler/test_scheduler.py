@@ -128,7 +128,7 @@ def test_pred_without_keep_leaves_the_file_unchanged(rig: SchedulerRig) -> None:
         max_size=60,
     )
 )
-def test_random_preds_are_computed_once_within_the_limits(
+def test_random_preds_are_computed_once_in_limits(
     preds: list[tuple[int, int, float, bool]],
 ) -> None:
     rig = SchedulerRig()
@@ -234,9 +234,7 @@ def test_full_step_is_launched_behind_the_one_computing(rig: SchedulerRig) -> No
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_second_step_is_not_launched_before_an_expected_answer(
-    rig: SchedulerRig, branches: bool
-) -> None:
+def test_second_step_waits_for_an_expected_answer(rig: SchedulerRig, branches: bool) -> None:
     for _ in range(4 * STEP_ROWS_MAX if branches else 4):
         rig.submit(1, 1 if branches else STEP_TOKENS_MAX)
     rig.submit(2, 1)

@@ -122,9 +122,7 @@ def test_trace_of_a_predicted_pred_may_end_before_it_came() -> None:
 
 
 @run_by(with_kernel, costs=CostModel(fixed_us=10_000))
-async def test_trace_of_lookahead_steps_has_the_devices_times(
-    rig: KernelRig,
-) -> None:
+async def test_trace_of_lookahead_steps_has_the_devices_times(rig: KernelRig) -> None:
     worker = await start(rig, trace=True)
     await worker.complete(1, A, tokens(1), max=40, ahead=40)
     await rig.gateway.end(1)

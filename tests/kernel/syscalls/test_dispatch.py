@@ -12,7 +12,7 @@ from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
 from tests.support.kernel.floods import take_time
-from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.kernel.rig import A, KernelRig, Worker, start, tokens, with_kernel
 from tests.support.run_by import run_by
 
 CALL_US = 500.0
@@ -129,12 +129,10 @@ async def test_listings_that_waited_have_no_common_frame_limit(rig: KernelRig) -
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_journal_has_the_waiting_calls_at_any_moment(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_journal_has_the_waiting_calls_at_any_moment(rig: CrashingKernelRig) -> None:
     chance = random.Random(1)
     await begin(rig)
-    lengths = flood(worker, 1)
+    lengths = flood(rig.worker, 1)
     most = 0
     while not lengths[-1].done():
         await asyncio.sleep(chance.random() / 200)
@@ -145,12 +143,10 @@ async def test_journal_has_the_waiting_calls_at_any_moment(
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_waiting_calls_survive_kernel_deaths(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_waiting_calls_survive_kernel_deaths(rig: CrashingKernelRig) -> None:
     chance = random.Random(2)
     await begin(rig)
-    lengths = flood(worker, 1)
+    lengths = flood(rig.worker, 1)
     deaths = 0
     while not lengths[-1].done():
         await asyncio.sleep(0.01)
@@ -162,23 +158,21 @@ async def test_waiting_calls_survive_kernel_deaths(
             take_time(rig.kernel, CALL_US)
     assert deaths
     assert await asyncio.gather(*lengths) == [29] * FORKS
-    assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
-    await gateway.check_integrity()
+    assert await rig.worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
+    await rig.gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_replay_throttles_no_tenant_for_its_own_time(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_replay_throttles_no_tenant_for_its_own_time(rig: CrashingKernelRig) -> None:
     await begin(rig)
     for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
         for instance, calls in ((1, 4), (2, 1)):
-            worker.tell(instance, Op.KV_FORK, fork, A)
+            rig.worker.tell(instance, Op.KV_FORK, fork, A)
             for _ in range(calls):
-                worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
-        assert await worker.call(2, Op.KV_LEN, fork) == 21
+                rig.worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
+        assert await rig.worker.call(2, Op.KV_LEN, fork) == 21
         await asyncio.sleep(0.02)
-    assert await worker.call(1, Op.KV_LEN, fork) == 24
+    assert await rig.worker.call(1, Op.KV_LEN, fork) == 24
     make = rig.make
 
     def make_slow() -> Kernel:

@@ -303,9 +303,7 @@ async def test_downloaded_file_is_uploaded_and_continued(rig: KernelRig, *, tmp_
 
 
 @run_by(lives, "tmp_path")
-async def test_upload_of_tokens_alone_is_recomputed_when_asked(
-    rig: KernelRig, *, tmp_path: Path
-) -> None:
+async def test_upload_of_tokens_alone_is_recomputed(rig: KernelRig, *, tmp_path: Path) -> None:
     known = await saved(rig, "a", DURABLE)
     await rig.gateway.end(1)
     (tmp_path / "f").write_bytes(await download(rig, "a"))

@@ -59,9 +59,7 @@ async def loop(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
 @run_by(with_kernel)
-async def test_generation_gives_the_records_of_a_loop_of_preds(
-    rig: KernelRig, *, kind: str, ahead: int
-) -> None:
+async def test_generation_equals_a_loop_of_preds(rig: KernelRig, *, kind: str, ahead: int) -> None:
     worker = await start(rig)
     made = await worker.complete(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
     assert await appended(worker) == made.ids[:-1], "the last one is not appended"

@@ -16,9 +16,7 @@ SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
 
 
 @pytest.mark.parametrize("given", [{}, {"get": SEEDED, "logprobs": 2}], ids=["greedy", "logprobs"])
-def test_records_of_steps_reported_together_are_one_reply(
-    given: dict[str, Any],
-) -> None:
+def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any]) -> None:
     async def test(rig: KernelRig) -> tuple[list[bytes], int, int]:
         for instance in range(1, 5):
             worker = await start(rig, instance)
@@ -40,9 +38,7 @@ def test_records_of_steps_reported_together_are_one_reply(
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 8])
 @run_by(with_kernel, executor=in_lots)
-async def test_batched_generation_runs_ahead_by_its_bound_at_most(
-    rig: KernelRig, *, ahead: int
-) -> None:
+async def test_batched_generation_keeps_its_ahead_bound(rig: KernelRig, *, ahead: int) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
     taken = 0
@@ -59,9 +55,7 @@ async def test_batched_generation_runs_ahead_by_its_bound_at_most(
 
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
 @run_by(with_kernel, executor=in_lots)
-async def test_stop_token_anywhere_among_batched_steps_ends_there(
-    rig: KernelRig, *, stop: int
-) -> None:
+async def test_stop_token_among_batched_steps_ends_there(rig: KernelRig, *, stop: int) -> None:
     worker = await start(rig)
     plain = await worker.complete(1, A, PROMPT, max=20)
     await start(rig, 2)

@@ -162,9 +162,7 @@ async def test_fork_continues_its_files_text(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_truncate_takes_a_text_back(
-    rig: KernelRig,
-) -> None:
+async def test_truncate_takes_a_text_back(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"q[a-f]{6}")
     whole = await preds(worker, A, PROMPT, 300, constraint=handle)
@@ -257,9 +255,7 @@ HOSTILE = {
 
 
 @run_by(with_text)
-async def test_invalid_constraint_is_refused_with_its_place(
-    rig: KernelRig,
-) -> None:
+async def test_invalid_constraint_is_refused_with_its_place(rig: KernelRig) -> None:
     for kind, text, words in MISTAKES:
         errno, told = await refused(rig.worker, kind, text)
         assert (errno, words in told) == (Errno.EINVAL, True), told

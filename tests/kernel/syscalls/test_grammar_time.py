@@ -65,9 +65,7 @@ def test_slow_bitmasks_are_spread_over_steps() -> None:
     assert sum(map(sum, steps)) >= 6 * 8  # look-ahead steps that never begin are counted, too
 
 
-def test_grammar_compiled_again_on_its_thread_gives_the_same_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_grammar_compiled_again_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar whose states are used up, and one that is gone."""
     built: list[str] = []
     build = Grammar.build

@@ -259,9 +259,7 @@ def test_unknown_operation_answers_enosys(rig: SyscallRig, op: Any) -> None:
     assert rig.replies[-1] == (1, 50, -Errno.ENOSYS)
 
 
-def test_result_past_the_largest_size_is_refused(
-    rig: SyscallRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_past_the_bound_is_refused(rig: SyscallRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "PRED_RESULT_BYTES_MAX", 2 * 4 * MODEL.vocab_size)
     options = packed(get="logits", at="all")
     assert rig.call(1, Op.PRED, A, u32(1, 2, 3), None, options) == -Errno.EFBIG

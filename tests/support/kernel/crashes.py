@@ -202,7 +202,7 @@ class CrashingKernelRig:
 
 def with_crashing_kernel(
     folder: Path,
-    test: Callable[[CrashingKernelRig, Gateway, Worker], Coroutine[Any, Any, T]],
+    test: Callable[[CrashingKernelRig], Coroutine[Any, Any, T]],
     **given: Any,
 ) -> T:
     """Run `test` with a kernel that may die, in virtual time."""
@@ -211,7 +211,7 @@ def with_crashing_kernel(
     async def main() -> T:
         rig = CrashingKernelRig(clock, folder, **given)
         await rig.join()
-        testing = asyncio.create_task(test(rig, rig.gateway, rig.worker))
+        testing = asyncio.create_task(test(rig))
         failing = asyncio.create_task(_watch(rig))
         await asyncio.wait({testing, failing}, return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()

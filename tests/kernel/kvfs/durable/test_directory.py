@@ -152,7 +152,7 @@ def test_write_to_a_missing_folder_raises_the_systems_error(tmp_path: Path) -> N
         write(tmp_path / "nowhere" / "f", label("a", 1), IDENTITY, content(1))
 
 
-def test_broken_files_are_set_aside_and_logged(
+def test_broken_files_are_moved_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "kv"

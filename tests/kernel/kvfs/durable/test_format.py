@@ -91,9 +91,7 @@ def test_lineage_and_plain_count_are_kept(tmp_path: Path) -> None:
         (Identity("tiny", "abc", "float32", "layers=9", 100, 64), "another page layout"),
     ],
 )
-def test_kv_of_another_model_is_dropped_or_refused(
-    tmp_path: Path, other: Identity, words: str
-) -> None:
+def test_kv_of_another_model_is_not_used(tmp_path: Path, other: Identity, words: str) -> None:
     path = make_file(tmp_path / "f")
     ours = read(path, other)
     assert ours.kv is None

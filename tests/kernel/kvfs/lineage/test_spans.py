@@ -126,9 +126,7 @@ def test_diverging_forks_have_their_own_spans(bench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("length", "expected"), [(20, None), (22, None), (23, [[[0, 20]], [[0, 3]]]), (24, 4), (26, 4)]
 )
-def test_truncated_tree_is_forgotten_when_not_needed(
-    bench: Workbench, length: int, expected: Any
-) -> None:
+def test_truncated_tree_unneeded_is_forgotten(bench: Workbench, length: int, expected: Any) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(4), parents=[-1, 0, 0, 2])

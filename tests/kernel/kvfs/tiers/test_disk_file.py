@@ -33,9 +33,7 @@ async def test_slot_that_was_never_written_cannot_be_read(tmp_path: Path) -> Non
     spill.close()
 
 
-def test_spill_file_leaves_the_disk_reserve_and_fair_shares(
-    tmp_path: Path,
-) -> None:
+def test_spill_file_leaves_the_disk_reserve_and_fair_shares(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16 * MIB) as folder:
         spill = SpillFile(folder, 1_024, MIB // 16, reserve_bytes=2 * MIB)
         assert spill.has_room()

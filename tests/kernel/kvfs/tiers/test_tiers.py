@@ -368,9 +368,7 @@ def test_page_released_during_a_disk_write_frees_its_slot(disk: OnDisk) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
-def test_tenant_past_its_disk_budget_blocks_no_other(
-    tmp_path: Path, limits: dict[str, int]
-) -> None:
+def test_tenant_past_its_disk_budget_blocks_none(tmp_path: Path, limits: dict[str, int]) -> None:
     """A page has one byte here."""
     runner = ManualRunner(at_once=True)
     kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
@@ -385,9 +383,7 @@ def test_tenant_past_its_disk_budget_blocks_no_other(
     kvfs.tiers.spill_tier.close()
 
 
-def test_disk_that_was_full_is_written_again(
-    disk: OnDisk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_disk_once_full_is_written_again(disk: OnDisk, caplog: pytest.LogCaptureFixture) -> None:
     kvfs, store, file, runner = disk
     runner.failing = OSError(errno.ENOSPC, "no space is left")
     runner.stop()
