@@ -13,7 +13,7 @@ within a half, and in most worlds a tenth and a quarter: costs are learned, not 
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.fairness.device_shares import divide
 from symphony_kernel.scheduler.batcher import Step
@@ -112,10 +112,8 @@ def worlds(draw: st.DrawFn) -> tuple[Costs, dict[str, Wants]]:
 @pytest.mark.parametrize("fixed", [0.002, 0.006, 0.015])
 @settings(
     max_examples=334,
-    deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # to make a case smaller takes minutes
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(world=worlds())
 def test_tenants_in_random_worlds_get_rate_and_wait_promised(

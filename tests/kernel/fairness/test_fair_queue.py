@@ -44,7 +44,7 @@ def queue() -> FairQueue:
     return FairQueue(COSTS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4),
     sizes=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=4, max_size=4),
@@ -222,7 +222,7 @@ def test_removed_requests_leave_nothing_behind(queue: FairQueue) -> None:
     assert queue.statistics().counters == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_heaps_and_sums_hold_under_random_events(data: st.DataObject) -> None:
     queue = FairQueue()
@@ -326,7 +326,7 @@ def test_lip_whose_requests_cannot_run_is_skipped(queue: FairQueue) -> None:
     assert order == requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -19,7 +19,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.pages.pool import page_count
@@ -154,12 +154,7 @@ class Crowded(Referee):
     ],
     ids=["any gap", "short gap", "few rows"],
 )
-@settings(
-    max_examples=334,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=334, derandomize=True)
 @given(crowd=crowds())
 def test_service_of_backlogged_lips_follows_their_weights(
     limits: StepLimits, crowd: tuple[list[Habit], list[float]]
@@ -174,12 +169,7 @@ def test_service_of_backlogged_lips_follows_their_weights(
         assert wait.waited <= referee.longest_wait(wait), wait
 
 
-@settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=200, derandomize=True)
 @given(crowd=crowds(tenants=3))
 def test_requests_of_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
     lips, weights = crowd
@@ -231,9 +221,7 @@ PARKED_CROWD = (
 )
 
 
-@settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=15, derandomize=True)
 @given(crowd=crowds())
 @example(crowd=PARKED_CROWD)
 def test_service_under_pressure_follows_weights(crowd: tuple[list[Habit], list[float]]) -> None:
@@ -255,7 +243,7 @@ def test_service_under_pressure_follows_weights(crowd: tuple[list[Habit], list[f
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(case=streams_and_prompts())
 def test_prompts_delay_streams_up_to_the_bound(
     device: str, case: tuple[list[Habit], float]

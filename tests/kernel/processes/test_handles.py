@@ -1,4 +1,4 @@
-"""Handles: numbers that the worker chose, and what the kernel makes of them."""
+"""Handles: numbers that the worker chooses and the kernel checks."""
 
 from typing import Any
 
@@ -23,23 +23,10 @@ def table_with(number: int, rights: int) -> HandleTable:
 @pytest.mark.parametrize(
     "number",
     [
-        0,
-        -1,
-        FIRST - 1,
-        FIRST,
-        FIRST + (1 << 16),
-        FIRST + INSTANCE_HANDLES_MAX,
-        1 << 31,
-        1 << 63,
-        True,
-        "x",
-        None,
-        1.0,
-        b"",
-        [FIRST],
-        {},
+        0, -1, FIRST - 1, FIRST, FIRST + (1 << 16), FIRST + INSTANCE_HANDLES_MAX, 1 << 31, 1 << 63,
+        True, "x", None, 1.0, b"", [FIRST], {},
     ],
-)
+)  # fmt: skip
 def test_new_handle_must_be_a_free_number_in_range(number: Any) -> None:
     table = table_with(FIRST, READ)
     assert refused(table.check_new, number) is Errno.EBADF

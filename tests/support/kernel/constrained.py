@@ -126,10 +126,8 @@ def with_text(test: Test) -> None:
 async def generated(
     rig: KernelRig, seed: int, handle: int, file: int = A, **given: Any
 ) -> list[int]:
-    made = await rig.worker.complete(
-        1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
-    )
-    return made.ids
+    under = {"max": 300, "constraint": handle, "get": sampled(seed)}
+    return await generate(rig.worker, 1, file, **{**under, **given})
 
 
 async def preds(

@@ -119,14 +119,8 @@ async def files(worker: Worker, instance: int) -> None:
         await worker.call(instance, Op.KV_TRUNCATE, A, 0)
 
 
-def branches(number: int) -> Flood:
-    """Return a program that decodes so many branches at once, without end."""
-
-    async def one(worker: Worker, instance: int, handle: int) -> None:
-        while True:
-            for token in range(1, 200):
-                assert isinstance(await worker.pred(instance, handle, _ids(token, 1)), bytes)
-            await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
+def in_parallel(number: int, one: Callable[[Worker, int, int], Coroutine[Any, Any, None]]) -> Flood:
+    """Return a program that does `one` thing with so many files at once."""
 
     async def run(worker: Worker, instance: int) -> None:
         handles = [1 << 16 | index for index in range(1, 1 + number)]
@@ -137,21 +131,17 @@ def branches(number: int) -> Flood:
     return run
 
 
-def generations(number: int) -> Flood:
-    """Return a program that has so many answers of 200 tokens generated at once, without end."""
+async def _decode(worker: Worker, instance: int, handle: int) -> None:
+    while True:
+        for token in range(1, 200):
+            assert isinstance(await worker.pred(instance, handle, _ids(token, 1)), bytes)
+        await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def one(worker: Worker, instance: int, handle: int) -> None:
-        while True:
-            await worker.generate(instance, handle, _ids(handle, 1), max=200).end
-            await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def run(worker: Worker, instance: int) -> None:
-        handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
-        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
-
-    return run
+async def _generate(worker: Worker, instance: int, handle: int) -> None:
+    while True:
+        await worker.generate(instance, handle, _ids(handle, 1), max=200).end
+        await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
 
 FLOODS: dict[str, list[Flood]] = {
@@ -161,8 +151,8 @@ FLOODS: dict[str, list[Flood]] = {
 }
 FLOODS["all of these"] = [flood for floods in list(FLOODS.values()) for flood in floods]
 # Decodes of others lengthen each step, too: that no rule bounds.
-FLOODS["branches"] = [branches(40)]
-GENERATIONS = [generations(256)]
+FLOODS["branches"] = [in_parallel(40, _decode)]
+GENERATIONS = [in_parallel(256, _generate)]
 
 
 # -- Measuring -------------------------------------------------------------------------------------
