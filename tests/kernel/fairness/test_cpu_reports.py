@@ -12,19 +12,19 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
-from tests.support.kernel.rig import A, KernelRig, Worker, start, tokens, with_kernel
+from tests.support.kernel.rig import A, Gateway, KernelRig, Worker, start, tokens, with_kernel
 from tests.support.run_by import run_by
 
 OPTIONS = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
 
 
-async def spend(worker: Worker, *times: list[Any]) -> list[m.Pace]:
-    """Report what instances have cost a worker; return the tenants to throttle."""
-    worker.paces.clear()
-    worker.link.send(m.encode(m.Spent(list(times))))
+async def spend(peer: Worker | Gateway, *times: list[Any]) -> list[m.Pace]:
+    """Report what instances or tenants have cost a peer; return the tenants to throttle there."""
+    peer.paces.clear()
+    peer.link.send(m.encode(m.Spent(list(times))))
     await asyncio.sleep(0.001)
-    return list(worker.paces)
+    return list(peer.paces)
 
 
 async def decode_beside(worker: Worker, instance: int) -> None:
@@ -101,18 +101,10 @@ async def test_gateway_time_is_charged_to_the_same_account(rig: KernelRig, worke
     assert pace.tenant == "hostile"
 
 
-async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
-    """Report what tenants have cost the gateway; return the tenants to throttle there."""
-    rig.gateway.paces.clear()
-    rig.gateway.link.send(m.encode(m.Spent(list(times))))
-    await asyncio.sleep(0.001)
-    return list(rig.gateway.paces)
-
-
 @run_by(with_two)
 async def test_tenants_time_at_gateway_is_throttled_there(rig: KernelRig, worker: Worker) -> None:
-    assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
-    (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
+    assert await spend(rig.gateway, ["hostile", 3_000]) == []
+    (pace,) = await spend(rig.gateway, ["hostile", MUCH], ["victim", 10])
     assert pace.tenant == "hostile"
     assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
     assert not worker.paces, "its worker is told with its next report"
@@ -124,13 +116,13 @@ async def test_tenants_time_at_gateway_is_throttled_there(rig: KernelRig, worker
 @run_by(with_kernel, kernel_options=OPTIONS)
 async def test_tenant_without_instances_rests_beside_others_only(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
-    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+    assert await spend(rig.gateway, ["uploads", MUCH]) == []
     await decode_beside(worker, 1)
-    assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
-    (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
+    assert await spend(rig.gateway, ["uploads", 1]) == [], "alone it has paid for nothing"
+    (pace,) = await spend(rig.gateway, ["uploads", MUCH])
     assert pace.tenant == "uploads"
     await asyncio.sleep(1.0)  # no tenant has done anything since
-    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+    assert await spend(rig.gateway, ["uploads", MUCH]) == []
 
 
 @run_by(with_two)
@@ -138,7 +130,7 @@ async def test_worker_report_about_a_tenant_ends_its_link(rig: KernelRig, worker
     worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
     async with asyncio.timeout(20):
         await worker.closed.wait()
-    assert await spend_at_gateway(rig, ["victim", 1]) == []
+    assert await spend(rig.gateway, ["victim", 1]) == []
 
 
 @run_by(with_two)

@@ -75,7 +75,7 @@ async def continuation(worker: Worker) -> list[Any]:
     """A generation, a loop of preds that forks, and texts that are compiled meanwhile."""
     person = await constraint(worker, JSON_SCHEMA, schema(PERSON))
     made = worker.generate(1, A, PROMPT, max=120, constraint=person, get=sampled(3))
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     digits = await constraint(worker, REGEX, b"([a-f][0-9]){12}")
     assert await worker.call(1, Op.CONSTRAINT_CLOSE, person) == 0
     first, found = PROMPT, []

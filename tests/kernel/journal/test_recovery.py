@@ -111,13 +111,6 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
     ]
 
 
-@run_by(with_crashing_kernel, "tmp_path")
-async def test_recovered_kernel_equals_the_live_one_after_a_pred(rig: CrashingKernelRig) -> None:
-    await start(rig)
-    await rig.worker.pred(1, A, tokens(*range(1, 40)))
-    assert not differences(rig.recovered_image(), rig.image())
-
-
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
@@ -324,7 +317,7 @@ async def test_unrecomputable_file_after_a_death_answers_eio(
     tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
     await worker.pred(1, A, tokens(*range(1, 8)), tree)
     worker.tell(1, Op.KV_FORK, B, A)
-    worker.tell(1, Op.KV_CREATE, C)
+    worker.create(1, C)
     await worker.pred(1, C, tokens(*range(1, 8)))
     rig.die_and_boot()
     for lost in (A, B):
@@ -393,7 +386,7 @@ async def test_peers_without_a_session_end_with_the_kernel(rig: CrashingKernelRi
     assert (await rig.gateway.register(1, worker="v")).errno == 0
     assert (await rig.gateway.register(2, worker="w")).errno == 0
     passer.tell(1, Op.KV_CREATE, A)
-    rig.worker.tell(2, Op.KV_CREATE, A)
+    rig.worker.create(2, A)
     await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, rig.worker))))
     rig.die_and_boot()
     assert await rig.worker.call(2, Op.KV_LEN, A) == 1

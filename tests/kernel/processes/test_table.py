@@ -75,11 +75,16 @@ def test_stage_is_taken_once_and_old_ones_are_released(rig: SyscallRig) -> None:
     assert refusal(rig, 3, parent=1, stage=100) is Errno.ENOENT
 
 
-def test_token_limit_of_a_run_covers_all_its_instances(rig: SyscallRig) -> None:
-    rig.register(7, options={"tokens": 5})
+def register_two(rig: SyscallRig, **options: int) -> None:
+    """Register instance 7 and its child 8, with a file each."""
+    rig.register(7, options=options)
     rig.register(8, parent=7)
     for instance in (7, 8):
         rig.call(instance, Op.KV_CREATE, A)
+
+
+def test_token_limit_of_a_run_covers_all_its_instances(rig: SyscallRig) -> None:
+    register_two(rig, tokens=5)
     rig.computed(7, A, 1, 2, 3)
     assert rig.call(8, Op.PRED, A, u32(1, 2, 3), None, b"") == -Errno.EDQUOT
     assert rig.call(7, Op.PRED, A, u32(1, 2, 3), None, b"") == -Errno.EDQUOT
@@ -87,10 +92,7 @@ def test_token_limit_of_a_run_covers_all_its_instances(rig: SyscallRig) -> None:
 
 
 def test_entry_limit_of_a_run_covers_its_children(rig: SyscallRig) -> None:
-    rig.register(7, options={"kv_tokens": 32})
-    rig.register(8, parent=7)
-    for instance in (7, 8):
-        rig.call(instance, Op.KV_CREATE, A)
+    register_two(rig, kv_tokens=32)
     rig.computed(7, A, *range(32))
     seq = rig.computed(8, A, 1)
     assert rig.reply(seq) == -Errno.EDQUOT

@@ -65,7 +65,7 @@ def test_new_pred_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
+        worker.create(1, B)
         made = worker.generate(1, A, tokens(1), max=200)
         loop = asyncio.get_running_loop()
         for at in range(1, 30):
@@ -143,7 +143,7 @@ def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
             worker.generate(2, A, PROMPT, max=60, stop=[plain.ids[stop]]),
             *(worker.generate(each, A, tokens(each), max=60) for each in (3, 4)),
         ]
-        worker.tell(3, Op.KV_CREATE, B)
+        worker.create(3, B)
         assert await made[0].end == b""
         short = worker.pred(3, B, tokens(1))  # revokes all look-ahead steps that have not begun
         worker.tell(3, Op.CANCEL, worker._seq)

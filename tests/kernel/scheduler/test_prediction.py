@@ -168,7 +168,7 @@ async def cancel(worker: Worker, length: int) -> None:
 
 async def evict(worker: Worker, length: int) -> None:
     """Another file needs nearly all frames, for a moment."""
-    worker.tell(1, Op.KV_CREATE, C)
+    worker.create(1, C)
     await worker.pred(1, C, tokens(*range(1, 14 * PAGE_TOKENS)))
     assert await worker.call(1, Op.KV_CLOSE, C) == 0
 
@@ -254,7 +254,7 @@ async def test_prediction_holds_no_page_and_no_quota(rig: KernelRig) -> None:
 def test_spare_frames_are_given_to_other_files() -> None:
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
+        worker.create(1, B)
         made = await think(worker, 1, PAGE_TOKENS)
         await asyncio.sleep(0.05)  # the next entry lies in a spare frame: the last but one
         whole = await worker.pred(1, B, tokens(*range(1, PAGE_TOKENS + 2)))

@@ -196,7 +196,7 @@ def test_publishing_needs_the_operators_option(tmp_path: Path) -> None:
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == 1
         assert await worker.call(5, Op.KV_LEN, B) == len(PROMPT) // 4
         assert await worker.pred(5, B, tokens(1)) == -Errno.EACCES
-        worker.tell(5, Op.KV_CREATE, C)
+        worker.create(5, C)
         worker.tell(5, Op.KV_APPEND, C, B, 0, len(PROMPT) // 4)
         assert len(await decode(worker, 5, C, 3, 3)) == 3
         assert await worker.call(5, Op.KV_REMOVE, "public/t/a") == -Errno.EACCES

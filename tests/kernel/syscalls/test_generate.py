@@ -147,7 +147,7 @@ async def test_generation_of_one_token_appends_only_the_prompt(rig: KernelRig) -
 @run_by(with_kernel)
 async def test_unseeded_generations_draw_different_seeds(rig: KernelRig) -> None:
     worker = await start(rig)
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
     assert [await each.end for each in made] == [b"", b""]
     assert made[0].ids != made[1].ids
@@ -157,31 +157,33 @@ async def test_unseeded_generations_draw_different_seeds(rig: KernelRig) -> None
 async def test_generation_continues_where_another_ended(rig: KernelRig) -> None:
     worker = await start(rig)
     whole = await worker.complete(1, A, PROMPT, max=12, get=SEEDED)
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     first = await worker.complete(1, B, PROMPT, max=5, get=SEEDED)
     second = await worker.complete(1, B, first.records[-1][:4], max=7, get=SEEDED)
     assert first.records + second.records == whole.records
 
 
 # -- How far it runs ---------------------------------------------------------------------------
-@pytest.mark.parametrize("ahead", [0, 1, 8])
-@run_by(with_kernel)
-async def test_generation_runs_ahead_by_its_bound_at_most(rig: KernelRig, *, ahead: int) -> None:
-    worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
-    taken = 0
-    for take in (0, 1, 2, 5, ahead + 1, 3):
-        taken += take
-        if take:
-            made.take(min(take, ahead + 1))
-            taken += min(take, ahead + 1) - take
-        await asyncio.sleep(1)
-        assert len(made.records) == taken + ahead + 1
-    computed = (await rig.gateway.statistics())["tokens_computed"]
-    assert computed == LENGTH + taken + ahead
-    made.cancel()
-    assert await made.end == -Errno.ECANCELED
-    assert await appended(worker) == made.ids[: taken + ahead]
+@pytest.mark.parametrize("executor", [None, in_lots], ids=["single steps", "batched steps"])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 8])
+def test_generation_runs_ahead_by_its_bound_at_most(executor: Any, ahead: int) -> None:
+    async def test(rig: KernelRig) -> None:
+        worker = await start(rig)
+        made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
+        taken = 0
+        for take in (0, 1, min(2, ahead + 1), 1, ahead + 1, ahead + 1):
+            if take:
+                made.take(take)
+            taken += take
+            await asyncio.sleep(1)
+            assert len(made.records) == taken + ahead + 1
+        computed = (await rig.gateway.statistics())["tokens_computed"]
+        assert computed == LENGTH + taken + ahead
+        made.cancel()
+        assert await made.end == -Errno.ECANCELED
+        assert await appended(worker) == made.ids[: taken + ahead]
+
+    with_kernel(test, executor=executor)
 
 
 @run_by(with_kernel)
@@ -226,8 +228,8 @@ async def test_generations_of_many_lips_share_every_step(rig: KernelRig) -> None
 async def test_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
     worker = await start(rig)
     handles = [(1 << 16) + 1 + i for i in range(40)]
+    worker.create(1, *handles)
     for handle in handles:
-        worker.tell(1, Op.KV_CREATE, handle)
         worker.generate(1, handle, tokens(3), max=500, ahead=500)
     await start(rig, 2, tenant="other")
     alone = worker.generate(2, A, tokens(3), max=100, ahead=100)
@@ -243,8 +245,7 @@ async def test_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> 
 async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
     worker = await start(rig)
     await rig.gateway.register(2, parent=1)
-    for handle in (B, C):
-        worker.tell(1, Op.KV_CREATE, handle)
+    worker.create(1, B, C)
     await worker.pred(1, B, tokens(1, 2))
     assert await worker.call(1, Op.KV_GRANT, A, 2, 31, "before") == 0
     assert await worker.call(2, Op.KV_GRANTED, A, "before") == 31
@@ -284,7 +285,7 @@ async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
 async def test_append_with_a_generating_file_fails_its_target(rig: KernelRig) -> None:
     """An append has no reply: its error becomes the answer of the file that it would change."""
     worker = await start(rig)
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     await worker.pred(1, B, tokens(1, 2))
     made = worker.generate(1, A, PROMPT, max=30)
     to, out_of = worker.calls((1, Op.KV_APPEND, A, B, 0, 1), (1, Op.KV_APPEND, B, A, 0, 1))
@@ -375,7 +376,7 @@ def test_generations_that_end_in_any_way_leave_nothing(
     async def test(rig: KernelRig) -> None:
         async def lip(instance: int, at_ms: int, ahead: int, fate: str) -> None:
             await rig.gateway.register(instance, tenant=f"t{instance % 2}")
-            rig.worker.tell(instance, Op.KV_CREATE, A)
+            rig.worker.create(instance, A)
             await asyncio.sleep(at_ms / 2000)
             made = rig.worker.generate(instance, A, PROMPT, max=40, ahead=ahead)
             await asyncio.sleep(at_ms / 1000)

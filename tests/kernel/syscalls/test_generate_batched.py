@@ -1,14 +1,12 @@
 """Generations on a device that reports several steps at once: their records are one reply."""
 
-import asyncio
 from typing import Any
 
 import pytest
-from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.batched_device import STEPS, in_lots
-from tests.support.kernel.rig import PROMPT, A, KernelRig, appended, start, with_kernel
+from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
 from tests.support.run_by import run_by
 
 LENGTH = len(PROMPT) // 4
@@ -34,23 +32,6 @@ def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any])
     assert records == alone
     assert each == 40
     assert replies == frames == 1 + -(-39 // STEPS)
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 2, 8])
-@run_by(with_kernel, executor=in_lots)
-async def test_batched_generation_keeps_its_ahead_bound(rig: KernelRig, *, ahead: int) -> None:
-    worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
-    taken = 0
-    for take in (0, 1, ahead + 1, 1, ahead + 1):
-        if take:
-            made.take(take)
-        taken += take
-        await asyncio.sleep(1)
-        assert len(made.records) == taken + ahead + 1
-    made.cancel()
-    assert await made.end == -Errno.ECANCELED
-    assert await appended(worker) == made.ids[: taken + ahead]
 
 
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))

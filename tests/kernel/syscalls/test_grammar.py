@@ -55,8 +55,7 @@ DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 @run_by(with_text)
 async def test_text_under_a_schema_is_an_instance_of_it(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
-    for seed in range(6):
-        rig.worker.tell(1, Op.KV_CREATE, B + seed)
+    rig.worker.create(1, *range(B, B + 6))
     found = await asyncio.gather(*(generated(rig, seed, handle, B + seed) for seed in range(6)))
     for given in found:
         assert given[-1] == EOS
@@ -75,8 +74,8 @@ async def test_text_under_a_grammar_matches_as_a_whole(
     rig: KernelRig, *, kind: int, text: bytes, matches: bytes
 ) -> None:
     handle = await constraint(rig.worker, kind, text)
+    rig.worker.create(1, *range(B, B + 8))
     for seed in range(8):
-        rig.worker.tell(1, Op.KV_CREATE, B + seed)
         given = await generated(rig, seed, handle, B + seed)
         assert re.fullmatch(matches.decode(), text_of(given)), text_of(given)
 
@@ -86,8 +85,7 @@ async def test_constrained_text_is_the_same_alone_and_in_a_batch(rig: KernelRig)
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
     alone = await generated(rig, 3, handle)
     files = range(B, B + 5)
-    for file in files:
-        rig.worker.tell(1, Op.KV_CREATE, file)
+    rig.worker.create(1, *files)
     others = [generated(rig, file, handle, file) for file in files[:2]]
     plain = rig.worker.generate(1, files[3], PROMPT, max=80)
     together = await asyncio.gather(generated(rig, 3, handle, files[2]), *others)
@@ -102,7 +100,7 @@ async def test_bias_and_allow_choose_among_allowed_tokens(rig: KernelRig) -> Non
     (b,) = ids_of("b")
     given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
     assert set(text_of(given)) == {"b"}
-    rig.worker.tell(1, Op.KV_CREATE, B)
+    rig.worker.create(1, B)
     mask = np.zeros(4096, np.uint8)
     mask[ids_of("z")] = 1
     packed = np.packbits(mask, bitorder="little").tobytes()
@@ -130,8 +128,7 @@ async def test_tiny_model_gives_the_same_text_ahead_and_stepwise() -> None:
         worker = await start(rig)
         handle = await constraint(worker, JSON_SCHEMA, schema(PERSON))
         prompt = tokens(*ids_of("Once there was a bird"))
-        for file in (B, B + 1, B + 2):
-            worker.tell(1, Op.KV_CREATE, file)
+        worker.create(1, B, B + 1, B + 2)
         made = [
             worker.generate(1, file, prompt, max=200, constraint=handle, get=sampled(seed))
             for file, seed in ((A, 3), (B, 4), (B + 1, 5))
@@ -141,7 +138,7 @@ async def test_tiny_model_gives_the_same_text_ahead_and_stepwise() -> None:
             assert await each.end == b""
         for each in made:
             jsonschema.validate(json.loads(text_of(each.ids)), PERSON)
-        worker.tell(1, Op.KV_CREATE, B + 3)
+        worker.create(1, B + 3)
         stepwise = await preds(worker, B + 3, prompt, 200, seed=4, constraint=handle)
         assert stepwise == made[1].ids
 
@@ -305,8 +302,7 @@ async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> N
     worker = rig.worker
     ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
     heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
-    for file in (B, B + 1, B + 2):
-        worker.tell(1, Op.KV_CREATE, file)
+    worker.create(1, B, B + 1, B + 2)
     bad = [
         worker.generate(1, B, PROMPT, max=60, constraint=ambiguous, bias={EOS: -1e9}),
         worker.generate(1, B + 1, PROMPT, max=60, constraint=heavy, bias={EOS: -1e9}),
@@ -314,7 +310,7 @@ async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> N
     good = await worker.complete(1, A, PROMPT, max=60)
     assert len(good.ids) == 60
     assert [await each.end for each in bad] == [-Errno.EFBIG, -Errno.EFBIG]
-    worker.tell(1, Op.KV_CREATE, B + 3)
+    worker.create(1, B + 3)
     alone = await worker.complete(1, B + 3, PROMPT, max=60)
     assert alone.ids == good.ids
 
@@ -368,7 +364,7 @@ async def test_constrained_texts_under_pressure_are_the_same() -> None:
             handle = await constraint(worker, REGEX, b"([a-f]{1,3}[0-9])*")
             made = []
             for number in range(8):
-                worker.tell(1, Op.KV_CREATE, B + number)
+                worker.create(1, B + number)
                 made.append(generated(rig, number, handle, B + number, bias={EOS: -50.0}, max=70))
             found = await asyncio.gather(*made)
             stepwise = [await preds(worker, A, PROMPT, 40, constraint=handle, bias={EOS: -50.0})]

@@ -11,7 +11,6 @@ from symphony_kernel.grammar.compiler import Grammar
 from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.constrained import (
     EOS,
@@ -49,8 +48,7 @@ def test_slow_bitmasks_are_spread_over_steps() -> None:
             (grammar,) = grammars._live["t"]
             grammar.record_mask = lambda seconds: None  # type: ignore[method-assign]
             grammar.seconds = 0.009  # two of them fit
-            for file in range(B, B + 6):
-                worker.tell(1, Op.KV_CREATE, file)
+            worker.create(1, *range(B, B + 6))
             made = [
                 worker.generate(1, file, tokens(9), max=8, constraint=handle)
                 for file in range(B, B + 6)
@@ -78,7 +76,7 @@ def test_grammar_compiled_again_gives_the_same_text(monkeypatch: pytest.MonkeyPa
         handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
         wanted = await generated(rig, 1, handle)
         (grammar,) = rig.kernel.constraints._grammars._live["t"]
-        rig.worker.tell(1, Op.KV_CREATE, B)
+        rig.worker.create(1, B)
         began = rig.worker.generate(
             1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
         )
@@ -86,13 +84,13 @@ def test_grammar_compiled_again_gives_the_same_text(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.001)
         assert grammar.generation is not None
         grammar.generation.exhausted = True
-        rig.worker.tell(1, Op.KV_CREATE, B + 1)
+        rig.worker.create(1, B + 1)
         began.take(300)
         await rig.worker.complete(1, B + 1, PROMPT, max=60)
         assert await began.end == b""
         assert began.ids == wanted
         grammar.generation = None
-        rig.worker.tell(1, Op.KV_CREATE, B + 2)
+        rig.worker.create(1, B + 2)
         assert await generated(rig, 1, handle, B + 2) == wanted
         assert built[0].startswith("grammars")
         assert len(built) == 3
@@ -111,8 +109,7 @@ async def test_texts_that_take_steps_to_follow_are_the_same(
     handle = await constraint(worker, REGEX, b"[a-f ]*")
     text = tokens(*ids_of("abc def fed cab" * 12))
     asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
-    for file in (B, B + 1):
-        worker.tell(1, Op.KV_CREATE, file)
+    worker.create(1, B, B + 1)
     wanted = await preds(worker, A, text, 5, **asked)
     before = (await rig.gateway.statistics())["steps"]
     monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)

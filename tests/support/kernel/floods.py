@@ -124,8 +124,7 @@ def in_parallel(number: int, one: Callable[[Worker, int, int], Coroutine[Any, An
 
     async def run(worker: Worker, instance: int) -> None:
         handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
+        worker.create(instance, *handles)
         await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
 
     return run

@@ -82,6 +82,11 @@ class Worker:
         """Send one call that wants none."""
         self.link.send(m.encode(m.Calls([[instance, op, 0, *args]])))
 
+    def create(self, instance: int, *handles: int) -> None:
+        """Make an empty file for each handle."""
+        for handle in handles:
+            self.tell(instance, m.Op.KV_CREATE, handle)
+
     def calls(self, *calls: tuple[Any, ...]) -> list[asyncio.Future[Result]]:
         """Send several calls in one frame; each wants a reply."""
         frame, replies = [], []

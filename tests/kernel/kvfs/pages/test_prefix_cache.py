@@ -250,17 +250,6 @@ def test_text_longer_than_the_budget_is_kept_in_part() -> None:
     kvfs.check_integrity({})
 
 
-def test_page_is_matched_behind_its_own_prefix_only() -> None:
-    """The same sixteen tokens after other ones are another page."""
-    kvfs = KVFS(40, ManualTime())
-    first, second = [1] * PAGE_TOKENS, [2] * PAGE_TOKENS
-    offered(kvfs, "t", *first, *second)
-    account = kvfs.tenant("t").account
-    assert refused(kvfs.match, "t", np.array([*second, 3], np.uint32), account) is Errno.ENOENT
-    file = kvfs.match("t", np.array([*first, *first, 3], np.uint32), account)
-    assert file.tokens.tolist() == first
-
-
 def test_match_is_charged_and_refused_past_the_quota() -> None:
     kvfs = KVFS(40, ManualTime())
     offered(kvfs, "t", *range(64))

@@ -204,7 +204,7 @@ async def spoil(rig: KernelRig, instance: int) -> list[int]:
     heard: list[int] = []
     for made in range(1, 41):
         source, file = A + 2 * made, A + 2 * made + 1
-        worker.tell(instance, Op.KV_CREATE, source)
+        worker.create(instance, source)
         assert isinstance(await worker.pred(instance, source, prompt(instance, 60)), bytes)
         made_so = await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60))
         assert isinstance(made_so, int)
