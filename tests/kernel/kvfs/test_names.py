@@ -66,15 +66,6 @@ def test_listing_of_public_names_needs_a_tenants_name(rig: NamesRig) -> None:
     assert [f.path for f in listing("t", "a/")] == ["a/b", "a/c", "a/d"]
 
 
-def test_listing_has_at_most_its_limit(rig: NamesRig) -> None:
-    file = rig.file(40)
-    for number in range(10):
-        rig.kvfs.save(file, f"n/{number}", replace=False)
-    first = [f.path for f in rig.kvfs.listing("t", "n/", limit=4)]
-    assert first == ["n/0", "n/1", "n/2", "n/3"]
-    assert [f.path for f in rig.kvfs.listing("t", "n/", "n/8", limit=4)] == ["n/9"]
-
-
 def test_replacement_of_a_public_file_is_private_by_default(rig: NamesRig) -> None:
     rig.kvfs.save(rig.published(), "a/b", replace=True)
     assert refused(rig.view) is Errno.ENOENT

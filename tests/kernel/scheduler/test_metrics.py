@@ -79,12 +79,3 @@ def test_steps_are_counted_by_rows_tokens_and_seconds(rig: MetricsRig) -> None:
     assert seconds == pytest.approx(STEP)
     counted = rig.scheduler.statistics()
     assert (counted.steps, counted.rows, counted.prefill_tokens, counted.preds) == (1, 4, 40, 4)
-
-
-def test_pred_without_pages_is_counted_as_starved(rig: MetricsRig) -> None:
-    rig.pool.free = 1
-    files = [LengthFile(rig.pool) for _ in range(2)]
-    for root, file in enumerate(files, 1):
-        rig.submit(root, 16, file)
-    rig.run()
-    assert rig.scheduler.statistics().preds_starved == 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
 from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import GENERATE_AHEAD_DEFAULT, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
@@ -57,14 +58,19 @@ async def loop(
 
 # -- What it gives -----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
+@pytest.mark.parametrize(
+    ("ahead", "count"),
+    [(0, 1), (0, 20), (1, 20), (3, 20), (GENERATE_AHEAD_DEFAULT, 20), (1000, 20)],
+)
 @run_by(with_kernel)
-async def test_generation_equals_a_loop_of_preds(rig: KernelRig, *, kind: str, ahead: int) -> None:
+async def test_generation_equals_a_loop_of_preds(
+    rig: KernelRig, *, kind: str, ahead: int, count: int
+) -> None:
     worker = await start(rig)
-    made = await worker.complete(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
+    made = await worker.complete(1, A, PROMPT, max=count, ahead=ahead, **KINDS[kind])
     assert await appended(worker) == made.ids[:-1], "the last one is not appended"
     await start(rig, 2)
-    assert made.records == await loop(worker, 2, 20, **KINDS[kind])
+    assert made.records == await loop(worker, 2, count, **KINDS[kind])
     # A loop has not appended its last token either.
     usage = [(await rig.gateway.end(i)).value for i in (1, 2)]
     for each in usage:
@@ -134,14 +140,6 @@ async def test_stop_token_is_given_and_ends_the_computation(rig: KernelRig) -> N
     assert await appended(worker, 2) == plain.ids[:first]
     after = await rig.gateway.statistics()
     assert after["tokens_computed"] - before["tokens_computed"] == LENGTH + first
-
-
-@run_by(with_kernel)
-async def test_generation_of_one_token_appends_only_the_prompt(rig: KernelRig) -> None:
-    worker = await start(rig)
-    made = await worker.complete(1, A, PROMPT, max=1)
-    assert len(made.records) == 1
-    assert await worker.call(1, Op.KV_LEN, A) == LENGTH
 
 
 @run_by(with_kernel)
@@ -424,43 +422,40 @@ async def test_generation_past_a_run_limit_ends_with_edquot(rig: KernelRig, *, l
     assert len(rig.gateway.exceeded) == (limit == "tokens")
 
 
-def test_generation_ends_with_the_context() -> None:
-    model = simulated_model(max_context=100)
+def small_context(clock: Clock) -> SimulatedExecutor:
+    return SimulatedExecutor(clock, 64, simulated_model(max_context=100), ANY_MS)
 
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        made = await worker.complete(1, A, PROMPT, max=1000)
-        assert len(made.records) == 100 - LENGTH + 1, "the last one needs no room"
-        assert await worker.call(1, Op.KV_LEN, A) == 100
-        full = worker.generate(1, A, tokens(1))
-        assert await full.end == -Errno.EFBIG, "as a pred's tokens that have no room"
-        assert full.records == []
 
-    with_kernel(test, executor=lambda clock: SimulatedExecutor(clock, 64, model, ANY_MS))
+@run_by(with_kernel, executor=small_context)
+async def test_generation_ends_with_the_context(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = await worker.complete(1, A, PROMPT, max=1000)
+    assert len(made.records) == 100 - LENGTH + 1, "the last one needs no room"
+    assert await worker.call(1, Op.KV_LEN, A) == 100
+    full = worker.generate(1, A, tokens(1))
+    assert await full.end == -Errno.EFBIG, "as a pred's tokens that have no room"
+    assert full.records == []
 
 
 class Faulty(SimulatedExecutor):
-    """Fails step number `at`: all of it, or its rows."""
+    """Fails its seventh step: all of it, or its rows."""
 
-    steps, at, row = 0, 7, False
+    def __init__(self, clock: Clock, rows: bool) -> None:
+        super().__init__(clock, 64, costs=CostModel(fixed_us=1000))
+        self.steps, self.rows = 0, rows
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
         results = await super().run(batch)
         self.steps += bool(batch.rows)
-        if self.steps != self.at:
+        if self.steps != 7:
             return results
-        if self.row:
+        if self.rows:
             return [SyscallError(Errno.EINVAL) for _ in results]
         raise RuntimeError("no power")
 
 
-@pytest.mark.parametrize(("row", "errno"), [(False, Errno.EIO), (True, Errno.EINVAL)])
-def test_failed_step_ends_a_generation_behind_its_records(row: bool, errno: Errno) -> None:
-    class Failing(Faulty):
-        at = 7
-
-    Failing.row = row
-
+@pytest.mark.parametrize(("rows", "errno"), [(False, Errno.EIO), (True, Errno.EINVAL)])
+def test_failed_step_ends_a_generation_behind_its_records(rows: bool, errno: Errno) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=20)
@@ -469,7 +464,7 @@ def test_failed_step_ends_a_generation_behind_its_records(row: bool, errno: Errn
         assert await appended(worker) == made.ids[:5]
         await rig.gateway.check_integrity()
 
-    with_kernel(test, executor=lambda clock: Failing(clock, 64, costs=CostModel(fixed_us=1000)))
+    with_kernel(test, executor=lambda clock: Faulty(clock, rows))
 
 
 @run_by(with_kernel)

@@ -63,7 +63,10 @@ def test_slow_bitmasks_are_spread_over_steps() -> None:
     assert sum(map(sum, steps)) >= 6 * 8  # look-ahead steps that never begin are counted, too
 
 
-def test_grammar_compiled_again_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_text)
+async def test_grammar_compiled_again_gives_the_same_text(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A grammar whose states are used up, and one that is gone."""
     built: list[str] = []
     build = Grammar.build
@@ -72,32 +75,27 @@ def test_grammar_compiled_again_gives_the_same_text(monkeypatch: pytest.MonkeyPa
         built.append(threading.current_thread().name)
         build(grammar)
 
-    async def test(rig: KernelRig) -> None:
-        handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
-        wanted = await generated(rig, 1, handle)
-        (grammar,) = rig.kernel.constraints._grammars._live["t"]
-        rig.worker.create(1, B)
-        began = rig.worker.generate(
-            1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
-        )
-        while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
-            await asyncio.sleep(0.001)
-        assert grammar.generation is not None
-        grammar.generation.exhausted = True
-        rig.worker.create(1, B + 1)
-        began.take(300)
-        await rig.worker.complete(1, B + 1, PROMPT, max=60)
-        assert await began.end == b""
-        assert began.ids == wanted
-        grammar.generation = None
-        rig.worker.create(1, B + 2)
-        assert await generated(rig, 1, handle, B + 2) == wanted
-        assert built[0].startswith("grammars")
-        assert len(built) == 3
-        assert len(set(built)) == 1, "the same thread, and no other"
-
     monkeypatch.setattr(Grammar, "build", watched)
-    with_text(test)
+    handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
+    wanted = await generated(rig, 1, handle)
+    (grammar,) = rig.kernel.constraints._grammars._live["t"]
+    rig.worker.create(1, B)
+    began = rig.worker.generate(1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2)
+    while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
+        await asyncio.sleep(0.001)
+    assert grammar.generation is not None
+    grammar.generation.exhausted = True
+    rig.worker.create(1, B + 1)
+    began.take(300)
+    await rig.worker.complete(1, B + 1, PROMPT, max=60)
+    assert await began.end == b""
+    assert began.ids == wanted
+    grammar.generation = None
+    rig.worker.create(1, B + 2)
+    assert await generated(rig, 1, handle, B + 2) == wanted
+    assert built[0].startswith("grammars")
+    assert len(built) == 3
+    assert len(set(built)) == 1, "the same thread, and no other"
 
 
 @run_by(with_text)
@@ -121,23 +119,22 @@ async def test_texts_that_take_steps_to_follow_are_the_same(
     assert ids(await looked)[0] == wanted[0]
 
 
-def test_unknown_text_that_began_far_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_text)
+async def test_unknown_text_that_began_far_back_is_refused(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
-
-    async def test(rig: KernelRig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"[a-f ]*")
-        text = tokens(*ids_of("abcdef")[:1] * 15)
-        near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
-        assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
-        (token,) = await preds(worker, A, text, 1, bias=bias, **near)
-        rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
-        assert len(rest) == 30, "it is known by now"
-        other = await constraint(worker, REGEX, b"[a-g ]*")
-        far = options(constraint=other, since=1)
-        assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
-
-    with_text(test)
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"[a-f ]*")
+    text = tokens(*ids_of("abcdef")[:1] * 15)
+    near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
+    assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
+    (token,) = await preds(worker, A, text, 1, bias=bias, **near)
+    rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
+    assert len(rest) == 30, "it is known by now"
+    other = await constraint(worker, REGEX, b"[a-g ]*")
+    far = options(constraint=other, since=1)
+    assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
 
 
 @run_by(with_text)

@@ -183,14 +183,6 @@ def test_cancel_drops_a_running_or_waiting_pred(rig: SyscallRig) -> None:
     assert rig.file(A).tokens.tolist() == [3]
 
 
-def test_pred_without_keep_appends_nothing(rig: SyscallRig) -> None:
-    rig.filled(A, 5)
-    seq = rig.pred(1, A, 1, 2, keep=False)
-    rig.scheduler.compute(b"ok")
-    assert rig.reply(seq) == b"ok"
-    assert rig.call(1, Op.KV_LEN, A) == 5
-
-
 def test_pred_past_the_context_is_refused(rig: SyscallRig) -> None:
     rig.filled(A, 499)
     assert rig.reply(rig.pred(1, A, 1, 2)) == -Errno.EFBIG
