@@ -6,7 +6,7 @@ from symphony_kernel.fairness.cpu_accounts import Accounts
 
 
 class Busy:
-    """Tenants' weights, and who has something on the device."""
+    """Tenants' weights, and the tenants that have something on the device."""
 
     def __init__(self, processors: float = 1.0, **weights: float) -> None:
         self.weights = weights

@@ -140,7 +140,7 @@ async def test_held_pred_can_be_cancelled_and_dropped(stage: Stage) -> None:
 
 
 class Counted(Pred):
-    """Counts who asks how many tokens it has."""
+    """Counts how often its number of tokens is read."""
 
     asked = 0
 

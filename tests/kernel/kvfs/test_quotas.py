@@ -1,4 +1,4 @@
-"""Accounts: who pays for a page, and for how long."""
+"""Accounts: the one that pays for a page, and for how long."""
 
 import numpy as np
 import pytest

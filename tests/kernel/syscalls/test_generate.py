@@ -16,7 +16,7 @@ from symphony_kernel.protocol.limits import GENERATE_AHEAD_DEFAULT, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.batched_device import in_lots
+from tests.support.kernel.batched_device import batched
 from tests.support.kernel.rig import (
     ANY_MS,
     PROMPT,
@@ -162,7 +162,7 @@ async def test_generation_continues_where_another_ended(rig: KernelRig) -> None:
 
 
 # -- How far it runs ---------------------------------------------------------------------------
-@pytest.mark.parametrize("executor", [None, in_lots], ids=["single steps", "batched steps"])
+@pytest.mark.parametrize("executor", [None, batched], ids=["single steps", "batched steps"])
 @pytest.mark.parametrize("ahead", [0, 1, 2, 8])
 def test_generation_runs_ahead_by_its_bound_at_most(executor: Any, ahead: int) -> None:
     async def test(rig: KernelRig) -> None:
@@ -326,7 +326,7 @@ async def test_generation_continues_after_its_handle_is_closed(rig: KernelRig) -
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
 def test_cancelled_generation_ends_exactly(
-    at_ms: int, ahead: int, eager: bool, others: int, lots: bool
+    at_ms: int, ahead: int, eager: bool, others: int, batches: bool
 ) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
@@ -355,7 +355,7 @@ def test_cancelled_generation_ends_exactly(
         again = await worker.complete(1, A, PROMPT, max=len(given) or 1)
         assert again.ids[: len(given)] == given
 
-    with_kernel(test, executor=in_lots if lots else None)
+    with_kernel(test, executor=batched if batches else None)
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.batched_device import STEPS, in_lots
+from tests.support.kernel.batched_device import STEPS, batched
 from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
 from tests.support.run_by import run_by
 
@@ -27,7 +27,7 @@ def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any])
         assert made[0].times[1] > made[0].times[0], "the first one is reported by itself"
         return made[0].records, made[0].replies, worker.frames - frames
 
-    records, replies, frames = with_kernel(test, executor=in_lots)
+    records, replies, frames = with_kernel(test, executor=batched)
     alone, each, _ = with_kernel(test)
     assert records == alone
     assert each == 40
@@ -35,7 +35,7 @@ def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any])
 
 
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
-@run_by(with_kernel, executor=in_lots)
+@run_by(with_kernel, executor=batched)
 async def test_stop_token_among_batched_steps_ends_there(rig: KernelRig, *, stop: int) -> None:
     worker = await start(rig)
     plain = await worker.complete(1, A, PROMPT, max=20)

@@ -66,7 +66,7 @@ class Device(CostModel):
         return CostModel.seconds(self, batch) + 1e-6 * host
 
     def told(self) -> int:
-        """Return how many tokens a reader hears of at once: of steps that take no time alone."""
+        """Return how many tokens a reader gets at once, where steps are short."""
         step_ms = (self.fixed_us + self.decode_row_us) / 1000
         return min(max(int(DELIVERY_BATCH_MS_MAX / step_ms), 1), LOOKAHEAD_STEPS_MAX)
 
@@ -81,7 +81,7 @@ class Got:
 
     rate: float  # tokens a second
     first_ms: float  # mean time to a completion's first token
-    p99_ms: float  # between two tokens, or lots of them that are told together
+    p99_ms: float  # between two tokens, or batches of them that are delivered together
     beside: float  # tokens a second of prompts that others had computed meanwhile
     ahead: float  # of all steps those that the device went on with by itself
 

@@ -53,7 +53,7 @@ class ModelTree:
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Which prefixes are found, which go, and who pays."""
+    """Prefixes that are found, that are evicted, and their charges."""
 
     @initialize()
     def start(self) -> None:

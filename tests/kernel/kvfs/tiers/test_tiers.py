@@ -1,4 +1,4 @@
-"""Tiers call by call: who goes where, what moves and what does not, budgets, and faults."""
+"""Tiers call by call: moves, budgets and faults."""
 
 import errno
 from collections import Counter
