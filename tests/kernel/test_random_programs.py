@@ -503,9 +503,9 @@ def play(program: list[Operation], seed: int) -> int:
     """Play a program; return how many of its preds were computed before they came."""
     guessed = 0
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
+    async def test(rig: CrashingKernelRig) -> None:
         nonlocal guessed
-        player = Player(rig, gateway, worker, random.Random(seed))
+        player = Player(rig, rig.gateway, rig.worker, random.Random(seed))
         await player.begin()
         await player.play(program)
         await player.finish()

@@ -1,4 +1,4 @@
-"""What tenants' calls may take of the kernel's thread beside others."""
+"""What tenants' calls may take of the kernel's thread while others are present."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 
 
 class Busy:
-    """Tenants' weights, and who has something on the device."""
+    """Tenants' weights, and the tenants that have something on the device."""
 
     def __init__(self, processors: float = 1.0, **weights: float) -> None:
         self.weights = weights
@@ -29,14 +29,14 @@ class Busy:
         return got / seconds
 
 
-def test_one_who_is_alone_never_waits() -> None:
+def test_tenant_alone_never_waits() -> None:
     busy = Busy(a=1.0)
     assert busy.had("a") > 0.999
     assert not busy.shares.charge("a", 10.0, 200.0)
     assert busy.shares.empty_seconds("a", 200.0) == 0.0
 
 
-def test_beside_another_a_tenant_has_its_share_by_weights() -> None:
+def test_tenant_beside_another_gets_its_weighted_share() -> None:
     for weight in (0.25, 1.0, 3.0):
         busy = Busy(a=weight, b=1.0)
         busy.others = {"b"}
@@ -44,7 +44,7 @@ def test_beside_another_a_tenant_has_its_share_by_weights() -> None:
         assert share - 0.02 < busy.had("a") < share + 0.02
 
 
-def test_who_takes_little_does_not_wait() -> None:
+def test_tenant_below_its_share_does_not_wait() -> None:
     busy = Busy(a=1.0, b=1.0)
     busy.others = {"b"}
     now = 0.0
@@ -53,7 +53,7 @@ def test_who_takes_little_does_not_wait() -> None:
         assert not busy.shares.charge("a", 0.0004, now)
 
 
-def test_nobody_saves_up_more_than_a_moment() -> None:
+def test_account_saves_up_a_moment_at_most() -> None:
     busy = Busy(a=1.0, b=1.0)
     busy.others = {"b"}
     busy.shares.charge("a", 1e-6, 0.0)
@@ -64,21 +64,21 @@ def test_nobody_saves_up_more_than_a_moment() -> None:
     assert 0.15 < waits < 0.2, "until its share has paid for it"
 
 
-def test_whoever_has_called_lately_counts_as_another() -> None:
+def test_tenant_that_called_lately_counts_as_present() -> None:
     busy = Busy(a=1.0, b=1.0)
     busy.shares.charge("b", 1e-6, 99.9)
     assert busy.had("a", seconds=0.1) < 0.6
     assert busy.shares.empty_seconds("a", 101.0) == 0.0, "a second later it is alone"
 
 
-def test_of_more_or_fewer_processors_a_tenant_has_as_much_more_or_less() -> None:
+def test_share_scales_with_processors() -> None:
     for processors in (0.5, 1.5):
         busy = Busy(processors, a=1.0, b=1.0)
         busy.others = {"b"}
         assert processors / 2 - 0.02 < busy.had("a") < processors / 2 + 0.02
 
 
-def test_it_is_known_how_long_a_debt_is() -> None:
+def test_empty_account_tells_how_long_it_is_empty() -> None:
     busy = Busy(0.5, a=1.0, b=1.0)
     busy.others = {"b"}
     assert busy.shares.charge("a", 0.025, 0.0)
@@ -87,7 +87,7 @@ def test_it_is_known_how_long_a_debt_is() -> None:
     assert busy.shares.empty_seconds("a", rest) == 0.0
 
 
-def test_only_who_has_had_more_than_somebody_else_is_ahead() -> None:
+def test_tenant_is_ahead_only_of_one_with_less() -> None:
     busy = Busy(a=1.0, b=1.0, heavy=4.0)
     for step in range(100):
         now = 1.0 + step / 100

@@ -1,7 +1,6 @@
-"""What tenants cost outside the kernel: who is told to rest, and what a death makes of it."""
+"""Processor time outside the kernel: throttled tenants, and what a kernel's death keeps."""
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -20,12 +19,12 @@ OPTIONS = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
 
 
-async def spend(worker: Worker, *times: list[Any]) -> list[m.Pace]:
-    """Tell what instances have cost a worker; return who is to rest."""
-    worker.paces.clear()
-    worker.link.send(m.encode(m.Spent(list(times))))
+async def spend(peer: Worker | Gateway, *times: list[Any]) -> list[m.Pace]:
+    """Report what instances or tenants have cost a peer; return the tenants to throttle there."""
+    peer.paces.clear()
+    peer.link.send(m.encode(m.Spent(list(times))))
     await asyncio.sleep(0.001)
-    return list(worker.paces)
+    return list(peer.paces)
 
 
 async def decode_beside(worker: Worker, instance: int) -> None:
@@ -44,9 +43,7 @@ def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
 
 
 @run_by(with_two)
-async def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes(
-    _rig: KernelRig, worker: Worker
-) -> None:
+async def test_tenant_past_its_share_rests_as_long_as_owed(_rig: KernelRig, worker: Worker) -> None:
     assert await spend(worker, [1, 3_000], [2, 200]) == []
     (pace,) = await spend(worker, [1, 10_000], [2, 200])
     assert pace.tenant == "hostile"
@@ -59,9 +56,7 @@ async def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_ta
 
 
 @run_by(with_two)
-async def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on(
-    _rig: KernelRig, worker: Worker
-) -> None:
+async def test_report_after_a_pause_tells_if_it_continues(_rig: KernelRig, worker: Worker) -> None:
     for _ in range(3):
         assert await spend(worker, [1, 5 * MUCH])
     await asyncio.sleep(PACE_MS_MAX / 1000)
@@ -73,8 +68,8 @@ async def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on(
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_one_who_is_alone_never_rests(rig: KernelRig) -> None:
-    worker = await start(rig, 1)
+async def test_tenant_alone_never_rests(rig: KernelRig) -> None:
+    worker = await start(rig)
     await decode_beside(worker, 1)
     for _ in range(10):
         assert await spend(worker, [1, MUCH]) == []
@@ -83,7 +78,7 @@ async def test_one_who_is_alone_never_rests(rig: KernelRig) -> None:
     assert await spend(worker, [1, MUCH]) == []
 
 
-def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> None:
+def test_equal_use_or_enough_processors_throttle_no_tenant() -> None:
     async def as_much(_rig: KernelRig, worker: Worker) -> None:
         for _ in range(10):
             assert await spend(worker, [1, MUCH], [2, MUCH]) == []
@@ -98,60 +93,48 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
 
 
 @run_by(with_two)
-async def test_what_the_gateway_spends_is_of_the_same_account(
-    rig: KernelRig, worker: Worker
-) -> None:
+async def test_gateway_time_is_charged_to_the_same_account(rig: KernelRig, worker: Worker) -> None:
     rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
     await asyncio.sleep(0.001)
-    assert worker.paces == [], "its worker hears of it when it tells next"
+    assert worker.paces == [], "its worker is told with its next report"
     (pace,) = await spend(worker, [1, 1])
     assert pace.tenant == "hostile"
-
-
-async def spend_at_gateway(rig: KernelRig, *times: list[Any]) -> list[m.Pace]:
-    """Tell what tenants have cost the gateway; return who is to rest there."""
-    rig.gateway.paces.clear()
-    rig.gateway.link.send(m.encode(m.Spent(list(times))))
-    await asyncio.sleep(0.001)
-    return list(rig.gateway.paces)
 
 
 @run_by(with_two)
-async def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest(
-    rig: KernelRig, worker: Worker
-) -> None:
-    assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
-    (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
+async def test_tenants_time_at_gateway_is_throttled_there(rig: KernelRig, worker: Worker) -> None:
+    assert await spend(rig.gateway, ["hostile", 3_000]) == []
+    (pace,) = await spend(rig.gateway, ["hostile", MUCH], ["victim", 10])
     assert pace.tenant == "hostile"
     assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
-    assert not worker.paces, "its worker hears of it when it tells next"
+    assert not worker.paces, "its worker is told with its next report"
     (pace,) = await spend(worker, [1, 1])
     assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
-    assert await spend(worker, [2, 1]) == [], "nobody else pays for it"
+    assert await spend(worker, [2, 1]) == [], "no other tenant pays for it"
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_a_tenant_that_has_no_instance_rests_beside_others_alone(rig: KernelRig) -> None:
+async def test_tenant_without_instances_rests_beside_others_only(rig: KernelRig) -> None:
     worker = await start(rig, 1, tenant="victim")
-    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+    assert await spend(rig.gateway, ["uploads", MUCH]) == []
     await decode_beside(worker, 1)
-    assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
-    (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
+    assert await spend(rig.gateway, ["uploads", 1]) == [], "alone it has paid for nothing"
+    (pace,) = await spend(rig.gateway, ["uploads", MUCH])
     assert pace.tenant == "uploads"
-    await asyncio.sleep(1.0)  # nobody has done anything since
-    assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+    await asyncio.sleep(1.0)  # no tenant has done anything since
+    assert await spend(rig.gateway, ["uploads", MUCH]) == []
 
 
 @run_by(with_two)
-async def test_a_worker_speaks_for_no_tenant(rig: KernelRig, worker: Worker) -> None:
+async def test_worker_report_about_a_tenant_ends_its_link(rig: KernelRig, worker: Worker) -> None:
     worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
     async with asyncio.timeout(20):
         await worker.closed.wait()
-    assert await spend_at_gateway(rig, ["victim", 1]) == []
+    assert await spend(rig.gateway, ["victim", 1]) == []
 
 
 @run_by(with_two)
-async def test_calls_of_one_that_rests_wait_too(rig: KernelRig, worker: Worker) -> None:
+async def test_calls_of_a_throttled_tenant_wait(rig: KernelRig, worker: Worker) -> None:
     assert await spend(worker, [1, MUCH])
     asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
     other = worker.call(2, Op.KV_LEN, A)
@@ -162,7 +145,7 @@ async def test_calls_of_one_that_rests_wait_too(rig: KernelRig, worker: Worker) 
 
 
 @run_by(with_two)
-async def test_a_worker_speaks_for_its_own_instances_alone(rig: KernelRig, worker: Worker) -> None:
+async def test_report_about_foreign_instances_is_ignored(rig: KernelRig, worker: Worker) -> None:
     other = rig.attach_worker("v")
     await other.welcome
     assert await spend(other, [2, MUCH], [99, MUCH]) == []
@@ -173,7 +156,7 @@ async def test_a_worker_speaks_for_its_own_instances_alone(rig: KernelRig, worke
     "item", [[], [1], [1, -1], [1, 1.5], [True, 1], ["1", -1], [b"1", 1], [1, 2, 3], {}, 7, None]
 )
 @run_by(with_kernel, kernel_options=OPTIONS)
-async def test_what_is_no_item_ends_the_link(rig: KernelRig, *, item: Any) -> None:
+async def test_malformed_report_ends_the_link(rig: KernelRig, *, item: Any) -> None:
     worker = rig.worker
     worker.link.send(m.encode(m.Spent([item])))
     async with asyncio.timeout(20):
@@ -181,21 +164,17 @@ async def test_what_is_no_item_ends_the_link(rig: KernelRig, *, item: Any) -> No
 
 
 @run_by(with_crashing_kernel, "tmp_path", options=OPTIONS)
-async def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_recovered_kernel_keeps_accounts_and_waiting_calls(rig: CrashingKernelRig) -> None:
     for instance, tenant in ((1, "hostile"), (2, "victim")):
-        await gateway.register(instance, tenant=tenant)
-        worker.tell(instance, Op.KV_CREATE, A)
-        await decode_beside(worker, instance)
+        await start(rig, instance, tenant=tenant)
+        await decode_beside(rig.worker, instance)
     lengths = []
     for _ in range(5):
-        assert await spend(worker, [1, MUCH], [2, 100])
-        lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
-        await decode_beside(worker, 2)
+        assert await spend(rig.worker, [1, MUCH], [2, 100])
+        lengths += rig.worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+        await decode_beside(rig.worker, 2)
         assert not differences(rig.recovered_image(), rig.image())
-    rig.die(random.Random(3))
-    rig.boot()
+    rig.die_and_boot()
     assert await asyncio.gather(*lengths) == [1] * 15
-    assert await worker.call(2, Op.KV_LEN, A) == 6
-    await gateway.check_integrity()
+    assert await rig.worker.call(2, Op.KV_LEN, A) == 6
+    await rig.gateway.check_integrity()

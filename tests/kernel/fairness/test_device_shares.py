@@ -1,4 +1,4 @@
-"""Shares of the device's time: what a tenant is promised beside any others, in virtual time.
+"""Shares of the device's time: what a tenant is promised, in virtual time.
 
 For tenant i with weight w_i, W the sum of all weights, U the longest time that its rows of a step
 would take alone, and S the longest step:
@@ -10,24 +10,18 @@ would take alone, and S the longest step:
 within a half, and in most worlds a tenth and a quarter: costs are learned, not known.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.fairness.device_shares import divide
-from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.request import Request
-from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.scheduler import Scheduler, Wait
+from symphony_kernel.scheduler.batcher import Step
 
-from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work, no_eviction
+from tests.support.kernel.tenants import Wants, World
 
 RATE, WAIT = 1.5, 1.5  # times what a tenant is promised: most worlds are within 1.1 and 1.25
 LEARN_STEPS, MEASURE_STEPS = 150, 70
-PAGES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -47,89 +41,42 @@ class Costs:
         return found
 
 
-@dataclass(frozen=True)
-class Wants:
-    """What a tenant does: LIPs with so many branches each, which decode or have prompts computed.
+class BusyWorld(World):
+    """Tenants that always have requests; measures each once costs are learned."""
 
-    Each branch makes its next pred as soon as it has the last one's result.
-    """
+    always_busy = True
 
-    weight: float
-    branches: tuple[int, ...]  # of each LIP
-    size: int  # tokens of a pred
-    context: int  # entries of a branch's file before it begins
-
-
-class World:
-    """Runs tenants against a scheduler for a while and measures each."""
-
-    def __init__(self, costs: Costs, tenants: list[Wants], seed: int) -> None:
-        self.clock, self.costs, self.tenants = VirtualClock(), costs, tenants
-        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, no_eviction(), StepLimits())
-        self.pool, self.dice = Pool(PAGES), Random(seed)
-        self.steps: list[tuple[float, float, dict[int, float]]] = []  # began, took, tenants alone
-        self.rows: dict[int, dict[int, int]] = {}  # of each LIP's branches, while it is measured
+    def __init__(self, costs: Costs, tenants: dict[str, Wants]) -> None:
+        super().__init__(tenants)
+        self.costs = costs
+        self.steps: list[tuple[float, float, dict[str, float]]] = []  # began, took, tenants alone
         self.launched = 0
-        for index, wants in enumerate(tenants):
-            self.scheduler.set_tenant_weight(str(index), wants.weight)
 
     def run(self) -> None:
-        self.clock.run(self._run())
+        self.clock.run(self.serve(lambda: self.launched >= LEARN_STEPS + MEASURE_STEPS))
 
-    async def _run(self) -> None:
-        for request in self._first():
-            self.scheduler.submit(request)
-        while self.launched < LEARN_STEPS + MEASURE_STEPS:
-            polled = self.scheduler.poll()
-            if isinstance(polled, Wait):
-                await self.clock.sleep(polled.seconds)
-                continue
-            assert isinstance(polled, Step), "all of them always have work"
-            began = self.clock.now()
-            rows = [(part.count, part.request.file.length + part.start) for part in polled.chunks]
-            took = self.costs.seconds(rows)
-            self.launched += 1
-            if self.launched > LEARN_STEPS:
-                self._note(polled, rows, began, took)
-            await self.clock.sleep(took)
-            self.scheduler.complete(polled, [bytes(8)] * len(polled.chunks))
-
-    def _first(self) -> Iterator[Request]:
-        for index, wants in enumerate(self.tenants):
-            for run, branches in enumerate(wants.branches):
-                for branch in range(branches):
-                    yield self._request(index, 1_000 * index + run + 1, branch)
-
-    def _request(self, index: int, root: int, branch: int) -> Request:
-        wants = self.tenants[index]
-        file = LengthFile(self.pool, wants.context)
-        request = make_work(root, wants.size, file, tenant=str(index), instance=branch + 1)
-
-        def done(result: bytes | int) -> None:
-            assert isinstance(result, bytes)
-            file.close()
-            self.scheduler.submit(self._request(index, root, branch))
-
-        request.done = done
-        return request
-
-    def _note(self, step: Step, rows: list[tuple[int, int]], began: float, took: float) -> None:
-        own: dict[int, list[tuple[int, int]]] = {}
-        for part, row in zip(step.chunks, rows, strict=True):
-            own.setdefault(int(part.request.tenant), []).append(row)
-            run = self.rows.setdefault(part.request.root, {})
-            run[part.request.instance] = run.get(part.request.instance, 0) + part.count
-        self.steps.append((began, took, {i: self.costs.seconds(each) for i, each in own.items()}))
+    async def compute(self, step: Step) -> None:
+        began = self.clock.now()
+        rows = [(part.count, part.request.file.length + part.start) for part in step.chunks]
+        took = self.costs.seconds(rows)
+        self.launched += 1
+        if self.launched > LEARN_STEPS:
+            own: dict[str, list[tuple[int, int]]] = {}
+            for part, row in zip(step.chunks, rows, strict=True):
+                own.setdefault(part.request.tenant, []).append(row)
+            alone = {name: self.costs.seconds(each) for name, each in own.items()}
+            self.steps.append((began, took, alone))
+        await self.clock.sleep(took)
+        self.scheduler.complete(step, [bytes(8)] * len(step.chunks))
 
     # -- What was promised -----------------------------------------------------------------------
-    def promised(self, index: int) -> tuple[float, float]:
+    def promised(self, name: str) -> tuple[float, float]:
         """Return how many times too slow a tenant's rate and its longest wait were."""
-        weight_sum = sum(wants.weight for wants in self.tenants)
-        share = self.tenants[index].weight / weight_sum
-        mine = [(began, took, own[index]) for began, took, own in self.steps if index in own]
+        share = self.tenants[name].weight / sum(each.weight for each in self.tenants.values())
+        mine = [(began, took, own[name]) for began, took, own in self.steps if name in own]
         if not mine:  # it had a step of its own before anything was known, and pays for it
             queue = self.scheduler._queue
-            assert queue.counter(str(index)) > queue.least_counter
+            assert queue.counter(name) > queue.least_counter
             return 0.0, 0.0
         seconds, longest = sum(took for _, took, _ in self.steps), max(s[1] for s in self.steps)
         usual = max(each for _, _, each in mine)
@@ -144,44 +91,44 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Costs, list[Wants], int]:
+def worlds(draw: st.DrawFn) -> tuple[Costs, dict[str, Wants]]:
     token = draw(st.sampled_from([0.003, 0.02, 0.05]))  # in steps of no token
     costs = Costs(1.0, token, draw(st.sampled_from([0.0, 1e-6, 1e-4])))
-    tenants = [
-        Wants(
-            draw(st.sampled_from([0.2, 1.0, 1.0, 3.0])),
-            tuple(draw(st.lists(st.sampled_from([1, 1, 2, 9, 30, 70]), min_size=1, max_size=3))),
-            draw(st.sampled_from([1, 1, 1, 7, 200])),
-            draw(st.sampled_from([0, 0, 300, 4_000])),
+    tenants = {
+        str(number): Wants(
+            weight=draw(st.sampled_from([0.2, 1.0, 1.0, 3.0])),
+            lips=tuple(
+                draw(st.lists(st.sampled_from([1, 1, 2, 9, 30, 70]), min_size=1, max_size=3))
+            ),
+            size=draw(st.sampled_from([1, 1, 1, 7, 200])),
+            context=draw(st.sampled_from([0, 0, 300, 4_000])),
+            think=None,
         )
-        for _ in range(draw(st.integers(2, 4)))
-    ]
-    return costs, tenants, draw(st.integers(0, 1 << 16))
+        for number in range(draw(st.integers(2, 4)))
+    }
+    return costs, tenants
 
 
 @pytest.mark.parametrize("fixed", [0.002, 0.006, 0.015])
 @settings(
     max_examples=334,
-    deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # to make a case smaller takes minutes
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(world=worlds())
-def test_each_tenant_has_its_share_of_time_beside_any_others(
-    fixed: float, world: tuple[Costs, list[Wants], int]
+def test_tenants_in_random_worlds_get_rate_and_wait_promised(
+    fixed: float, world: tuple[Costs, dict[str, Wants]]
 ) -> None:
-    costs, tenants, seed = world
-    costs = Costs(fixed, fixed * costs.token, fixed * costs.entry)
-    found = World(costs, tenants, seed)
+    costs, tenants = world
+    found = BusyWorld(Costs(fixed, fixed * costs.token, fixed * costs.entry), tenants)
     found.run()
-    for index in range(len(tenants)):
-        rate, wait = found.promised(index)
-        assert rate <= RATE, f"tenant {index} of {tenants}: {rate:.2f} times too slow"
-        assert wait <= WAIT, f"tenant {index} of {tenants}: waited {wait:.2f} times too long"
+    for name in tenants:
+        rate, wait = found.promised(name)
+        assert rate <= RATE, f"tenant {name} of {tenants}: {rate:.2f} times too slow"
+        assert wait <= WAIT, f"tenant {name} of {tenants}: waited {wait:.2f} times too long"
 
 
-def test_time_is_divided_by_weight_up_to_what_each_wants() -> None:
+def test_time_is_divided_by_weight_up_to_each_demand() -> None:
     assert divide(10.0, [1.0, 20.0, 20.0], [1.0, 1.0, 1.0]) == pytest.approx([1.0, 4.5, 4.5])
     assert divide(10.0, [20.0, 20.0], [1.0, 4.0]) == pytest.approx([2.0, 8.0])
     assert divide(10.0, [1.0, 2.0], [1.0, 1.0]) == [1.0, 2.0]

@@ -1,18 +1,20 @@
-"""Level 1: the service bound, lifting, weights, and a LIP's share whatever it forks."""
+"""The fair queue: the service bound, weights, and a LIP's share however much it forks."""
 
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.fairness.fair_queue import FairQueue, TenantWeights
 from symphony_kernel.fairness.step_cost import StepCost
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, TENANT_WEIGHT_MAX
 from symphony_kernel.request import Request
 
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+from tests.support.refusals import refused
 
 COSTS = StepCost()  # nothing is measured: a decode costs two tokens
 
@@ -27,7 +29,7 @@ CHARGE_MAX = 1.1 * PREFILL_QUANTUM_TOKENS  # with what contexts add
 
 
 def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Request, float]:
-    """Serve the first work by itself: its tenant pays what its LIP is charged."""
+    """Serve the first request alone; charge its tenant what its LIP is charged."""
     request = queue.first()
     assert request is not None
     count = min(request.remaining, quantum)
@@ -37,7 +39,20 @@ def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tupl
     return request, cost
 
 
-@settings(max_examples=100, deadline=None)
+def push(queue: FairQueue, times: int, root: int, tokens: int = 1, **given: Any) -> list[Request]:
+    """Push so many preds of a LIP."""
+    requests = [make_work(root, tokens, **given) for _ in range(times)]
+    for request in requests:
+        queue.push(request)
+    return requests
+
+
+@pytest.fixture
+def queue() -> FairQueue:
+    return FairQueue(COSTS)
+
+
+@settings(max_examples=100)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4),
     sizes=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=4, max_size=4),
@@ -45,15 +60,14 @@ def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tupl
     serves=st.integers(1, 300),
     arrivals=st.lists(st.integers(0, 200), min_size=4, max_size=4),
 )
-def test_two_backlogged_tenants_differ_by_at_most_a_constant(
+def test_backlogged_tenants_differ_by_a_constant_at_most(
     weights: list[float],
     sizes: list[list[int]],
     lips: list[int],
     serves: int,
     arrivals: list[int],
 ) -> None:
-    """From when two tenants both have work: |service/weight| differs by one charge of each."""
-    queue, pool = FairQueue(COSTS), Pool()
+    queue = FairQueue(COSTS)
     names = [f"tenant {i}" for i in range(len(weights))]
     for name, weight in zip(names, weights, strict=True):
         queue.set_tenant_weight(name, weight)
@@ -64,12 +78,12 @@ def test_two_backlogged_tenants_differ_by_at_most_a_constant(
 
     def refill(index: int) -> None:
         name = names[index]
-        while waiting[name] < 2:  # always work of its own left: backlogged
+        while waiting[name] < 2:  # always a request left: backlogged
             size = sizes[index][made[name] % len(sizes[index])]
             root = 10 * index + made[name] % lips[index]
             made[name] += 1
             waiting[name] += 1
-            queue.push(make_work(root, size, LengthFile(pool), tenant=name))
+            queue.push(make_work(root, size, tenant=name))
 
     for turn in range(serves):
         for index in range(len(names)):
@@ -94,84 +108,69 @@ def test_two_backlogged_tenants_differ_by_at_most_a_constant(
                 assert abs(gained[one] - gained[other]) <= bound + 1e-6
 
 
-def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    for _ in range(1000):
-        queue.push(make_work(1, 1, LengthFile(pool)))
+def test_lip_with_a_thousand_branches_gets_one_lips_share(queue: FairQueue) -> None:
+    push(queue, 1000, 1)
     for root in (2, 3):
-        for _ in range(300):
-            queue.push(make_work(root, 1, LengthFile(pool)))
+        push(queue, 300, root)
     served = Counter(serve_first(queue)[0].root for _ in range(300))
     assert served == {1: 100, 2: 100, 3: 100}
 
 
-def test_a_tenants_share_does_not_grow_with_its_lips() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
+def test_tenant_with_many_lips_gets_one_tenants_share(queue: FairQueue) -> None:
     for root in range(100):
-        for _ in range(10):
-            queue.push(make_work(root, 1, LengthFile(pool), tenant="many"))
-    for _ in range(500):
-        queue.push(make_work(1000, 1, LengthFile(pool), tenant="one"))
+        push(queue, 10, root, tenant="many")
+    push(queue, 500, 1000, tenant="one")
     served = Counter(serve_first(queue)[0].tenant for _ in range(400))
     assert served == {"many": 200, "one": 200}
 
 
 @pytest.mark.parametrize("level", ["tenant", "lip"])
-def test_weights_divide_the_service(level: str) -> None:
-    queue, pool = FairQueue(COSTS), Pool()
+def test_service_is_divided_by_weight(queue: FairQueue, level: str) -> None:
     if level == "tenant":
         queue.set_tenant_weight("a", 3.0)
     for _ in range(400):
         for root, name in ((1, "a"), (2, "b")):
             tenant = name if level == "tenant" else "t"
             weight = 3.0 if level == "lip" and root == 1 else 1.0
-            queue.push(make_work(root, 1, LengthFile(pool), tenant=tenant, weight=weight))
+            queue.push(make_work(root, tenant=tenant, weight=weight))
     served = Counter(serve_first(queue)[0].root for _ in range(400))
     assert abs(served[1] - 300) <= 2
 
 
-def test_idling_earns_no_credit() -> None:
-    """Who comes late is lifted to the least served: it cannot make up for what it did not ask."""
-    queue, pool = FairQueue(COSTS), Pool()
-    for _ in range(2000):
-        queue.push(make_work(1, 1, LengthFile(pool), tenant="early"))
-    queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+def test_idle_tenant_earns_no_credit(queue: FairQueue) -> None:
+    """A late tenant is lifted to the least served: it is not served for its idle time."""
+    push(queue, 2000, 1, tenant="early")
+    queue.push(make_work(2, tenant="late"))
     for _ in range(1000):
         serve_first(queue)
     queue.remove_tenant("late")
-    for _ in range(500):
-        queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+    push(queue, 500, 2, tenant="late")
     served = Counter(serve_first(queue)[0].tenant for _ in range(200))
     assert abs(served["late"] - 100) <= 2
 
 
-def test_service_had_is_not_forgotten_by_a_moment_without_work() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
-    queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
-    for _ in range(500):
-        queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
+def test_service_is_remembered_over_a_moment_without_requests(queue: FairQueue) -> None:
+    queue.push(make_work(1, 1000, tenant="greedy"))
+    push(queue, 501, 2, tenant="other")
     first, _ = serve_first(queue, quantum=1000)
     assert first.tenant == "greedy"
-    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
+    queue.push(make_work(1, 1000, tenant="greedy"))
     served = Counter(serve_first(queue)[0].tenant for _ in range(400))
     assert served == {"other": 400}
 
 
 @pytest.mark.parametrize("end", ["put_back", "remove"])
-def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
-    """A LIP whose works all wait for frames is not idle."""
-    queue, pool = FairQueue(COSTS), Pool()
-    for _ in range(400):
-        queue.push(make_work(1, 1, LengthFile(pool)))
-    away = make_work(2, 1, LengthFile(pool), instance=20)
+def test_lip_with_requests_away_keeps_its_counter(queue: FairQueue, end: str) -> None:
+    """A LIP whose requests all wait for frames is not idle."""
+    push(queue, 400, 1)
+    away = make_work(2, 1, instance=20)
     queue.push(away)
     queue.send_away(away)
     assert queue.away_requests(2, None) == queue.away_requests(2, 20) == [away]
     assert queue.away_requests(2, 21) == queue.away_requests(1, None) == []
     for _ in range(100):
         serve_first(queue)
-    new = make_work(2, 1, LengthFile(pool), instance=21)
+    new = make_work(2, 1, instance=21)
     queue.push(new)
     assert queue.counters(2)[1] == 0.0
     assert queue.first() is new
@@ -187,17 +186,15 @@ def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
     assert queue.counters(2)[1] == queue.counters(1)[1] > 100.0
 
 
-def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    queue.push(make_work(1, 10_000, LengthFile(pool)))
-    branch = make_work(1, 1, LengthFile(pool))
+def test_long_prompt_lets_its_lips_branches_run(queue: FairQueue) -> None:
+    queue.push(make_work(1, 10_000))
+    branch = make_work(1)
     queue.push(branch)
     assert [serve_first(queue)[0] is branch for _ in range(2)] == [False, True]
 
 
-def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    requests = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
+def test_requests_set_aside_return_in_order(queue: FairQueue) -> None:
+    requests = [make_work(root) for root in (1, 1, 2)]
     for request in requests:
         queue.push(request)
     before = state(queue)
@@ -211,12 +208,11 @@ def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
     assert [serve_first(queue)[0] for _ in range(3)] == [requests[0], requests[2], requests[1]]
 
 
-def test_removal_leaves_nothing_behind() -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    requests = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
+def test_removed_requests_leave_nothing_behind(queue: FairQueue) -> None:
+    requests = [make_work(1, 5, instance=i) for i in (1, 1, 2, 3)]
     for request in requests:
         queue.push(request)
-    queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
+    queue.push(make_work(9, 7, tenant="u"))
     assert queue.remove(requests[3])
     assert not queue.remove(requests[3])
     assert queue.drop_requests(1, 1) == requests[:2]
@@ -229,10 +225,10 @@ def test_removal_leaves_nothing_behind() -> None:
     assert state(queue) == (0, 0, 0, {})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
-def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> None:
-    queue, pool = FairQueue(), Pool()
+def test_heaps_and_sums_hold_under_random_events(data: st.DataObject) -> None:
+    queue = FairQueue()
     alive: list[Request] = []
     for _ in range(data.draw(st.integers(1, 80))):
         kinds = ["push", "serve", "aside", "prompts aside", "remove", "forget", "extend"]
@@ -242,7 +238,6 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
                 request = make_work(
                     root,
                     data.draw(st.integers(1, 200)),
-                    LengthFile(pool),
                     tenant=f"t{root % 3}",
                     instance=10 * root + data.draw(st.integers(0, 1)),
                 )
@@ -284,15 +279,12 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
             assert queue.counters(first.root)[0] == least[0], "the least served tenant comes first"
 
 
-def test_any_of_very_many_works_is_taken_out_at_once() -> None:
-    """A program may cancel its newest pred again and again; a second is fifty times what it takes.
+def test_removal_among_many_requests_is_fast(queue: FairQueue) -> None:
+    """A program may cancel its newest pred often; the bound is fifty times what it takes.
 
-    Were all of them looked at for each, it would take a minute.
+    With a scan of all requests for each it would take a minute.
     """
-    queue, pool = FairQueue(COSTS), Pool()
-    requests = [make_work(1, 1, LengthFile(pool)) for _ in range(20_000)]
-    for request in requests:
-        queue.push(request)
+    requests = push(queue, 20_000, 1)
     began = time.process_time()
     for request in reversed(requests):
         assert queue.remove(request)
@@ -300,11 +292,10 @@ def test_any_of_very_many_works_is_taken_out_at_once() -> None:
     assert (queue.requests, queue.first()) == (0, None)
 
 
-def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
+def test_flood_of_prompts_is_skipped_at_once(queue: FairQueue) -> None:
     """A thousand LIPs with prompts for which a step has no time cost it one look."""
-    queue, pool = FairQueue(COSTS), Pool()
-    prompts = [make_work(root, 100, LengthFile(pool), tenant="t") for root in range(1, 1001)]
-    decode = make_work(2000, 1, LengthFile(pool), tenant="u")
+    prompts = [make_work(root, 100, tenant="t") for root in range(1, 1001)]
+    decode = make_work(2000, tenant="u")
     for request in (*prompts, decode):
         queue.push(request)
     assert queue.first() is prompts[0]
@@ -317,13 +308,10 @@ def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
     assert [serve_first(queue, 100)[0] for _ in prompts] == prompts
 
 
-def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
-    """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
-    queue, pool = FairQueue(COSTS), Pool()
-    requests = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
-    for request in requests:
-        queue.push(request)
-    other = make_work(2, 1, LengthFile(pool))
+def test_lip_whose_requests_cannot_run_is_skipped(queue: FairQueue) -> None:
+    """A thousand requests that wait for pages cost a step as much as a few; none is lost."""
+    requests = push(queue, 1000, 1)
+    other = make_work(2)
     queue.push(other)
     looks = 0
     while (first := queue.first()) is not None:
@@ -342,7 +330,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
     assert order == requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
@@ -351,18 +339,16 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
         max_size=40,
     )
 )
-def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
-    requests: list[tuple[int, str, int, bool]],
-) -> None:
-    """As `push` and `extend`, for any requests that wait as well."""
+def test_request_served_at_once_costs_as_queued(requests: list[tuple[int, str, int, bool]]) -> None:
+    """`serve_new` equals `push` and `serve_fully`, whichever requests wait."""
     counters = []
     for at_once in (False, True):
-        queue, pool = FairQueue(), Pool()
+        queue = FairQueue()
         queue.set_tenant_weight("b", 3.0)
         for root, tenant, size, waits in requests:
             number = 10 * root + ord(tenant)
             request = make_work(
-                number, 1 if not waits else size, LengthFile(pool, 30), tenant=tenant
+                number, 1 if not waits else size, LengthFile(Pool(), 30), tenant=tenant
             )
             if waits:
                 queue.push(request)
@@ -381,17 +367,16 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("tenants", [("t", "t"), ("t", "u")])
-def test_who_is_charged_beside_its_works_is_served_so_much_less(
-    waits: bool, tenants: tuple[str, str]
+def test_run_charged_beside_its_requests_is_served_less(
+    queue: FairQueue, waits: bool, tenants: tuple[str, str]
 ) -> None:
-    queue, pool = FairQueue(COSTS), Pool()
-    queue.push(make_work(2, 400, LengthFile(pool), tenant=tenants[1]))
+    queue.push(make_work(2, 400, tenant=tenants[1]))
     if waits:
-        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+        queue.push(make_work(1, 400, tenant=tenants[0]))
     queue.charge_run(1, tenants[0], 1.0, 0.1)
     queue.charge_tenant(tenants[0], 0.1)
     if not waits:
-        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+        queue.push(make_work(1, 400, tenant=tenants[0]))
     served: Counter[int] = Counter()
     while served[1] < 50:
         request, cost = serve_first(queue, 10)
@@ -405,9 +390,8 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
-def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
-    queue = FairQueue(COSTS)
-    request = make_work(1, 1, LengthFile(Pool(100)))
+def test_invalid_cost_is_not_charged(queue: FairQueue, cost: float) -> None:
+    request = make_work(1)
     queue.push(request)
     with pytest.raises(KernelBug):
         queue.charge_run(request.root, request.tenant, 1.0, cost)
@@ -418,8 +402,7 @@ def weight_of(queue: FairQueue, tenant: str) -> float:
     return queue._tenant(tenant).weight
 
 
-def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() -> None:
-    queue = FairQueue()
+def test_operators_weight_overrides_the_option_until_unset(queue: FairQueue) -> None:
     shares = TenantWeights(queue.set_tenant_weight, {"research": 2.0})
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
     shares.set("research", 8)
@@ -432,10 +415,7 @@ def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() 
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), 5e-324, TENANT_WEIGHT_MAX, "2", True, [2]])
-def test_what_is_no_weight_is_refused(weight: object) -> None:
-    queue = FairQueue()
+def test_invalid_weight_is_refused(queue: FairQueue, weight: object) -> None:
     shares = TenantWeights(queue.set_tenant_weight, {})
-    with pytest.raises(SyscallError) as error:
-        shares.set("acme", weight)
-    assert error.value.errno is Errno.EINVAL
+    assert refused(shares.set, "acme", weight) is Errno.EINVAL
     assert weight_of(queue, "acme") == 1.0

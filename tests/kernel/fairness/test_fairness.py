@@ -19,7 +19,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.pages.pool import page_count
@@ -113,7 +113,7 @@ class Referee:
     def longest_wait(self, wait: Wait) -> float:
         """Return how much service all others may get before a pred is given its first token.
 
-        Its LIP must be charged for each work before it; meanwhile the tenant's other LIPs get as
+        Its LIP must be charged for each request before it; meanwhile the tenant's other LIPs get as
         much, and D more, by their weights; and the other tenants as much as all of these.
         """
         run = self.lips[wait.request.root - 1]
@@ -127,10 +127,10 @@ class Referee:
 class Crowded(Referee):
     """Allows for a slice, by which LIPs with frames may get ahead of one that waits for frames.
 
-    No LIP is served whose counter is more than a slice above that of the first parked work. A slice
-    is at most 512 tokens plus 4 times `again`, the tokens that are recomputed for one pred. When
-    nothing else can run, admitted works may finish past the slice. This is not in the bound. Over
-    1,000 random crowds of 600 steps the difference was at most 0.46 of the bound.
+    No LIP is served whose counter is more than a slice above that of the first waiting request. A
+    slice is at most 512 tokens plus 4 times `again`, the tokens that are recomputed for one pred.
+    When nothing else can run, admitted requests may finish past the slice, which the bound leaves
+    out. Over 1,000 random crowds of 600 steps the difference was at most 0.46 of the bound.
     """
 
     def __init__(
@@ -154,14 +154,9 @@ class Crowded(Referee):
     ],
     ids=["any gap", "short gap", "few rows"],
 )
-@settings(
-    max_examples=334,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=334, derandomize=True)
 @given(crowd=crowds())
-def test_service_of_a_tenants_backlogged_lips_is_divided_by_their_weights(
+def test_service_of_backlogged_lips_follows_their_weights(
     limits: StepLimits, crowd: tuple[list[Habit], list[float]]
 ) -> None:
     lips, weights = crowd
@@ -174,15 +169,9 @@ def test_service_of_a_tenants_backlogged_lips_is_divided_by_their_weights(
         assert wait.waited <= referee.longest_wait(wait), wait
 
 
-@settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=200, derandomize=True)
 @given(crowd=crowds(tenants=3))
-def test_works_of_several_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
-    """Trees, cancelled preds, prompts and decodes of any weights."""
+def test_requests_of_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
     lips, weights = crowd
     served = Crowd(lips, StepLimits(tokens=64, rows=16, quantum=8), COSTS, weights)
     served.run(STEPS)
@@ -220,8 +209,8 @@ def streams_and_prompts(draw: st.DrawFn) -> tuple[list[Habit], float]:
     return streams + prompts, draw(st.sampled_from([60.0, 100.0, 200.0]))
 
 
-# All works of these LIPs often wait for frames. When such a LIP counted as idle, services differed
-# by 3.7 times the bound after 600 steps.
+# All requests of these LIPs often wait for frames. When such a LIP counted as idle, services
+# differed by 3.7 times the bound after 600 steps.
 PARKED_CROWD = (
     [
         Habit(0, 4, (1, 1, 9), think_ms=5.0, begins_ms=181, weight=0.5, children=2, cancels=3),
@@ -232,19 +221,15 @@ PARKED_CROWD = (
 )
 
 
-@settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=15, derandomize=True)
 @given(crowd=crowds())
 @example(crowd=PARKED_CROWD)
-def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
-    crowd: tuple[list[Habit], list[float]],
-) -> None:
+def test_service_under_pressure_follows_weights(crowd: tuple[list[Habit], list[float]]) -> None:
     lips, weights = crowd
     lips = [replace(each, branches=min(each.branches, 4), trees=False, context=0) for each in lips]
     most = [page_count(habit.context + 256 + 2 * max(habit.sizes)) + 1 for habit in lips]
     held = sum(habit.branches * pages for habit, pages in zip(lips, most, strict=True))
-    # Without a host an eighth of the device is for what nobody could compute again.
+    # Without a host an eighth of the device is for unrecomputable pages.
     frames = max(int(0.2 * held), max(most) * 8 // 7 + 2)
     limits = StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=inf)
     referee = Crowded(lips, weights, limits, max(most) * PAGE_TOKENS)
@@ -258,9 +243,9 @@ def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(case=streams_and_prompts())
-def test_prompts_hold_no_stream_up_for_longer_than_the_bound(
+def test_prompts_delay_streams_up_to_the_bound(
     device: str, case: tuple[list[Habit], float]
 ) -> None:
     habits, gap_ms = case
@@ -285,7 +270,7 @@ def test_prompts_hold_no_stream_up_for_longer_than_the_bound(
 
 
 # -- A thousand branches -----------------------------------------------------------------------
-def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
+def test_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
     wide = [Habit(0, branches=branches) for branches in (1000, 300, 300)]
     crowd = Crowd(wide, StepLimits(), DEVICES["a tiny model"])
     crowd.run(60)
@@ -299,7 +284,7 @@ def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
 
 @pytest.mark.parametrize("other", [Habit(0, branches=1000), Habit(0, sizes=(8000,))])
 @pytest.mark.parametrize("think_ms", [0.1, 2.0])
-def test_a_stream_beside_a_crowd_gets_a_token_a_step(other: Habit, think_ms: float) -> None:
+def test_stream_beside_a_crowd_gets_a_token_a_step(other: Habit, think_ms: float) -> None:
     crowd = Crowd(
         [Habit(0, think_ms=think_ms, preds=80), other],
         StepLimits(),

@@ -1,4 +1,4 @@
-"""What a tenant's completions get beside another's floods: no less than their fair share."""
+"""What a tenant's completions get during another's floods: at least their fair share."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def _wanted(device: Device) -> Completions:
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("flood", ["prompts", "all of these"])
-def test_a_tenant_has_its_share_beside_anothers_floods(flood: str, device: Device) -> None:
+def test_tenant_beside_a_flood_gets_its_share(flood: str, device: Device) -> None:
     wanted = _wanted(device)
     rate, first, p99 = measure(device, wanted, FLOODS[flood]).worse(fair(device, wanted))
     assert rate <= BOUND
@@ -47,7 +47,7 @@ def test_a_tenant_has_its_share_beside_anothers_floods(flood: str, device: Devic
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("flood", ["prompts", "all of these"])
-def test_its_own_prompts_are_not_cut_because_others_have_some(flood: str, device: Device) -> None:
+def test_long_prompts_beside_a_flood_get_their_share(flood: str, device: Device) -> None:
     rate, first, _ = measure(device, LONG, FLOODS[flood]).worse(fair(device, LONG))
     assert rate <= BOUND
     assert first <= 1.5 * BOUND, "the step that computes has to end before it"
@@ -55,9 +55,7 @@ def test_its_own_prompts_are_not_cut_because_others_have_some(flood: str, device
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("call_us", [50.0, 150.0])
-def test_what_calls_take_of_the_kernel_is_of_their_tenants_share(
-    call_us: float, device: Device
-) -> None:
+def test_flood_of_kv_calls_is_charged_to_its_tenant(call_us: float, device: Device) -> None:
     """Files forked, appended to and named take the kernel longer than their prompts the device."""
     wanted = _wanted(device)
     got = measure(device, wanted, FLOODS["files"], call_us=call_us)
@@ -70,19 +68,18 @@ def test_what_calls_take_of_the_kernel_is_of_their_tenants_share(
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-def test_the_flood_has_its_share_too(device: Device) -> None:
-    """Prompts beside streams, which leave half of the time, are computed for most of that."""
+def test_flood_beside_streams_gets_its_share_too(device: Device) -> None:
     got = measure(device, SHORT, [prompts(8_000)])
     assert got.beside * device.prefill_token_us * 1e-6 >= 0.25
 
 
-def test_short_steps_need_no_host_though_prompts_wait() -> None:
-    """What is drafted of a stream is not taken back for prompts that rest."""
+def test_short_steps_run_ahead_while_prompts_wait() -> None:
+    """Look-ahead steps of a stream are not revoked for prompts that are throttled."""
     device = DEVICES["a model whose steps take less than the host's part"]
     assert measure(device, SHORT, FLOODS["prompts"]).ahead > 0.5
 
 
-def test_a_prompt_goes_on_beside_a_stream_that_weighs_any_times_as_much() -> None:
+def test_prompt_of_least_weight_runs_beside_a_heavy_stream() -> None:
     async def test(rig: KernelRig) -> None:
         heavy = await start(rig, 1, tenant="heavy")
         light = await start(rig, 2, tenant="light")

@@ -1,18 +1,18 @@
-"""Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and nobody else."""
+"""Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and no other."""
 
 import asyncio
-import random
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
-from tests.support.kernel.rig import A, Gateway, Worker, tokens
+from tests.support.kernel.rig import A, start, tokens
+from tests.support.refusals import raises_errno
 from tests.support.run_by import run_by
 from tests.support.worker.guests import DECODE
 from tests.support.worker.rig import TENANT, WorkerRig
@@ -31,7 +31,7 @@ class File:
 
 
 class Pred:
-    """As much of a work as the throttle looks at."""
+    """As much of a request as the rate limiter looks at."""
 
     def __init__(self, name: str, root: int, count: int = 1, tenant: str = "acme") -> None:
         self.name, self.root, self.count, self.tenant = name, root, count, tenant
@@ -81,7 +81,19 @@ class Stage:
             self.rate_limiter.submit(request)
 
 
-def test_without_a_rate_calls_are_the_schedulers_own() -> None:
+def with_stage(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in virtual time with a rate for the tenant "acme"."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        stage = Stage(clock)
+        stage.rate_limiter.set_rate("acme", RATE)
+        await test(stage)
+
+    clock.run(main())
+
+
+def test_tenant_without_a_rate_calls_the_scheduler_directly() -> None:
     stage = Stage(VirtualClock())
     assert stage.rate_limiter.submit == stage.queue.submit
     stage.rate_limiter.set_rate("acme", RATE)
@@ -92,55 +104,43 @@ def test_without_a_rate_calls_are_the_schedulers_own() -> None:
     assert stage.rate_limiter.submit == stage.queue.submit
 
 
-def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE + 2))
-        assert stage.rate_limiter.tokens_left("acme") == [0, 3_000]
-        stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
-        stage.submit(Pred("other", 3, tenant="others"))
-        assert stage.rate_limiter.tokens_left("acme") == [0, 7_000]
-        assert stage.queue.came == ["large", "other"]
-        assert stage.reached == ["acme"]
-        await asyncio.sleep(3.01)
-        assert stage.queue.came[2:] == ["a0"]
-        await asyncio.sleep(3)
-        assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
-        assert stage.woken > 0
-        # What nobody took meanwhile may be taken at once, a minute's worth at most.
-        await asyncio.sleep(600)
-        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_preds_over_the_rate_wait_and_lips_alternate(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=RATE + 2))
+    assert stage.rate_limiter.tokens_left("acme") == [0, 3_000]
+    stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
+    stage.submit(Pred("other", 3, tenant="others"))
+    assert stage.rate_limiter.tokens_left("acme") == [0, 7_000]
+    assert stage.queue.came == ["large", "other"]
+    assert stage.reached == ["acme"]
+    await asyncio.sleep(3.01)
+    assert stage.queue.came[2:] == ["a0"]
+    await asyncio.sleep(3)
+    assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
+    assert stage.woken > 0
+    # Unused tokens may be taken at once, a minute's worth at most.
+    await asyncio.sleep(600)
+    assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
 
-def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE))
-        gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
-        stage.submit(gone, lost, kept)
-        stage.rate_limiter.cancel(gone)
-        assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
-        stage.rate_limiter.drop_requests(2)
-        assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
-        assert stage.queue.forgotten == [(2, None)]
-        await asyncio.sleep(30)
-        assert stage.queue.came == ["large", "kept"]
-        stage.rate_limiter.cancel(kept)
-        assert stage.queue.cancelled == ["kept"]
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_held_pred_can_be_cancelled_and_dropped(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=RATE))
+    gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
+    stage.submit(gone, lost, kept)
+    stage.rate_limiter.cancel(gone)
+    assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
+    stage.rate_limiter.drop_requests(2)
+    assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
+    assert stage.queue.forgotten == [(2, None)]
+    await asyncio.sleep(30)
+    assert stage.queue.came == ["large", "kept"]
+    stage.rate_limiter.cancel(kept)
+    assert stage.queue.cancelled == ["kept"]
 
 
 class Counted(Pred):
-    """Counts who asks how many tokens it has."""
+    """Counts how often its number of tokens is read."""
 
     asked = 0
 
@@ -153,48 +153,36 @@ class Counted(Pred):
     def count(self, _: int) -> None: ...
 
 
-def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
+@run_by(with_stage)
+async def test_tokens_left_does_not_scan_held_preds(stage: Stage) -> None:
     # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=RATE))
-        held = [Counted(f"held{i}", i % 3) for i in range(30)]
-        stage.submit(*held)
-        asked = Counted.asked
-        assert stage.rate_limiter.tokens_left("acme") == [0, 61_000]
-        assert Counted.asked == asked
-        stage.rate_limiter.cancel(held[0])
-        stage.rate_limiter.drop_requests(1)
-        assert stage.rate_limiter.tokens_left("acme") == [0, 39_000]
-        await asyncio.sleep(3600)
-        assert len(stage.queue.came) == 1 + 19
-        assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
-
-    clock.run(continuation())
+    stage.submit(Pred("large", 1, count=RATE))
+    held = [Counted(f"held{i}", i % 3) for i in range(30)]
+    stage.submit(*held)
+    asked = Counted.asked
+    assert stage.rate_limiter.tokens_left("acme") == [0, 61_000]
+    assert Counted.asked == asked
+    stage.rate_limiter.cancel(held[0])
+    stage.rate_limiter.drop_requests(1)
+    assert stage.rate_limiter.tokens_left("acme") == [0, 39_000]
+    await asyncio.sleep(3600)
+    assert len(stage.queue.came) == 1 + 19
+    assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
 
 
-def test_another_rate_counts_at_once() -> None:
-    clock = VirtualClock()
-
-    async def continuation() -> None:
-        stage = Stage(clock)
-        stage.rate_limiter.set_rate("acme", RATE)
-        stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
-        stage.rate_limiter.set_rate("acme", 60 * RATE)
-        await asyncio.sleep(10)
-        assert stage.queue.came == ["large", "held", "more"]
-        stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
-        stage.rate_limiter.set_rate("acme", UNLIMITED)
-        assert stage.queue.came[3:] == ["much", "last"]
-        stage.rate_limiter.close()
-
-    clock.run(continuation())
+@run_by(with_stage)
+async def test_changed_rate_applies_at_once(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
+    stage.rate_limiter.set_rate("acme", 60 * RATE)
+    await asyncio.sleep(10)
+    assert stage.queue.came == ["large", "held", "more"]
+    stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
+    stage.rate_limiter.set_rate("acme", UNLIMITED)
+    assert stage.queue.came[3:] == ["much", "last"]
+    stage.rate_limiter.close()
 
 
-def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> None:
+def test_program_over_its_rate_is_slowed_to_the_rate() -> None:
     clock = VirtualClock()
 
     async def continuation() -> None:
@@ -214,22 +202,18 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_recovered_kernel_keeps_limits_and_held_preds(rig: CrashingKernelRig) -> None:
     own = {"tokens_per_minute": RATE, "kv_names": 7}
-    await gateway.ask("limit_tenant", tenant="t", limits=own)
-    await gateway.register(1, tenant="t")
-    worker.tell(1, Op.KV_CREATE, A)
-    await worker.pred(1, A, tokens(*range(1, RATE + 1)))
-    held = worker.pred(1, A, tokens(1))
+    await rig.gateway.ask("limit_tenant", tenant="t", limits=own)
+    await start(rig, 1, tenant="t")
+    await rig.worker.pred(1, A, tokens(*range(1, RATE + 1)))
+    held = rig.worker.pred(1, A, tokens(1))
     await asyncio.sleep(0.1)
     assert not held.done()
-    rig.die(random.Random(0))
-    rig.boot()
+    rig.die_and_boot()
     assert isinstance(await asyncio.wait_for(held, 90), bytes)
     assert rig.kernel._kvfs.tenant("t").limits.names == 7
-    left = (await gateway.ask("tokens_left", tenant="t")).value
+    left = (await rig.gateway.ask("tokens_left", tenant="t")).value
     assert left is not None
     assert left[0] < RATE
 
@@ -237,8 +221,7 @@ async def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(
 @pytest.mark.parametrize(
     "limits", [[], {"live_runs": 1}, {"kv_names": -1}, {"kv_names": "x"}, {"kv_names": True}]
 )
-async def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
+async def test_invalid_tenant_limit_is_refused(limits: Any) -> None:
     async with WorkerRig() as rig:
-        with pytest.raises(SyscallError) as refused:
+        with raises_errno(Errno.EINVAL):
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
-        assert refused.value.errno is Errno.EINVAL

@@ -1,9 +1,6 @@
-"""The boot: which kernel comes of which journal, and what the operator hears."""
+"""The boot: which kernel starts from which journal, and what is logged."""
 
-import asyncio
-import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,15 +26,8 @@ def make() -> Kernel:
     return Kernel(SimulatedExecutor(clock, 64), describe(ASSETS), clock)
 
 
-def lives(test: Callable[[], None]) -> None:
-    async def main() -> None:
-        test()
-
-    asyncio.run(main())
-
-
 def live(settings: Configuration) -> int:
-    """Boot, let an instance more live, and die; return how many lived before."""
+    """Boot, register an instance, and die; return how many there were before."""
     kernel = revive(settings, make)
     before: int = kernel.statistics()["instances"]
     port = kernel.port("w")
@@ -53,59 +43,43 @@ def live(settings: Configuration) -> int:
     return before
 
 
-def test_kernels_go_on_from_each_other(tmp_path: Path) -> None:
-    def test() -> None:
-        assert [live(configuration(tmp_path)) for _ in range(4)] == [0, 1, 2, 3]
-
-    lives(test)
+async def test_kernel_continues_from_the_journal_before(tmp_path: Path) -> None:
+    assert [live(configuration(tmp_path)) for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_without_a_journal_each_begins_anew() -> None:
-    def test() -> None:
-        settings = configuration(Path("none"), journal=None)
-        assert [live(settings) for _ in range(2)] == [0, 0]
-
-    lives(test)
+async def test_kernel_without_a_journal_starts_empty() -> None:
+    settings = configuration(Path("none"), journal=None)
+    assert [live(settings) for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"model": "other"}, {"quantize": "int8"}])
-def test_a_journal_of_other_settings_is_refused_loudly(
+async def test_journal_of_other_settings_is_set_aside_and_logged(
     tmp_path: Path, other: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def test() -> None:
-        assert live(configuration(tmp_path)) == 0
-        assert live(configuration(tmp_path, **other)) == 0
-        assert "SET ASIDE" in caplog.text
-        assert live(configuration(tmp_path, **other)) == 1
-
-    with caplog.at_level(logging.ERROR):
-        lives(test)
+    assert live(configuration(tmp_path)) == 0
+    assert live(configuration(tmp_path, **other)) == 0
+    assert "SET ASIDE" in caplog.text
+    assert live(configuration(tmp_path, **other)) == 1
 
 
-def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
+async def test_journal_that_cannot_be_replayed_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def test() -> None:
-        assert live(configuration(tmp_path)) == 0
-        kernel = revive(configuration(tmp_path), make)
-        assert isinstance(kernel.hooks, Recorder)
-        kernel.hooks.done(77, 0)
-        kernel.hooks.commit()
-        kernel.hooks.abandon()
-        assert live(configuration(tmp_path)) == 0
-        assert "cannot recover from its journal" in caplog.text
-        assert (tmp_path / "aside").exists()
-        assert live(configuration(tmp_path)) == 1
-
-    lives(test)
+    assert live(configuration(tmp_path)) == 0
+    kernel = revive(configuration(tmp_path), make)
+    assert isinstance(kernel.hooks, Recorder)
+    kernel.hooks.done(77, 0)
+    kernel.hooks.commit()
+    kernel.hooks.abandon()
+    assert live(configuration(tmp_path)) == 0
+    assert "cannot recover from its journal" in caplog.text
+    assert (tmp_path / "aside").exists()
+    assert live(configuration(tmp_path)) == 1
 
 
-def test_a_directory_that_cannot_be_used_is_told_and_the_kernel_runs_without(
+async def test_unusable_journal_directory_is_logged_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def test() -> None:
-        (tmp_path / "file").write_text("no directory")
-        assert [live(configuration(tmp_path / "file")) for _ in range(2)] == [0, 0]
-        assert "THERE IS NO JOURNAL" in caplog.text
-
-    lives(test)
+    (tmp_path / "file").write_text("no directory")
+    assert [live(configuration(tmp_path / "file")) for _ in range(2)] == [0, 0]
+    assert "THERE IS NO JOURNAL" in caplog.text

@@ -1,4 +1,4 @@
-"""Texts under constraints when the kernel dies: nobody notices, since they follow from tokens."""
+"""Texts under constraints when the kernel dies: they continue, since they follow from tokens."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.support.kernel.constrained import (
 from tests.support.kernel.crashes import CrashingKernelRig, differences
 from tests.support.kernel.grammars import Text, drawn, make_vocabulary, masked
 from tests.support.kernel.grammars import constraint as compiled
-from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, tokens
+from tests.support.kernel.rig import A, B, Worker, ids, options, start, tokens
 from tests.support.run_by import run_by
 
 T = TypeVar("T")
@@ -57,13 +57,14 @@ class TextCrashingRig(CrashingKernelRig):
 
 
 def with_text_crashing(
-    folder: Path, test: Callable[[TextCrashingRig, Gateway, Worker], Coroutine[Any, Any, T]]
+    folder: Path, test: Callable[[TextCrashingRig], Coroutine[Any, Any, T]]
 ) -> T:
     async def main() -> T:
         rig = TextCrashingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
-        gateway, worker = await rig.join()
+        await rig.join()
+        await start(rig)
         try:
-            return await test(rig, gateway, worker)
+            return await test(rig)
         finally:
             await rig.close()
 
@@ -74,7 +75,7 @@ async def continuation(worker: Worker) -> list[Any]:
     """A generation, a loop of preds that forks, and texts that are compiled meanwhile."""
     person = await constraint(worker, JSON_SCHEMA, schema(PERSON))
     made = worker.generate(1, A, PROMPT, max=120, constraint=person, get=sampled(3))
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     digits = await constraint(worker, REGEX, b"([a-f][0-9]){12}")
     assert await worker.call(1, Op.CONSTRAINT_CLOSE, person) == 0
     first, found = PROMPT, []
@@ -84,29 +85,24 @@ async def continuation(worker: Worker) -> list[Any]:
         found.append(token)
         first = tokens(token)
     worker.tell(1, Op.KV_FORK, B + 1, B)
-    rest = worker.generate(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
-    assert await rest.end == b""
+    rest = await worker.complete(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
     assert await made.end == b""
     return [made.ids, found + rest.ids]
 
 
-def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
-    async def undisturbed(_: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        return await continuation(worker)
+def test_constrained_texts_survive_kernel_deaths(tmp_path: Path) -> None:
+    async def undisturbed(rig: TextCrashingRig) -> list[Any]:
+        return await continuation(rig.worker)
 
-    async def dying(rig: TextCrashingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+    async def dying(rig: TextCrashingRig) -> list[Any]:
         chance = random.Random(7)
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        running = asyncio.ensure_future(continuation(worker))
+        running = asyncio.ensure_future(continuation(rig.worker))
         for _ in range(6):
             await asyncio.wait({running}, timeout=chance.random() / 5)
             await rig.die_now(chance)
         found = await running
         assert not any(peer.lost for peer in rig.peers)
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         return found
 
     wanted = with_text_crashing(tmp_path / "twin", undisturbed)
@@ -115,15 +111,11 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
 
 
 @run_by(with_text_crashing, "tmp_path")
-async def test_the_journal_says_where_each_text_begins(
-    rig: TextCrashingRig, gateway: Gateway, worker: Worker
-) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
-    await continuation(worker)
-    asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
-    worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
-    await worker.call(1, Op.KV_LEN, B)
+async def test_journal_has_where_each_text_begins(rig: TextCrashingRig) -> None:
+    await continuation(rig.worker)
+    asked = rig.worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+    rig.worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+    await rig.worker.call(1, Op.KV_LEN, B)
     assert not differences(rig.recovered_image(), rig.image())
     assert await asked == 3
 
@@ -133,7 +125,7 @@ class Root:
     matcher: GrammarMatcher | None = None
 
 
-def test_matcher_from_a_snapshot_continues_from_its_tokens_alone() -> None:
+def test_matcher_from_a_snapshot_continues_from_its_tokens() -> None:
     pattern, vocabulary = "([a-f][0-9]){12}", make_vocabulary()
     made = compiled(vocabulary, GrammarKind.REGEX, pattern)
     text = drawn(made, 3)

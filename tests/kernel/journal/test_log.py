@@ -14,7 +14,7 @@ def whole(folder: Path, sequence: int = 1) -> list[bytes]:
     return list(read(folder, sequence))
 
 
-def test_what_was_appended_is_read_in_order_by_another_process(tmp_path: Path) -> None:
+def test_records_of_a_killed_process_are_read_in_order(tmp_path: Path) -> None:
     records = [bytes([n]) * (n * 37 % 501) for n in range(200)]
     pid = os.fork()
     if not pid:  # a process that ends without closing anything
@@ -28,7 +28,7 @@ def test_what_was_appended_is_read_in_order_by_another_process(tmp_path: Path) -
     assert whole(tmp_path, 201) == []
 
 
-def test_a_record_that_is_torn_at_any_byte_is_none(tmp_path: Path) -> None:
+def test_record_torn_at_any_byte_is_ignored(tmp_path: Path) -> None:
     log = Log(tmp_path, 1, SMALL)
     log.append(b"first")
     before = next(tmp_path.iterdir()).read_bytes()
@@ -45,7 +45,7 @@ def test_a_record_that_is_torn_at_any_byte_is_none(tmp_path: Path) -> None:
     assert whole(tmp_path) == [b"first", b"the last record"]
 
 
-def test_one_wrong_byte_ends_the_log(tmp_path: Path) -> None:
+def test_wrong_byte_ends_the_log(tmp_path: Path) -> None:
     log = Log(tmp_path, 1, SMALL)
     log.append(b"first")
     log.append(b"second")
@@ -57,7 +57,7 @@ def test_one_wrong_byte_ends_the_log(tmp_path: Path) -> None:
         assert whole(tmp_path) == [b"first"]
 
 
-def test_a_record_may_be_larger_than_a_segment(tmp_path: Path) -> None:
+def test_record_larger_than_a_segment_is_read(tmp_path: Path) -> None:
     log = Log(tmp_path, 7, SMALL)
     records = [b"small", os.urandom(3 * SMALL), b"", b"x" * (SMALL - 16), b"end"]
     for record in records:
@@ -66,7 +66,7 @@ def test_a_record_may_be_larger_than_a_segment(tmp_path: Path) -> None:
     assert whole(tmp_path, 7) == records
 
 
-def test_forgotten_segments_are_used_again_and_what_they_held_is_not_read(tmp_path: Path) -> None:
+def test_reused_segments_do_not_show_old_records(tmp_path: Path) -> None:
     log = Log(tmp_path, 1, SMALL)
     for turn in range(20):
         for n in range(30):
@@ -80,7 +80,7 @@ def test_forgotten_segments_are_used_again_and_what_they_held_is_not_read(tmp_pa
     assert log.sequence == 1 + 20 * 31
 
 
-def test_only_whole_segments_are_forgotten(tmp_path: Path) -> None:
+def test_only_whole_segments_are_dropped(tmp_path: Path) -> None:
     log = Log(tmp_path, 1, SMALL)
     for _ in range(10):
         log.append(b"x" * 1000)  # four a segment
@@ -89,9 +89,7 @@ def test_only_whole_segments_are_forgotten(tmp_path: Path) -> None:
     assert log.size == 6 * 1016
 
 
-def test_a_full_disk_is_an_error_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_on_a_full_disk_fails_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path, 1, SMALL)
     log.append(b"x" * 3000)
 

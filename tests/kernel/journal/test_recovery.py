@@ -25,30 +25,20 @@ from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.batched_device import InLots
 from tests.support.kernel.crashes import CrashingKernelRig, differences, with_crashing_kernel
-from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
+from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, start, tokens
 from tests.support.kernel.scripts import Lip, Script
 from tests.support.memory_links import attach_peer, memory_pair
 from tests.support.run_by import run_by
-
-
-class View:
-    """What a course's LIP takes for its rig."""
-
-    def __init__(self, gateway: Gateway, worker: Worker) -> None:
-        self.gateway, self.worker = gateway, worker
-
 
 WHAT = [
     "prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause",
     "complete", "complete", "generate",
 ]  # fmt: skip
-
-
 EVERYTHING = [*WHAT, "save", "open", "remove", "advise", "close", "grant", "stop", "luck", "stage"]
 
 
 class Busy(Lip):
-    """Does a course with all that is not compared with anybody else's."""
+    """Runs a script whose answers are not compared, so that it may make any call."""
 
     async def run(self) -> list[Any]:
         await asyncio.sleep(self.script.begins_ms / 1000)
@@ -77,7 +67,7 @@ class Busy(Lip):
         self._tell(Op.KV_CLOSE, file)
 
     async def _grant(self, file: int, much: int) -> None:
-        """Another may be given what a child of this one's parent has: here there is neither."""
+        """Grants go to a parent or a child: here there is neither."""
         await self._call(Op.KV_GRANT, file, self.instance, 7, f"g{much}")
         await self._call(Op.KV_GRANTED, self._new(), f"g{much}")
 
@@ -121,39 +111,30 @@ def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHA
     ]
 
 
-@run_by(with_crashing_kernel, "tmp_path")
-async def test_one_pred(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
-    await worker.pred(1, A, tokens(*range(1, 40)))
-    assert not differences(rig.recovered_image(), rig.image())
-
-
 def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     chance = random.Random(seed)
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        view: Any = View(gateway, worker)
+    async def test(rig: CrashingKernelRig) -> None:
         courses = scripts(chance, 8, 14, EVERYTHING)
-        lips = [Busy(view, i, continuation) for i, continuation in enumerate(courses, start=1)]
+        lips = [Busy(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         for _ in range(200):
             await asyncio.sleep(chance.random() / 20)
             assert not differences(rig.recovered_image(), rig.image()), f"seed {seed}"
             if running.done():
                 break
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         await running
 
     with_crashing_kernel(folder, test, log_bytes=20_000, **given)
 
 
-def test_at_any_moment_the_journal_says_what_the_kernel_is(tmp_path: Path) -> None:
+def test_journal_equals_the_kernel_at_any_moment(tmp_path: Path) -> None:
     for seed in range(3):
         compare_now_and_then(tmp_path / str(seed), seed)
 
 
-def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
+def test_journal_equals_the_kernel_with_few_pages_and_quotas(tmp_path: Path) -> None:
     limits = KernelOptions(
         steps=StepLimits(tokens=64, rows=4, quantum=16),
         tenants=TenantLimits(pages=12, files=30, handles=30),
@@ -162,10 +143,10 @@ def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
 
-def test_so_it_does_of_files_that_nobody_can_compute_again(
+def test_journal_equals_the_kernel_with_unrecomputable_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they are charged for, and which of them were refused."""
+    """The charges, and the files that were refused."""
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
     monkeypatch.setattr("symphony_kernel.kvfs.filesystem.UNRECOMPUTABLE_DEVICE_SHARE", 0.02)
     refused: list[bool] = []
@@ -185,20 +166,19 @@ def test_so_it_does_of_files_that_nobody_can_compute_again(
 def outcomes(
     folder: Path, courses: list[Script], chance: random.Random | None, **given: Any
 ) -> list[list[Any]]:
-    """Return what each LIP hears; with `chance` of a kernel that dies again and again."""
+    """Return each LIP's answers; with `chance` the kernel dies again and again."""
 
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
-        view: Any = View(gateway, worker)
-        lips = [Lip(view, i, script) for i, script in enumerate(courses, start=1)]
+    async def test(rig: CrashingKernelRig) -> list[list[Any]]:
+        lips = [Lip(rig, i, script) for i, script in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         while chance is not None and not running.done():
             await asyncio.sleep(chance.random() / 10)
             await die_somehow(rig, chance)
             rig.boot()
         results = await running
-        await gateway.check_integrity()
+        await rig.gateway.check_integrity()
         assert not any(peer.lost for peer in rig.peers)
-        statistics = await gateway.statistics()
+        statistics = await rig.gateway.statistics()
         assert statistics["instances"] == 0
         assert statistics["journal"]
         return results
@@ -207,7 +187,7 @@ def outcomes(
 
 
 async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
-    """Let the kernel die: now, or within the next record; and stay dead for a while."""
+    """Let the kernel die now or within the next record, and stay dead for a while."""
     if chance.random() < 0.5:
         rig.die(chance)
     else:
@@ -222,7 +202,7 @@ async def die_somehow(rig: CrashingKernelRig, chance: random.Random) -> None:
     await asyncio.sleep(chance.choice([0.0, 0.001, 0.02]))
 
 
-def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
+def test_programs_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     for seed in range(5):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 12)
@@ -230,7 +210,7 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
         assert outcomes(folders[1], courses, chance) == outcomes(folders[0], courses, None), seed
 
 
-def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
+def test_programs_under_pressure_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     places = KernelOptions(places=TierConfig(host_slots=12, pages_a_frame=16, poison=True))
     for seed in range(5, 8):
         chance = random.Random(seed)
@@ -240,8 +220,7 @@ def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
         assert died == outcomes(tmp_path / f"{seed} twin", courses, None, **given), seed
 
 
-def test_nor_that_steps_are_told_of_in_lots_besides(tmp_path: Path) -> None:
-    """A record that was told is not told again, and none is lost."""
+def test_programs_with_batched_steps_do_not_notice_kernel_deaths(tmp_path: Path) -> None:
     for seed in range(8, 11):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 12, ["prompt", "generate", "generate", "peek", "truncate"])
@@ -255,20 +234,17 @@ def files(folder: Path, suffix: str = "") -> int:
 
 
 @run_by(with_crashing_kernel, "tmp_path", log_bytes=10_000)
-async def test_the_log_stays_short(
+async def test_log_stays_short(
     rig: CrashingKernelRig,
-    gateway: Gateway,
-    worker: Worker,
     *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A snapshot takes real time, and the log grows in virtual time: no share of one is the other's.
     monkeypatch.setattr(recovery, "_STALL_SHARE", float("inf"))
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    await start(rig)
     for token in range(1, 300):
-        await worker.pred(1, A, tokens(token))
+        await rig.worker.pred(1, A, tokens(token))
         statistics = rig.kernel.statistics()
         assert statistics["journal_log_bytes"] < 13_000
     assert statistics["journal_images"] > 2
@@ -276,95 +252,86 @@ async def test_the_log_stays_short(
     assert files(tmp_path, ".log") < 5
 
 
-def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@run_by(with_crashing_kernel, "tmp_path", log_bytes=1 << 30)
+async def test_full_disk_gives_the_journal_up_and_kernel_continues(
+    rig: CrashingKernelRig,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(1, 2, 3))
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        large = options(at="all", get="logits")
-        for _ in range(3):  # 4 MiB each, in a log of 8
-            assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
-        assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
-        assert (await gateway.statistics())["journal"] is False
-        assert files(tmp_path) == 0
-
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    with_crashing_kernel(tmp_path, test, log_bytes=1 << 30)
-    assert "GIVEN UP" in caplog.text
-
-
-def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        await worker.pred(1, A, tokens(1))
-        instance = rig.kernel._processes.get(1)
-        assert instance is not None
-        instance.handles.get(A).file.path = object()  # type: ignore[assignment]
-        assert rig.kernel._recovery is not None
-        rig.kernel._recovery.write_snapshot()
-        await worker.pred(1, A, tokens(2))
-        assert (await gateway.statistics())["journal"] is False
-        assert files(tmp_path) == 0
-
-    with_crashing_kernel(tmp_path, test)
-    assert "GIVEN UP" in caplog.text
+    worker = await start(rig)
+    await worker.pred(1, A, tokens(1, 2, 3))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    large = options(at="all", get="logits")
+    for _ in range(3):  # 4 MiB each, in a log of 8
+        assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
+    assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
+    await check_given_up(rig.gateway, tmp_path, caplog)
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
+async def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
+    rig: CrashingKernelRig,
+    *,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    worker = await start(rig)
+    await worker.pred(1, A, tokens(1))
+    instance = rig.kernel._processes.get(1)
+    assert instance is not None
+    instance.handles.get(A).file.path = object()  # type: ignore[assignment]
+    assert rig.kernel._recovery is not None
+    rig.kernel._recovery.write_snapshot()
+    await worker.pred(1, A, tokens(2))
+    await check_given_up(rig.gateway, tmp_path, caplog)
+
+
+async def check_given_up(gateway: Gateway, folder: Path, log: pytest.LogCaptureFixture) -> None:
+    assert (await gateway.statistics())["journal"] is False
+    assert files(folder) == 0
+    assert "GIVEN UP" in log.text
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_recovered_eviction_order_uses_the_recovered_tables(rig: CrashingKernelRig) -> None:
+    worker = await start(rig)
     await worker.pred(1, A, tokens(*range(1, 65)))
     assert await worker.call(1, Op.KV_OFFER, A) == 64
-    rig.die(random.Random(0))
-    rig.boot()
+    rig.die_and_boot()
     kvfs = rig.kernel._kvfs
     assert kvfs.prefix_cache.references.sum() == 4
     assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
 
-def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_unrecomputable_file_after_a_death_answers_eio(
+    rig: CrashingKernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
-
-    async def test(rig: CrashingKernelRig, gateway: Gateway, worker: Worker) -> None:
-        await gateway.register(1)
-        worker.tell(1, Op.KV_CREATE, A)
-        tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
-        await worker.pred(1, A, tokens(*range(1, 8)), tree)
-        worker.tell(1, Op.KV_FORK, B, A)
-        worker.tell(1, Op.KV_CREATE, C)
-        await worker.pred(1, C, tokens(*range(1, 8)))
-        rig.die(random.Random(0))
-        rig.boot()
-        for lost in (A, B):
-            assert await worker.pred(1, lost, tokens(9)) == -Errno.EIO
-            assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
-        assert await worker.call(1, Op.KV_LEN, C) == 7
-        assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
-        await gateway.check_integrity()
-
-    with_crashing_kernel(tmp_path, test)
+    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few for the tree's lineage
+    worker = await start(rig)
+    tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
+    await worker.pred(1, A, tokens(*range(1, 8)), tree)
+    worker.tell(1, Op.KV_FORK, B, A)
+    worker.create(1, C)
+    await worker.pred(1, C, tokens(*range(1, 8)))
+    rig.die_and_boot()
+    for lost in (A, B):
+        assert await worker.pred(1, lost, tokens(9)) == -Errno.EIO
+        assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
+    assert await worker.call(1, Op.KV_LEN, C) == 7
+    assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
+    await rig.gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_results_of_any_size_are_sent_again(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_large_results_are_sent_again_after_a_death(rig: CrashingKernelRig) -> None:
     chance = random.Random(3)
-    await gateway.register(1)
-    worker.tell(1, Op.KV_CREATE, A)
+    worker = await start(rig)
     large = options(at="all", get="logits")
     for _ in range(3):
         reply = worker.pred(1, A, tokens(*range(1, 257)), large)
@@ -378,14 +345,14 @@ async def test_results_of_any_size_are_sent_again(
 
 @pytest.mark.parametrize("somebody_enters", [False, True])
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, somebody_enters: bool
+async def test_step_results_survive_a_death_before_they_are_sent(
+    rig: CrashingKernelRig, *, somebody_enters: bool
 ) -> None:
-    """Also where somebody comes in between, whose record is of that turn, too."""
+    """Also where another peer connects in between, whose record is of that turn, too."""
     for instance in (1, 2):
-        await gateway.register(instance)
-        await worker.call(instance, Op.KV_CREATE, A)
-    worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
+        await rig.gateway.register(instance)
+        await rig.worker.call(instance, Op.KV_CREATE, A)
+    rig.worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
     kernel, loop = rig.kernel, asyncio.get_running_loop()
     stepper = kernel._step_loop
     stepper._follows = False
@@ -403,39 +370,36 @@ async def test_what_a_step_gave_survives_a_death_before_it_is_sent(
             loop.call_soon(rig.die, random.Random(1))
             loop.call_later(1.0, rig.boot)
 
-    made = worker.generate(1, A, tokens(5), max=12)
+    made = rig.worker.generate(1, A, tokens(5), max=12)
     stepper.plan = plan_and_die  # type: ignore[method-assign]
     assert await made.end == b""
     assert rig.deaths == 1
     assert len(made.ids) == 12
-    assert await worker.call(1, Op.KV_LEN, A) == 12
+    assert await rig.worker.call(1, Op.KV_LEN, A) == 12
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_peers_without_a_session_have_gone_with_the_kernel(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker
-) -> None:
+async def test_peers_without_a_session_end_with_the_kernel(rig: CrashingKernelRig) -> None:
     ours, theirs = memory_pair()
     attach_peer(rig.kernel, "v", ours)
     passer = Worker(theirs)
-    assert (await gateway.register(1, worker="v")).errno == 0
-    assert (await gateway.register(2, worker="w")).errno == 0
+    assert (await rig.gateway.register(1, worker="v")).errno == 0
+    assert (await rig.gateway.register(2, worker="w")).errno == 0
     passer.tell(1, Op.KV_CREATE, A)
-    worker.tell(2, Op.KV_CREATE, A)
-    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
-    rig.die(random.Random(0))
-    rig.boot()
-    assert await worker.call(2, Op.KV_LEN, A) == 1
-    assert (await gateway.statistics())["instances"] == 1
-    assert (await gateway.end(1)).value["completion_tokens"] == 1
-    await gateway.check_integrity()
+    rig.worker.create(2, A)
+    await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, rig.worker))))
+    rig.die_and_boot()
+    assert await rig.worker.call(2, Op.KV_LEN, A) == 1
+    assert (await rig.gateway.statistics())["instances"] == 1
+    assert (await rig.gateway.end(1)).value["completion_tokens"] == 1
+    await rig.gateway.check_integrity()
 
 
 @run_by(with_crashing_kernel, "tmp_path")
-async def test_a_journal_that_leads_nowhere_is_an_error(
-    rig: CrashingKernelRig, gateway: Gateway, worker: Worker, *, tmp_path: Path
+async def test_journal_that_cannot_be_replayed_raises(
+    rig: CrashingKernelRig, *, tmp_path: Path
 ) -> None:
-    await gateway.register(1)
+    await rig.gateway.register(1)
     recorder = rig.kernel.hooks
     assert isinstance(recorder, Recorder)
     recorder.done(99, 0)  # no pred has this number

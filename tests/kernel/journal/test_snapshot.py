@@ -62,7 +62,7 @@ def copy(values: Any) -> Any:
         OrderedDict([("b", 1), ("a", 2)]), {(1, 2): [3]}, Path("some/where"),
     ],
 )  # fmt: skip
-def test_values_are_what_they_were_with_their_types(value: Any) -> None:
+def test_snapshot_keeps_values_and_their_types(value: Any) -> None:
     made = copy(value)
     assert made == value
     assert type(made) is type(value)
@@ -81,20 +81,20 @@ def test_values_are_what_they_were_with_their_types(value: Any) -> None:
         np.eye(5, dtype=np.bool_),
     ],
 )
-def test_arrays_are_kept_and_can_be_written(array: Any) -> None:
+def test_snapshot_keeps_arrays_writable(array: Any) -> None:
     made = copy([array])[0]
     assert made.dtype == array.dtype
     assert np.array_equal(made, array)
     made[...] = 0
 
 
-def test_an_even_end_of_a_large_array_is_not_written() -> None:
+def test_snapshot_of_a_large_even_array_is_small() -> None:
     root = Root(np.zeros(1 << 20, np.int64))
     root.values[5] = 1
     assert len(Snapshotter(CLASSES, {"root": root}, {}).write()) < 1000
 
 
-def test_objects_are_the_same_ones_wherever_they_stand_and_in_circles() -> None:
+def test_snapshot_keeps_identity_and_cycles() -> None:
     one, two = Slotted("one"), Slotted("two")
     one.next, two.next = two, one
     made = copy([one, two, {one: two}, NOTHING])
@@ -105,7 +105,7 @@ def test_objects_are_the_same_ones_wherever_they_stand_and_in_circles() -> None:
     assert not hasattr(made[0], "later")
 
 
-def test_a_chain_of_any_length() -> None:
+def test_snapshot_of_a_long_chain_is_read() -> None:
     first = last = Slotted("0")
     for n in range(20_000):
         last.next = Slotted(str(n))
@@ -116,12 +116,12 @@ def test_a_chain_of_any_length() -> None:
     assert count == 20_001
 
 
-def test_code_is_kept_by_name() -> None:
+def test_snapshot_keeps_methods_by_name() -> None:
     greet = copy(partial(Slotted("I").greet, "you"))
     assert greet() == "I greets you"
 
 
-def test_what_is_made_anew() -> None:
+def test_snapshot_makes_declared_fields_anew() -> None:
     loose = Loose()
     loose.a, loose.cache = 5, {"y": 2}
     made = copy(loose)
@@ -129,12 +129,12 @@ def test_what_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), lambda: None, {1: print}, partial(print, end="")])
-def test_what_was_not_declared_is_a_fault(value: Any) -> None:
+def test_snapshot_of_an_undeclared_object_raises(value: Any) -> None:
     with pytest.raises(KernelBug):
         copy(value)
 
 
-def test_an_image_of_something_else_is_refused() -> None:
+def test_foreign_or_damaged_snapshot_is_refused() -> None:
     image = Snapshotter(CLASSES, {"root": Root([Slotted("x")])}, {}).write()
     for classes, roots in (
         (CLASSES[1:], {"root": Root()}),

@@ -40,7 +40,7 @@ def come_back(store: Store, now: float, ended: int | None, records: int = 0) -> 
     return found
 
 
-def test_an_image_and_the_records_behind_it(tmp_path: Path) -> None:
+def test_store_finds_an_image_and_its_records(tmp_path: Path) -> None:
     begun(tmp_path)
     found = Store(tmp_path, IDENTITY).find(1.0, -9)
     assert found is not None
@@ -48,7 +48,7 @@ def test_an_image_and_the_records_behind_it(tmp_path: Path) -> None:
     assert list(found.records) == [b"0", b"1", b"2"]
 
 
-def test_a_later_image_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+def test_later_image_replaces_an_earlier_one(tmp_path: Path) -> None:
     store = begun(tmp_path)
     store.write_snapshot(7, b"later")
     found = store.find(1.0, -9)
@@ -57,7 +57,7 @@ def test_a_later_image_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("*.image"))) == 1
 
 
-def test_a_half_written_image_is_none(tmp_path: Path) -> None:
+def test_half_written_image_is_ignored(tmp_path: Path) -> None:
     store = begun(tmp_path)
     (whole,) = tmp_path.glob("*.image")
     data = whole.read_bytes()
@@ -70,7 +70,7 @@ def test_a_half_written_image_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["identity", "image"])
-def test_another_models_or_a_damaged_journal_is_set_aside_loudly(
+def test_foreign_or_damaged_journal_is_set_aside_and_logged(
     tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun(tmp_path)
@@ -86,7 +86,7 @@ def test_another_models_or_a_damaged_journal_is_set_aside_loudly(
     assert other.find(1.0, None) is None
 
 
-def test_a_journal_that_brings_kernels_down_is_set_aside(tmp_path: Path) -> None:
+def test_journal_that_fails_kernels_is_set_aside(tmp_path: Path) -> None:
     store = begun(tmp_path)
     for n in range(FAILURES_MAX):
         assert come_back(store, 100 + n * 10.0, 1, RECORDS_PROOF - 1) is not None
@@ -94,7 +94,7 @@ def test_a_journal_that_brings_kernels_down_is_set_aside(tmp_path: Path) -> None
     assert (tmp_path / "aside").exists()
 
 
-def test_kernels_that_got_far_or_lived_long_do_not_count(tmp_path: Path) -> None:
+def test_kernel_that_got_far_or_lived_long_is_no_failure(tmp_path: Path) -> None:
     store = begun(tmp_path)
     for n in range(10):
         assert come_back(store, 100 + n * 10.0, 1, RECORDS_PROOF) is not None
@@ -102,7 +102,7 @@ def test_kernels_that_got_far_or_lived_long_do_not_count(tmp_path: Path) -> None
         assert come_back(store, 1000 + n * (ATTEMPT_SECONDS + 1), 1) is not None
 
 
-def test_who_is_killed_may_have_been_well(tmp_path: Path) -> None:
+def test_killed_kernels_count_as_failures_late(tmp_path: Path) -> None:
     store = begun(tmp_path)
     for n in range(30):
         assert come_back(store, float(n), -9, 1) is not None
@@ -111,7 +111,7 @@ def test_who_is_killed_may_have_been_well(tmp_path: Path) -> None:
     assert come_back(store, 50.0, -9) is None
 
 
-def test_a_kernel_that_dies_while_it_comes_back_counts(tmp_path: Path) -> None:
+def test_kernel_that_dies_during_recovery_counts(tmp_path: Path) -> None:
     store = begun(tmp_path)
     for n in range(FAILURES_MAX):
         assert store.find(100.0 + n, -11) is not None
@@ -123,21 +123,21 @@ def test_a_kernel_that_dies_while_it_comes_back_counts(tmp_path: Path) -> None:
     [b"", b"{", b"[]", b"\xff", b'{"began": "x"}', b'{"began": NaN}', b'{"failures": 1e999}',
      b'{"kills": "many"}', b'{"sequence": -1}', b'{"recovered": 5}', b'{"more": 1}'],
 )  # fmt: skip
-def test_damaged_attempts_are_none_and_take_no_journal_along(tmp_path: Path, words: bytes) -> None:
+def test_damaged_attempts_file_is_ignored(tmp_path: Path, words: bytes) -> None:
     store = begun(tmp_path)
     (tmp_path / "attempts").write_bytes(words)
     for n in range(3):
         assert come_back(store, 100.0 + n, 1, RECORDS_PROOF) is not None
 
 
-def test_nothing_is_left_when_there_shall_be_nothing(tmp_path: Path) -> None:
+def test_removed_journal_leaves_nothing(tmp_path: Path) -> None:
     store = begun(tmp_path)
     store.remove()
     assert list(tmp_path.iterdir()) == []
     assert store.find(1.0, None) is None
 
 
-def test_a_removal_that_was_cut_short_leaves_no_records_to_the_next_journal(tmp_path: Path) -> None:
+def test_removal_cut_short_leaves_no_old_records(tmp_path: Path) -> None:
     log = begun(tmp_path).begin(8, b"later")
     log.append(b"of the old one")
     (tmp_path / f"{8:016x}.image").unlink()  # and then the storage refused the rest

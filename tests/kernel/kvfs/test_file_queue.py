@@ -29,7 +29,7 @@ def files(count: int) -> list[KVFile]:
     return [kvfs.create("t", account) for _ in range(count)]
 
 
-def test_an_operation_starts_at_once_on_idle_files() -> None:
+def test_operation_on_idle_files_starts_at_once() -> None:
     (file,) = files(1)
     operation = Recorded((file,), 0, at_once=True)
     submit(operation)
@@ -37,7 +37,7 @@ def test_an_operation_starts_at_once_on_idle_files() -> None:
     assert not file.queue
 
 
-def test_thousands_that_wait_for_one_start_without_recursion() -> None:
+def test_thousands_of_waiting_operations_start_without_recursion() -> None:
     (file,) = files(1)
     first = Recorded((file,), 0, at_once=False)
     submit(first)
@@ -49,7 +49,7 @@ def test_thousands_that_wait_for_one_start_without_recursion() -> None:
     assert all(other.left for other in others)
 
 
-def test_dropping_one_lets_the_next_take_its_place() -> None:
+def test_dropped_operation_lets_the_next_start() -> None:
     left, right = files(2)
     running = Recorded((left,), 0, at_once=False)
     both = Recorded((left, right), 1, at_once=True)
@@ -71,9 +71,7 @@ def test_dropping_one_lets_the_next_take_its_place() -> None:
         max_size=30,
     )
 )
-def test_every_file_sees_its_operations_in_order(
-    plan: list[tuple[set[int], bool, int]],
-) -> None:
+def test_operations_of_each_file_run_in_order(plan: list[tuple[set[int], bool, int]]) -> None:
     shared = files(4)
     operations: list[Recorded] = []
     dropped: set[int] = set()

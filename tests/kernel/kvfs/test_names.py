@@ -1,150 +1,126 @@
-"""Names: what is public, who pays for it, when a name ends, and how many there may be."""
+"""Names: public files and who pays for them, expiries, and quotas."""
+
+from collections.abc import Iterator
 
 import pytest
 from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.kvfs.names import NameExpiries
+from symphony_kernel.protocol.errno import Errno
 
-from tests.support.kernel.page_device import extend, make_account, make_kvfs
-
-
-def published(kvfs: KVFS, path: str = "a/b", entries: int = 40) -> KVFile:
-    """Return a file of tenant "t" that is saved publicly."""
-    file = kvfs.create("t", make_account(kvfs))
-    extend(file, *range(entries))
-    kvfs.save(file, path, replace=True, public=True)
-    return file
+from tests.support.kernel.page_device import FilesRig, make_account, make_kvfs
+from tests.support.refusals import refused
 
 
-def refused(call: object, *args: object) -> Errno:
-    with pytest.raises(SyscallError) as caught:
-        call(*args)  # type: ignore[operator]
-    return caught.value.errno
+class NamesRig(FilesRig):
+    """Files of tenant "t" that another tenant reads."""
+
+    def published(self, path: str = "a/b", entries: int = 40) -> KVFile:
+        """Return a file of tenant "t" that is saved publicly."""
+        file = self.file(entries)
+        self.kvfs.save(file, path, replace=True, public=True)
+        return file
+
+    def view(self, path: str = "public/t/a/b") -> KVFile:
+        return self.add(self.kvfs.open("other", path, self.account("other")))
+
+    def pages(self) -> tuple[int, int]:
+        """Return how many pages both tenants pay for."""
+        return self.kvfs.tenant("t").account.pages, self.kvfs.tenant("other").account.pages
 
 
-def test_a_public_file_is_found_by_others_and_a_private_one_is_not() -> None:
-    kvfs = make_kvfs(16)
-    file = published(kvfs)
-    kvfs.save(file, "secret", replace=False)
-    other = make_account(kvfs, "other")
-    view = kvfs.open("other", "public/t/a/b", other)
-    assert view.tokens.tolist() == list(range(40))
-    assert view.tenant == "other"
-    assert view.path == "public/t/a/b"
-    for path in ("public/t/secret", "public/t/nothing", "public/nobody/a", "public/t", "public"):
-        assert refused(kvfs.open, "other", path, other) is Errno.ENOENT
-    assert refused(kvfs.open, "other", "a/b", other) is Errno.ENOENT
-    assert set(kvfs.tenants) == {"t", "other"}
-    kvfs.release(view)
-    kvfs.release(file)
-    kvfs.check_integrity({})
+@pytest.fixture
+def rig() -> Iterator[NamesRig]:
+    rig = NamesRig(64)
+    yield rig
+    rig.close_all()
 
 
-def test_nobody_writes_below_public() -> None:
-    kvfs = make_kvfs(16)
-    file = published(kvfs)
+def test_public_file_is_opened_by_others_and_a_private_one_is_not(rig: NamesRig) -> None:
+    rig.kvfs.save(rig.published(), "secret", replace=False)
+    view = rig.view()
+    assert view.tokens.tolist() == list(range(100, 140))
+    assert (view.tenant, view.path) == ("other", "public/t/a/b")
+    for path in ("public/t/secret", "public/t/nothing", "public/unknown/a", "public/t", "public"):
+        assert refused(rig.view, path) is Errno.ENOENT
+    assert refused(rig.view, "a/b") is Errno.ENOENT
+    assert set(rig.kvfs.tenants) == {"t", "other"}
+
+
+def test_path_below_public_cannot_be_written(rig: NamesRig) -> None:
+    file = rig.published()
     for path in ("public/t/a/b", "public/other/x", "public"):
-        assert refused(kvfs.save, file, path, True) is Errno.EACCES
-        assert refused(kvfs.remove, "t", path) is Errno.EACCES
+        assert refused(rig.kvfs.save, file, path, True) is Errno.EACCES
+        assert refused(rig.kvfs.remove, "t", path) is Errno.EACCES
 
 
-def test_what_tenants_publish_is_listed_of_one_that_is_named() -> None:
-    kvfs = make_kvfs(16)
-    file = published(kvfs)
-    published(kvfs, "a/c")
-    kvfs.save(file, "a/d", replace=False)
-    listed = kvfs.listing("other", "public/t/a/")
-    assert [(f.path, f.public) for f in listed] == [
-        ("public/t/a/b", True),
-        ("public/t/a/c", True),
-    ]
-    assert [f.path for f in kvfs.listing("other", "public/t/", "public/t/a/b")] == ["public/t/a/c"]
-    assert kvfs.listing("other", "public/") == []
-    assert kvfs.listing("other", "public/nobody/") == []
-    assert [f.path for f in kvfs.listing("t", "a/")] == ["a/b", "a/c", "a/d"]
+def test_listing_of_public_names_needs_a_tenants_name(rig: NamesRig) -> None:
+    listing, file = rig.kvfs.listing, rig.published()
+    rig.published("a/c")
+    rig.kvfs.save(file, "a/d", replace=False)
+    public = [(f.path, f.public) for f in listing("other", "public/t/a/")]
+    assert public == [("public/t/a/b", True), ("public/t/a/c", True)]
+    assert [f.path for f in listing("other", "public/t/", "public/t/a/b")] == ["public/t/a/c"]
+    assert listing("other", "public/") == []
+    assert listing("other", "public/unknown/") == []
+    assert [f.path for f in listing("t", "a/")] == ["a/b", "a/c", "a/d"]
 
 
-def test_a_page_of_a_listing_has_its_bound() -> None:
-    kvfs = make_kvfs(16)
-    file = published(kvfs)
-    for number in range(10):
-        kvfs.save(file, f"n/{number}", replace=False)
-    first = [f.path for f in kvfs.listing("t", "n/", limit=4)]
-    assert first == ["n/0", "n/1", "n/2", "n/3"]
-    assert [f.path for f in kvfs.listing("t", "n/", "n/8", limit=4)] == ["n/9"]
+def test_replacement_of_a_public_file_is_private_by_default(rig: NamesRig) -> None:
+    rig.kvfs.save(rig.published(), "a/b", replace=True)
+    assert refused(rig.view) is Errno.ENOENT
 
 
-def test_a_replacement_is_public_only_if_it_says_so() -> None:
-    kvfs = make_kvfs(16)
-    file = published(kvfs)
-    other = make_account(kvfs, "other")
-    kvfs.save(file, "a/b", replace=True)
-    assert refused(kvfs.open, "other", "public/t/a/b", other) is Errno.ENOENT
+def test_reader_pays_for_a_public_file_that_was_removed(rig: NamesRig) -> None:
+    """Otherwise a tenant could use another's quota by holding what it once published."""
+    rig.close(rig.published(entries=48))
+    view = rig.view()
+    assert rig.pages() == (3, 0)
+    rig.kvfs.remove("t", "a/b")
+    assert rig.pages() == (0, 3)
+    rig.check()
+    rig.close(view)
+    assert rig.pages() == (0, 0)
 
 
-def test_who_keeps_what_was_public_pays_for_it() -> None:
-    """Or a tenant could use up another's quota by holding on to what it has published once."""
-    kvfs = make_kvfs(32)
-    file = published(kvfs, entries=48)
-    kvfs.release(file)
-    theirs = make_account(kvfs, "other")
-    view = kvfs.open("other", "public/t/a/b", theirs)
-    ours, other = kvfs.tenant("t").account, kvfs.tenant("other").account
-    assert (ours.pages, other.pages) == (3, 0)
-    kvfs.remove("t", "a/b")
-    assert (ours.pages, other.pages) == (0, 3)
-    kvfs.check_integrity({view: 1})
-    kvfs.release(view)
-    assert other.pages == 0
+def test_publisher_pays_for_what_it_still_holds(rig: NamesRig) -> None:
+    file = rig.published(entries=48)
+    view = rig.view()
+    rig.kvfs.remove("t", "a/b")
+    assert rig.pages() == (3, 0)
+    rig.close(view, file)
+    assert rig.pages() == (0, 0)
 
 
-def test_what_its_publisher_still_holds_stays_the_publishers() -> None:
-    kvfs = make_kvfs(32)
-    file = published(kvfs, entries=48)
-    view = kvfs.open("other", "public/t/a/b", make_account(kvfs, "other"))
-    kvfs.remove("t", "a/b")
-    assert kvfs.tenant("other").account.pages == 0
-    kvfs.release(view)
-    kvfs.release(file)
-    assert kvfs.tenant("t").account.pages == 0
-
-
-def test_who_forked_what_was_public_pays_for_it_among_many_files() -> None:
-    kvfs = make_kvfs(64)
-    file = published(kvfs, entries=48)
-    theirs = make_account(kvfs, "other")
-    view = kvfs.open("other", "public/t/a/b", theirs)
-    fork = kvfs.fork(view, theirs)
-    kvfs.release(view)
-    mine = make_account(kvfs)
-    others = [kvfs.create("t", mine) for _ in range(20)]
-    for other in others:
-        extend(other, 1, 2)
-    before = kvfs.tenant("t").account.pages
+def test_fork_of_a_removed_public_file_is_its_tenants_to_pay(rig: NamesRig) -> None:
+    file = rig.published(entries=48)
+    view = rig.view()
+    rig.fork(view)
+    rig.close(view)
+    for _ in range(20):
+        rig.file(2)
+    before, _ = rig.pages()
     file.truncate(16)
-    kvfs.remove("t", "a/b")
-    assert kvfs.tenant("other").account.pages == 2, "the first page is the publisher's still"
-    assert kvfs.tenant("t").account.pages == before - 2
-    kvfs.check_integrity({fork: 1, file: 1, **dict.fromkeys(others, 1)})
+    rig.kvfs.remove("t", "a/b")
+    assert rig.pages() == (before - 2, 2), "the first page is still the publisher's"
 
 
-def test_publishing_again_does_not_look_at_all_files_while_nobody_reads() -> None:
-    kvfs = make_kvfs(64)
-    file = published(kvfs, entries=48)
+def test_replaced_public_file_without_readers_scans_no_files(rig: NamesRig) -> None:
+    file = rig.published(entries=48)
 
     def look(*_: object) -> None:
         raise AssertionError("all files were looked at")
 
-    kvfs._hand_over = look  # type: ignore[assignment, method-assign]
-    kvfs.save(file, "a/b", replace=True, public=True)
-    kvfs.remove("t", "a/b")
+    rig.kvfs._hand_over = look  # type: ignore[assignment, method-assign]
+    rig.kvfs.save(file, "a/b", replace=True, public=True)
+    rig.kvfs.remove("t", "a/b")
 
 
-def test_names_are_counted() -> None:
+def test_name_past_the_quota_is_refused() -> None:
     kvfs = make_kvfs(16, names=2)
-    file = published(kvfs)
+    file = kvfs.create("t", make_account(kvfs))
+    kvfs.save(file, "w", replace=False)
     kvfs.save(file, "x", replace=False)
     assert refused(kvfs.save, file, "y", False) is Errno.EDQUOT
     kvfs.save(file, "x", replace=True)
@@ -152,22 +128,19 @@ def test_names_are_counted() -> None:
     kvfs.save(file, "y", replace=False)
 
 
-def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
-    kvfs = make_kvfs(16)
-    file = kvfs.create("t", make_account(kvfs))
-    extend(file, 1, 2)
+def test_name_takes_the_expiry_of_the_saved_file(rig: NamesRig) -> None:
+    kvfs, file = rig.kvfs, rig.file(2)
     file.expires_ms = 5_000
     kvfs.save(file, "a", replace=False)
     assert kvfs.named("t", "a").expires_ms == 5_000
     assert kvfs.expiries.next_end == 5_000
     assert kvfs.expiries.due(4_999) == []
-    assert kvfs.expiries.due(5_000) == [(5_000, ("t", "a"))]
-    view = kvfs.open("t", "a", make_account(kvfs))
-    assert view.expires_ms == 5_000
+    assert kvfs.expiries.due(5_000) == [(5_000, "t", "a")]
+    assert rig.add(kvfs.open("t", "a", rig.account())).expires_ms == 5_000
 
 
-def test_moments_come_due_in_their_order() -> None:
-    expiries: ExpiryQueue[str] = ExpiryQueue()
+def test_expiries_are_due_in_order() -> None:
+    expiries = NameExpiries()
     for moment in (30, 0, 10, 20):
         expiries.set(f"at {moment}", moment)
     assert expiries.next_end == 10
@@ -175,8 +148,8 @@ def test_moments_come_due_in_their_order() -> None:
     assert expiries.next_end == 30
 
 
-def test_only_the_last_moment_of_a_name_comes_due() -> None:
-    expiries: ExpiryQueue[str] = ExpiryQueue()
+def test_expiry_of_a_name_is_its_last_one() -> None:
+    expiries = NameExpiries()
     for moment in (10, 20, 5, 30, 30):
         expiries.set("a", moment)
     expiries.set("b", 15)
@@ -186,9 +159,8 @@ def test_only_the_last_moment_of_a_name_comes_due() -> None:
     assert expiries.due(40) == []
 
 
-def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
-    kvfs = make_kvfs(16)
-    file = kvfs.create("t", make_account(kvfs))
+def test_expiries_of_a_name_saved_often_do_not_grow(rig: NamesRig) -> None:
+    kvfs, file = rig.kvfs, rig.create()
     for turn in range(2_000):
         file.expires_ms = 1_000_000 + turn
         kvfs.save(file, "a", replace=True)
@@ -198,7 +170,7 @@ def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
     assert kvfs.expiries.due(2_000_000) == [(1_001_999, ("t", "a"))]
 
 
-def test_a_file_that_is_not_loaded_is_listed_as_long_as_it_is() -> None:
+def test_listing_of_a_file_on_disk_has_its_length() -> None:
     kvfs = make_kvfs(16)
     file = kvfs.create("t", kvfs.tenant("t").account)
     kvfs.put_name("a", file, Name(durable=True, size=100, entries=33, loaded=False))

@@ -1,11 +1,12 @@
-"""Accounts: who pays for a page, and for how long."""
+"""Accounts: the one that pays for a page, and for how long."""
 
 import numpy as np
 import pytest
 from symphony_kernel.kvfs.quotas import Quotas
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
 
 from tests.support.kernel.page_device import ManualTime
+from tests.support.refusals import refused
 
 PAGES = 8
 MANY = 1 << 20
@@ -21,7 +22,7 @@ def references(*held: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return counts
 
 
-def test_a_page_counts_in_every_account_above() -> None:
+def test_page_counts_in_all_accounts_above() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, 4, MANY)
     run = quotas.open("run", tenant, 3, MANY)
@@ -32,15 +33,13 @@ def test_a_page_counts_in_every_account_above() -> None:
     assert (tenant.own, run.own, other.own) == (0, 2, 1)
     quotas.allow(run, 1)
     for account, n in ((run, 2), (other, 2)):
-        with pytest.raises(SyscallError) as caught:
-            quotas.allow(account, n)
-        assert caught.value.errno is Errno.EDQUOT
+        assert refused(quotas.allow, account, n) is Errno.EDQUOT
     quotas.refund(pages(1, 2))
     assert (tenant.pages, run.pages, other.pages) == (1, 1, 0)
     quotas.check_integrity(references(0))
 
 
-def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
+def test_closed_accounts_pages_go_to_the_nearest_open_one() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, MANY, MANY)
     run = quotas.open("run", tenant, MANY, MANY)
@@ -60,7 +59,7 @@ def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
     quotas.check_integrity(references())
 
 
-def test_entries_are_integrated_over_time() -> None:
+def test_usage_of_entries_is_integrated_over_time() -> None:
     time = ManualTime()
     quotas = Quotas(PAGES, time)
     tenant = quotas.open("tenant", None, MANY, MANY)
@@ -73,7 +72,7 @@ def test_entries_are_integrated_over_time() -> None:
     assert quotas.close(run) == 1000 * 16 * (2 * 2 + 1)
 
 
-def test_an_audit_finds_a_page_that_nobody_pays_for() -> None:
+def test_audit_finds_a_page_without_an_account() -> None:
     quotas = Quotas(PAGES, ManualTime())
     tenant = quotas.open("tenant", None, MANY, MANY)
     quotas.charge(tenant, pages(0))

@@ -45,7 +45,7 @@ def device(kvfs: KVFS) -> None:
         ("kv_device_tokens", 2 * PAGE_TOKENS, device),
     ],
 )
-def test_past_a_limit_of_its_own_a_tenant_is_refused_and_it_is_counted(
+def test_tenant_past_its_own_limit_is_refused_and_counted(
     limit: str, most: int, use: Callable[[KVFS], None]
 ) -> None:
     kvfs = make_kvfs(PAGES)
@@ -61,7 +61,7 @@ def test_past_a_limit_of_its_own_a_tenant_is_refused_and_it_is_counted(
     assert other.tenant("t").account.hits == {}
 
 
-def test_a_runs_own_limit_is_told_from_its_tenants() -> None:
+def test_limit_of_a_run_is_reported_by_its_own_name() -> None:
     kvfs = make_kvfs(PAGES)
     file = kvfs.create("t", make_account(kvfs, pages=1))
     extend(file, *range(PAGE_TOKENS))
@@ -71,7 +71,7 @@ def test_a_runs_own_limit_is_told_from_its_tenants() -> None:
     assert kvfs.tenant("t").account.hits == {"kv_tokens": 1}
 
 
-def test_every_limit_that_the_kernel_is_told_of_means_something() -> None:
+def test_each_kernel_limit_changes_the_tenants_limits() -> None:
     kvfs = make_kvfs(PAGES)
     before = kvfs.tenant("t").limits
     for name in KERNEL_TENANT_LIMITS:

@@ -1,4 +1,4 @@
-"""A kernel audits itself while it is idle, and not while it is not."""
+"""A kernel audits itself while it is idle, and only then."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from symphony_kernel.platform.clock import Clock, VirtualClock
 from symphony_kernel.protocol.errno import KernelBug
 
 from tests.support.kernel.rig import ASSETS, A, KernelRig, start, tokens, with_kernel
+from tests.support.run_by import run_by
 
 EVERY_SECOND = AuditOptions(seconds=1.0, ms_max=1e9)
 
@@ -24,7 +25,7 @@ def look_after(
     check: Callable[[], object] = lambda: 0,
     seconds: float = 10.5,
 ) -> tuple[Maintenance, list[BaseException]]:
-    """Return an upkeep after some virtual seconds, and the faults that it told of."""
+    """Return an upkeep after some virtual seconds, and the faults that it reported."""
     clock = VirtualClock()
     faults: list[BaseException] = []
 
@@ -42,26 +43,26 @@ def look_after(
     return clock.run(main()), faults
 
 
-def test_an_idle_kernel_audits_itself() -> None:
+def test_idle_kernel_audits_itself() -> None:
     upkeep, faults = look_after(EVERY_SECOND)
     assert 5 <= upkeep.statistics.audits <= 10
     assert upkeep.statistics.audit_ms > 0
     assert faults == []
 
 
-def test_a_busy_one_does_not_and_neither_does_one_that_is_told_so() -> None:
+def test_busy_or_unconfigured_kernel_does_not_audit() -> None:
     busy, _ = look_after(EVERY_SECOND, idle=lambda: False)
     quiet, _ = look_after(AuditOptions())
     assert busy.statistics.audits == quiet.statistics.audits == 0
 
 
-def test_an_audit_that_takes_too_long_is_not_done_again_at_once() -> None:
+def test_slow_audit_is_not_repeated_at_once() -> None:
     upkeep, _ = look_after(AuditOptions(seconds=1.0, ms_max=0.0))
     assert upkeep.statistics.audits == 1
     assert upkeep.statistics.audits_skipped >= 5
 
 
-def test_what_an_audit_finds_is_told_once() -> None:
+def test_audit_finding_is_reported_once() -> None:
     def find() -> None:
         raise KernelBug("a page is lost")
 
@@ -70,7 +71,7 @@ def test_what_an_audit_finds_is_told_once() -> None:
     assert upkeep.statistics.audits == 0
 
 
-def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
+def test_kernel_that_finds_a_fault_stops() -> None:
     clock = VirtualClock()
 
     async def main() -> None:
@@ -90,21 +91,17 @@ def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
     clock.run(main())
 
 
-def test_statistics_tell_where_pages_are() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, tokens(*range(1, 41)))
-        found = rig.kernel.statistics()
-        assert (found["tiers_device_pages"], found["tiers_host_slots"]) == (3, 32)
-        assert found["tiers_move_page_ms"] == pytest.approx(0.004)
-        await rig.gateway.end(1)
-
-    with_kernel(
-        test,
-        executor=_moving,
-        kernel_options=KernelOptions(places=TierConfig(host_slots=32)),
-    )
-
-
 def _moving(clock: Clock) -> SimulatedExecutor:
     return SimulatedExecutor(clock, 64, costs=CostModel(fixed_us=10, page_move_us=4))
+
+
+@run_by(
+    with_kernel, executor=_moving, kernel_options=KernelOptions(places=TierConfig(host_slots=32))
+)
+async def test_statistics_tell_where_pages_are(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, tokens(*range(1, 41)))
+    found = rig.kernel.statistics()
+    assert (found["tiers_device_pages"], found["tiers_host_slots"]) == (3, 32)
+    assert found["tiers_move_page_ms"] == pytest.approx(0.004)
+    await rig.gateway.end(1)

@@ -1,4 +1,4 @@
-"""A kernel whose schedulers have lost a work says so, goes on, and lets nobody wait for ever."""
+"""A kernel that has lost a request logs it, continues, and fails what waits for ever."""
 
 import logging
 
@@ -21,7 +21,7 @@ async def pred(rig: KernelRig) -> int | bytes:
     return result
 
 
-def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_step_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def lost(rig: KernelRig) -> tuple[int | bytes, int]:
         # As if the device had been done with it before it became a step.
         rig.kernel._scheduler._steps.append(Step([], Batch([]), 0))
@@ -36,7 +36,7 @@ def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixtu
     assert "1 requests queued" in caplog.text
 
 
-def test_what_cannot_go_on_ends_with_an_error(
+def test_stalled_requests_end_with_eio(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def blind(rig: KernelRig) -> tuple[int | bytes, int | bytes]:
@@ -53,12 +53,12 @@ def test_what_cannot_go_on_ends_with_an_error(
 
 
 @run_by(with_kernel, kernel_options=WATCHED)
-async def test_who_waits_for_a_program_is_no_stall(rig: KernelRig) -> None:
+async def test_generation_waiting_for_its_program_is_no_stall(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
     while len(made.records) < 3:
         await rig.kernel._clock.sleep(0.1)
-    for _ in range(200):  # nobody takes what it has given
+    for _ in range(200):  # its records are not taken
         await rig.kernel._clock.sleep(0.1)
     made.cancel()
     await made.end

@@ -1,4 +1,4 @@
-"""What a work gets before it runs, where the device is too small for all files."""
+"""What a request gets before it runs, where the device is too small for all files."""
 
 import numpy as np
 from symphony_kernel.fairness.fair_queue import FairQueue
@@ -10,13 +10,13 @@ from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission, Admitted, MemoryQueue
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
-from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import make_work
 
 FRAMES = 8
 
 
-def test_room_that_holds_nothing_is_not_computed_again() -> None:
-    """Drafts left it to a generation whose frames others took: no row of a rebuild writes it."""
+def test_reserved_room_without_entries_is_not_recomputed() -> None:
+    """A look-ahead step left it to a generation whose frames were taken: no recompute fills it."""
     kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range(13))
@@ -50,7 +50,7 @@ def test_room_that_holds_nothing_is_not_computed_again() -> None:
 
 
 def _full_device() -> tuple[KVFS, FairQueue, Admission]:
-    """Return a device whose frames an admitted work of LIP 1 holds."""
+    """Return a device whose frames an admitted request of LIP 1 holds."""
     kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range((FRAMES - 2) * PAGE_TOKENS))
@@ -62,7 +62,9 @@ def _full_device() -> tuple[KVFS, FairQueue, Admission]:
     return kvfs, queue, admission
 
 
-def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instance: int) -> Request:
+def _queued(
+    kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instance: int
+) -> Request:
     file = kvfs.create("t", make_account(kvfs))
     request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
     queue.push(request)
@@ -71,10 +73,10 @@ def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instanc
     return request
 
 
-def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
+def test_lip_with_frames_gets_a_slice_ahead_of_the_memory_queue() -> None:
     kvfs, queue, admission = _full_device()
-    _park(kvfs, queue, admission, 2, 20)
-    queue.push(make_work(1, 4 * int(ADMISSION_SLICE_TOKENS), LengthFile(Pool())))
+    _queued(kvfs, queue, admission, 2, 20)
+    queue.push(make_work(1, 4 * int(ADMISSION_SLICE_TOKENS)))
     while admission.admit_queued([]) and not queue.skip_if_ahead():
         first = queue.first()
         assert first is not None
@@ -84,9 +86,9 @@ def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
     queue.restore()
 
 
-def test_works_of_a_forgotten_instance_leave_parking() -> None:
+def test_dropped_instances_requests_leave_the_memory_queue() -> None:
     kvfs, queue, admission = _full_device()
-    requests = [_park(kvfs, queue, admission, *each) for each in ((2, 20), (2, 21), (3, 30))]
+    requests = [_queued(kvfs, queue, admission, *each) for each in ((2, 20), (2, 21), (3, 30))]
     assert admission.drop_requests(2, 20) == requests[:1]
     assert queue.away_requests(2, None) == requests[1:2]
     assert admission.drop_requests(2, None) == requests[1:2]
@@ -100,9 +102,8 @@ class MemoryQueueRig:
     def __init__(self) -> None:
         self.queue = FairQueue()
         self.memory_queue = MemoryQueue(self.queue)
-        self.pool = Pool()
 
-    def park(self, root: int, served: int, tenant: str = "t") -> Request:
+    def add(self, root: int, served: int, tenant: str = "t") -> Request:
         """Serve a run so many tokens, then put its next request in the memory queue."""
         if served:
             self.queue.push(self._request(root, served, tenant))
@@ -114,8 +115,7 @@ class MemoryQueueRig:
         return request
 
     def _request(self, root: int, size: int, tenant: str) -> Request:
-        file = LengthFile(self.pool)
-        return make_work(root, size, file, tenant=tenant, instance=root)
+        return make_work(root, size, tenant=tenant, instance=root)
 
     def order(self) -> list[Request]:
         found: list[Request] = []
@@ -125,14 +125,9 @@ class MemoryQueueRig:
         return found
 
 
-def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
+def test_memory_queue_starts_with_the_least_served() -> None:
     rig = MemoryQueueRig()
-    requests = [
-        rig.park(1, 300),
-        rig.park(2, 0, tenant="u"),
-        rig.park(3, 100),
-        rig.park(4, 50, "u"),
-    ]
+    requests = [rig.add(1, 300), rig.add(2, 0, "u"), rig.add(3, 100), rig.add(4, 50, "u")]
     rig.queue.push(requests[0])  # while they wait, another of the first tenant's is served
     rig.queue.serve(1)
     rig.queue.charge_tenant("t", 1.0)
@@ -144,9 +139,9 @@ def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
     assert len(rig.memory_queue) == 0
 
 
-def test_whoever_leaves_is_gone_and_may_come_back() -> None:
+def test_memory_queue_removes_a_request_and_takes_it_again() -> None:
     rig = MemoryQueueRig()
-    first, second = rig.park(1, 10), rig.park(2, 20)
+    first, second = rig.add(1, 10), rig.add(2, 20)
     assert rig.memory_queue.remove(first)
     assert not rig.memory_queue.remove(first)
     assert rig.memory_queue.first() is second

@@ -10,12 +10,26 @@ from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 STEP = 0.010  # seconds
 
 
-def ready(*roots: int) -> FairQueue:
-    """Return a queue with one request for each of these runs."""
-    queue, pool = FairQueue(), Pool()
-    for root in roots:
-        queue.push(make_work(root, 1, LengthFile(pool)))
-    return queue
+@dataclass
+class Queue:
+    """Requests that are ready: how many of each LIP."""
+
+    lips: dict[int, int]
+
+    @property
+    def requests(self) -> int:
+        return sum(self.lips.values())
+
+    @property
+    def runs_active(self) -> int:
+        return len(self.lips)
+
+    def has_requests(self, root: int) -> bool:
+        return root in self.lips
+
+
+def ready(*roots: int) -> Queue:
+    return Queue(Counter(roots))
 
 
 def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Anticipation:
@@ -24,7 +38,7 @@ def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Anticipation
     return answers
 
 
-def test_two_groups_of_one_lip_come_together_again() -> None:
+def test_two_groups_of_one_lip_are_joined_by_a_wait() -> None:
     answers = stepped({7: 8})
     # Its other eight branches are ready; the answers to these take a fifth of a step.
     assert answers.wait_seconds(1.0, ready(*[7] * 8)) == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
@@ -34,19 +48,19 @@ def test_two_groups_of_one_lip_come_together_again() -> None:
     assert answers.wait_seconds(1.0 + STEP / 5, ready(*[7] * 16)) == 0
 
 
-def test_many_wait_for_one_only_as_long_as_it_pays() -> None:
+def test_wait_of_many_for_one_is_short() -> None:
     answers = stepped({7: 1})
     assert answers.wait_seconds(1.0, ready(*range(8, 71))) == pytest.approx(STEP / 64)
     assert answers.wait_seconds(1.0 + STEP / 60, ready(*range(8, 71))) == 0
 
 
-def test_a_long_step_is_no_reason_to_wait_long() -> None:
+def test_wait_after_a_long_step_is_bounded() -> None:
     assert stepped({7: 8}, 1.0).wait_seconds(1.0, ready(*[7] * 8)) == pytest.approx(
         BATCH_WAIT_MS_MAX / 1000
     )
 
 
-def test_who_has_ended_is_not_waited_for() -> None:
+def test_run_that_ended_is_not_waited_for() -> None:
     answers = stepped({7: 8, 8: 1})
     answers.forget_run(7)
     assert answers.wait_seconds(1.0, ready(*range(9, 18))) == pytest.approx(STEP / 10)
@@ -54,13 +68,13 @@ def test_who_has_ended_is_not_waited_for() -> None:
     assert answers.wait_seconds(1.0, ready(*range(9, 18))) == 0
 
 
-def test_a_thousand_branches_do_not_outvote_a_stream() -> None:
+def test_thousand_branches_wait_for_a_stream() -> None:
     answers = stepped({7: 1})
     wait = answers.wait_seconds(1.0, ready(*[8] * 1000))
     assert wait == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
 
 
-def test_who_has_had_a_result_lately_decodes() -> None:
+def test_run_with_a_recent_result_is_decoding() -> None:
     answers = stepped({7: 1, 8: 0})
     soon, later = 1.0 + DECODING_MS_MAX / 2000, 1.0 + DECODING_MS_MAX / 500
     assert answers.any_decoding(soon, besides=7)
@@ -81,23 +95,23 @@ def learned(seconds: list[float]) -> Anticipation:
     return answers
 
 
-def test_who_thinks_for_long_now_and_then_is_still_waited_for() -> None:
+def test_run_that_rarely_thinks_long_is_waited_for() -> None:
     answers = learned([STEP / 20] * 7 + [0.05] + [STEP / 20] * 2)
     assert answers.wait_seconds(100.0, ready(8)) > STEP / 20
 
 
-def test_who_always_thinks_for_long_is_not() -> None:
+def test_run_that_always_thinks_long_is_not_waited_for() -> None:
     assert learned([0.05] * 10).wait_seconds(100.0, ready(8)) == 0
 
 
-def test_the_last_of_many_is_waited_for_while_it_is_about_to_answer() -> None:
+def test_last_of_many_is_waited_for_when_about_to_answer() -> None:
     answers = learned([STEP / 20, STEP / 10] * 5)
     crowd = ready(*range(8, 71))
     assert answers.wait_seconds(100.0, crowd) == 0, "too long a wait for one of 64"
     assert answers.wait_seconds(100.0 + STEP * 0.095, crowd) > 0, "most of it is over"
 
 
-def test_who_answers_late_is_not_known_to_answer_soon() -> None:
+def test_run_that_answers_late_is_not_expected_soon() -> None:
     answers = stepped({7: 1})
     assert answers.answers_soon(7)
     assert answers.answers_soon(8), "nothing is known of it"
@@ -107,7 +121,7 @@ def test_who_answers_late_is_not_known_to_answer_soon() -> None:
     assert not answers.answers_soon(7)
 
 
-def test_a_result_that_was_there_is_answered_like_one_of_a_step() -> None:
+def test_reply_outside_a_step_is_waited_for_too() -> None:
     answers = stepped({7: 1})
     answers.request_arrived(7, 1.0001)
     assert answers.wait_seconds(1.0002, ready(8)) == 0

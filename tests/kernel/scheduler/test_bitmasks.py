@@ -13,8 +13,8 @@ from tests.support.kernel.page_device import ManualTime, make_account
 from tests.support.kernel.scheduling import make_work
 
 
-def test_who_waits_for_pages_takes_no_time_from_those_that_compute() -> None:
-    """It was counted among the step's masks, and one that had room waited for the next step."""
+def test_request_waiting_for_pages_takes_no_bitmask_time() -> None:
+    """Once it was counted among the step's bitmasks, and another waited for the next step."""
     made = constraint(make_vocabulary(), GrammarKind.REGEX, "[a-z]{300}")
     grammar_of(made).seconds = 0.45 * MASKS_MS_MAX / 1000  # two of them fit
     kvfs, queue = KVFS(8, ManualTime()), FairQueue()

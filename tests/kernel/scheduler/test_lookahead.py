@@ -1,4 +1,4 @@
-"""Drafts in the kernel: the device goes on by itself, and nobody can tell but by the clock."""
+"""Look-ahead steps in the kernel: they change nothing but the time that results take."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Counting(SimulatedExecutor):
 
 
 class Plain(SimulatedExecutor):
-    """A device that takes no drafts."""
+    """A device without look-ahead steps."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, 256, costs=STEP)
@@ -43,13 +43,13 @@ class Plain(SimulatedExecutor):
 
 
 def ahead(rig: KernelRig) -> tuple[int, int]:
-    """Return how many drafts became steps, and how many were computed for nothing."""
+    """Return how many look-ahead steps were used, and how many were computed in vain."""
     found = rig.kernel.statistics()
     return found["device_steps_ahead"], found["device_steps_in_vain"]
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_all_but_the_first_step_of_lone_generations_are_drafts(rig: KernelRig) -> None:
+async def test_lone_generations_use_lookahead_after_the_first_step(rig: KernelRig) -> None:
     for instance in (1, 2, 3):
         worker = await start(rig, instance)
     made = [worker.generate(instance, A, tokens(instance), max=40) for instance in (1, 2, 3)]
@@ -60,12 +60,12 @@ async def test_all_but_the_first_step_of_lone_generations_are_drafts(rig: Kernel
 
 
 @pytest.mark.parametrize("make", [Counting, Plain], ids=["drafts", "none"])
-def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
-    """A draft that was not begun is taken back: nobody waits longer than without drafts."""
+def test_new_pred_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor]) -> None:
+    """A look-ahead step that has not begun is revoked, so that no pred waits longer."""
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
+        worker.create(1, B)
         made = worker.generate(1, A, tokens(1), max=200)
         loop = asyncio.get_running_loop()
         for at in range(1, 30):
@@ -78,7 +78,7 @@ def test_who_comes_is_in_the_next_step(make: Callable[[Clock], SimulatedExecutor
     with_kernel(test, executor=make)
 
 
-def test_beside_a_program_that_answers_every_step_is_shared() -> None:
+def test_generation_and_preds_share_every_step() -> None:
     async def test(rig: KernelRig) -> list[float]:
         worker = await start(rig)
         await start(rig, 2, tenant="other")
@@ -93,29 +93,26 @@ def test_beside_a_program_that_answers_every_step_is_shared() -> None:
         return times
 
     times = with_kernel(test, executor=Counting)
-    assert times == with_kernel(test, executor=Plain), "as without drafts"
+    assert times == with_kernel(test, executor=Plain), "as without look-ahead"
     # One step shows what a tenant's row takes alone.
     assert times[-1] <= 54 * 0.0104
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_a_lone_stop_token_costs_no_step(rig: KernelRig) -> None:
+async def test_stop_token_of_a_lone_generation_wastes_no_step(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=30)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=30)
     await start(rig, 2)
     before = ahead(rig)[1]
-    made = worker.generate(2, A, PROMPT, max=30, stop=[plain.ids[12]])
-    assert await made.end == b""
+    await worker.complete(2, A, PROMPT, max=30, stop=[plain.ids[12]])
     await asyncio.sleep(1)
     assert ahead(rig)[1] == before
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_others_go_on_in_the_draft_of_one_that_stops(rig: KernelRig) -> None:
+async def test_lookahead_step_continues_after_one_row_stops(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=40)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=40)
     stop = plain.ids[20]
     for instance in (2, 3):
         await start(rig, instance)
@@ -133,13 +130,12 @@ async def test_others_go_on_in_the_draft_of_one_that_stops(rig: KernelRig) -> No
     await rig.gateway.check_integrity()
 
 
-def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
-    """All others are taken back while one computes whose first row is nobody's any more."""
+def test_lookahead_is_made_again_after_a_step_lost_a_row() -> None:
+    """All later ones are revoked while one computes whose first row has ended."""
 
     async def test(rig: KernelRig) -> list[list[int]]:
         worker = await start(rig)
-        plain = worker.generate(1, A, PROMPT, max=12)
-        await plain.end
+        plain = await worker.complete(1, A, PROMPT, max=12)
         stop = next(n for n in range(4, 12) if plain.ids[n] not in plain.ids[:n])
         for instance in (2, 3, 4):
             await start(rig, instance)
@@ -147,9 +143,9 @@ def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
             worker.generate(2, A, PROMPT, max=60, stop=[plain.ids[stop]]),
             *(worker.generate(each, A, tokens(each), max=60) for each in (3, 4)),
         ]
-        worker.tell(3, Op.KV_CREATE, B)
+        worker.create(3, B)
         assert await made[0].end == b""
-        short = worker.pred(3, B, tokens(1))  # takes all drafts back that have not begun
+        short = worker.pred(3, B, tokens(1))  # revokes all look-ahead steps that have not begun
         worker.tell(3, Op.CANCEL, worker._seq)
         assert await short == -Errno.ECANCELED
         for each in made:
@@ -161,18 +157,16 @@ def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_pages_reserved_ahead_are_given_back_at_the_end(rig: KernelRig) -> None:
+async def test_pages_reserved_ahead_are_freed_at_the_end(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, tokens(1), max=3 * PAGE_TOKENS)
-    await plain.end
+    plain = await worker.complete(1, A, tokens(1), max=3 * PAGE_TOKENS)
     await start(rig, 2)
     free = rig.kernel.statistics()["pages_free"]
-    # Its last entry fills a page: drafts had reserved the next one.
+    # Its last entry fills a page: look-ahead steps had reserved the next one.
     end = next(
         n for n in (PAGE_TOKENS, 2 * PAGE_TOKENS) if plain.ids[n - 1] not in plain.ids[: n - 1]
     )
-    made = worker.generate(2, A, tokens(1), stop=[plain.ids[end - 1]])
-    assert await made.end == b""
+    await worker.complete(2, A, tokens(1), stop=[plain.ids[end - 1]])
     assert await worker.call(2, Op.KV_LEN, A) == end
     assert rig.kernel.statistics()["pages_free"] == free - end // PAGE_TOKENS
 
@@ -180,9 +174,7 @@ async def test_pages_reserved_ahead_are_given_back_at_the_end(rig: KernelRig) ->
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 20))
 @run_by(with_kernel, costs=STEP)
-async def test_a_cancel_leaves_no_more_than_the_step_under_way(
-    rig: KernelRig, *, at_ms: int, ahead_: int
-) -> None:
+async def test_cancel_wastes_one_step_at_most(rig: KernelRig, *, at_ms: int, ahead_: int) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, ahead=ahead_)
     await asyncio.sleep(at_ms / 1000)
@@ -196,7 +188,7 @@ async def test_a_cancel_leaves_no_more_than_the_step_under_way(
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_a_check_while_idle_is_made_though_generations_go_on(rig: KernelRig) -> None:
+async def test_integrity_check_is_made_while_generations_run(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1), max=100)
     await asyncio.sleep(0.1)
@@ -210,8 +202,8 @@ async def test_a_check_while_idle_is_made_though_generations_go_on(rig: KernelRi
 
 
 @run_by(with_kernel, costs=STEP)
-async def test_no_more_drafts_than_the_program_allows(rig: KernelRig) -> None:
-    """Two tokens may be appended that were not taken: no draft is for a third."""
+async def test_lookahead_is_bounded_by_the_programs_ahead(rig: KernelRig) -> None:
+    """Two untaken tokens may be appended: no look-ahead step is made for a third."""
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1), eager=False, ahead=2)
     await asyncio.sleep(1)

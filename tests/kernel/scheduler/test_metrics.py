@@ -4,104 +4,78 @@ from typing import Any
 
 import pytest
 from symphony_kernel.executor.simulated import CostModel
-from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
-from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.protocol.pred_options import Get, PredOptions
 
-from tests.support.kernel.page_device import make_account
-from tests.support.kernel.scheduling import VOCAB_SIZE, Device, LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import LengthFile, SchedulerRig
 
 STEP = 0.010  # seconds of every step
 COSTS = CostModel(fixed_us=STEP * 1e6, prefill_token_us=0, decode_row_us=0)
 
 
-class Bench:
+class MetricsRig(SchedulerRig):
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.pool = Pool(1 << 16)
-        self.kvfs = KVFS(2, self.clock.now)
-        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, self.kvfs.eviction)
-        self.device = Device(self.clock, self.scheduler, COSTS)
+        super().__init__(costs=COSTS)
+        self.sleep(1.0)
 
-    def pred(self, root: int, file: LengthFile, tokens: int = 1, get: Get | None = None) -> None:
-        options = DEFAULT if get is None else PredOptions(get=get)
-        self.scheduler.submit(make_work(root, tokens, file, options=options))
-        self.clock.run(self.device.run_until_idle())
-
-    def sleep(self, seconds: float) -> None:
-        self.clock.run(self.clock.sleep(seconds))
+    def pred(self, root: int, file: LengthFile, tokens: int = 1, get: Get = Get.ARGMAX) -> None:
+        self.submit(root, tokens, file, options=PredOptions(get=get))
+        self.run()
 
     def seen(self, name: str) -> tuple[int, float]:
         view: dict[str, Any] = self.scheduler.histograms()[name]
         return sum(view["counts"]), view["sum"]
 
 
-def test_the_first_token_counts_from_the_first_pred_and_once_a_lip() -> None:
-    bench = Bench()
-    bench.sleep(1.0)
-    file = LengthFile(bench.pool)
-    bench.pred(1, file, tokens=8, get=Get.NONE)
-    assert bench.seen("time_to_first_token_seconds") == (0, 0.0)
-    bench.sleep(0.1)
-    bench.pred(1, file)
-    count, seconds = bench.seen("time_to_first_token_seconds")
+@pytest.fixture
+def rig() -> MetricsRig:
+    return MetricsRig()
+
+
+def test_time_to_first_token_counts_once_a_lip(rig: MetricsRig) -> None:
+    file = LengthFile(rig.pool)
+    rig.pred(1, file, tokens=8, get=Get.NONE)
+    assert rig.seen("time_to_first_token_seconds") == (0, 0.0)
+    rig.sleep(0.1)
+    rig.pred(1, file)
+    count, seconds = rig.seen("time_to_first_token_seconds")
     assert count == 1
     assert seconds == pytest.approx(0.1 + 2 * STEP, abs=STEP / 2)
     for _ in range(3):
-        bench.pred(1, file)
-    bench.pred(2, LengthFile(bench.pool), tokens=8)
-    assert bench.seen("time_to_first_token_seconds")[0] == 2
-    bench.scheduler.drop_requests(1)
-    bench.pred(1, file)  # a LIP that is new
-    assert bench.seen("time_to_first_token_seconds")[0] == 3
+        rig.pred(1, file)
+    rig.pred(2, LengthFile(rig.pool), tokens=8)
+    assert rig.seen("time_to_first_token_seconds")[0] == 2
+    rig.scheduler.drop_requests(1)
+    rig.pred(1, file)  # a LIP that is new
+    assert rig.seen("time_to_first_token_seconds")[0] == 3
 
 
-def test_the_time_between_tokens_is_a_files_and_no_prompts() -> None:
-    bench = Bench()
-    bench.sleep(1.0)
-    file, other = LengthFile(bench.pool), LengthFile(bench.pool)
-    bench.pred(1, file, tokens=8)
-    bench.pred(1, other, tokens=8)
-    assert bench.seen("inter_token_latency_seconds") == (0, 0.0)
-    bench.pred(1, file)
-    count, first = bench.seen("inter_token_latency_seconds")
+def test_inter_token_latency_is_of_a_file_without_prompts(rig: MetricsRig) -> None:
+    file, other = LengthFile(rig.pool), LengthFile(rig.pool)
+    rig.pred(1, file, tokens=8)
+    rig.pred(1, other, tokens=8)
+    assert rig.seen("inter_token_latency_seconds") == (0, 0.0)
+    rig.pred(1, file)
+    count, first = rig.seen("inter_token_latency_seconds")
     assert count == 1
     assert first == pytest.approx(2 * STEP, abs=STEP)
-    bench.sleep(0.5)  # the program's own time is what a reader waits, too
-    bench.pred(1, file)
-    count, both = bench.seen("inter_token_latency_seconds")
+    rig.sleep(0.5)  # the program's own time is what a reader waits, too
+    rig.pred(1, file)
+    count, both = rig.seen("inter_token_latency_seconds")
     assert count == 2
     assert both - first == pytest.approx(0.5 + STEP, abs=STEP)
-    bench.sleep(5.0)
-    bench.pred(1, file, tokens=8)  # the next turn of a conversation is no token
-    assert bench.seen("inter_token_latency_seconds")[0] == 2
+    rig.sleep(5.0)
+    rig.pred(1, file, tokens=8)  # the next turn of a conversation is no token
+    assert rig.seen("inter_token_latency_seconds")[0] == 2
 
 
-def test_steps_are_counted_by_rows_tokens_and_seconds() -> None:
-    bench = Bench()
-    bench.sleep(1.0)
+def test_steps_are_counted_by_rows_tokens_and_seconds(rig: MetricsRig) -> None:
     for root in range(1, 5):
-        bench.scheduler.submit(make_work(root, 10, LengthFile(bench.pool)))
-    bench.clock.run(bench.device.run_until_idle())
-    assert bench.seen("step_rows") == (1, 4.0)
-    assert bench.seen("step_tokens") == (1, 40.0)
-    count, seconds = bench.seen("step_seconds")
+        rig.submit(root, 10)
+    rig.run()
+    assert rig.seen("step_rows") == (1, 4.0)
+    assert rig.seen("step_tokens") == (1, 40.0)
+    count, seconds = rig.seen("step_seconds")
     assert count == 1
     assert seconds == pytest.approx(STEP)
-    counted = bench.scheduler.statistics()
-    assert (counted["steps"], counted["rows"], counted["prefill_tokens"], counted["preds"]) == (
-        1,
-        4,
-        40,
-        4,
-    )
-
-
-def test_a_pred_that_fails_for_want_of_pages_is_counted() -> None:
-    bench = Bench()
-    bench.kvfs.pool.take_scratch_frames(2)
-    file = bench.kvfs.create("t", make_account(bench.kvfs))
-    bench.scheduler.submit(make_work(1, 16, file))
-    bench.clock.run(bench.device.run_until_idle())
-    assert bench.scheduler.statistics()["preds_starved"] == 1
+    counted = rig.scheduler.statistics()
+    assert (counted.steps, counted.rows, counted.prefill_tokens, counted.preds) == (1, 4, 40, 4)

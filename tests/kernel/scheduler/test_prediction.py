@@ -1,4 +1,4 @@
-"""Preds that are computed before they come: nobody can tell but by the clock."""
+"""Predictions: they change nothing but the time that results take."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from tests.support.kernel.rig import with_kernel as with_any_kernel
 from tests.support.run_by import run_by
 
 STEP = CostModel(fixed_us=10_000)
-BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
+BOLD = PredictionOptions(least=0, odd=0, vain=0)  # predicts each pred that it can
 SEEDED = options(get={"sample": {"temperature": 5.0, "seed": 7}})
 BEST = options(get={"top": 3})
 
@@ -27,7 +27,7 @@ def with_kernel(
     caution: PredictionOptions | None = BOLD,
     **given: Any,
 ) -> Any:
-    """Run a test beside a kernel that guesses with so much caution, or not at all."""
+    """Run a test beside a kernel that predicts with so much caution, or not at all."""
 
     async def checked(rig: KernelRig) -> Any:
         result = await test(rig)
@@ -59,7 +59,7 @@ async def think(worker: Worker, instance: int, count: int, opts: bytes = b"", ms
 # -- What it is for ----------------------------------------------------------------------------
 @pytest.mark.parametrize("opts", [b"", SEEDED, BEST], ids=["argmax", "seeded", "top"])
 @pytest.mark.parametrize("ms", [2, 10, 13, 35])
-def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> None:
+def test_predicted_programs_get_the_same_results_sooner(opts: bytes, ms: float) -> None:
     async def test(rig: KernelRig) -> tuple[list[Any], float, dict[str, Any]]:
         for instance in (1, 2, 3):
             worker = await start(rig, instance)
@@ -78,7 +78,7 @@ def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> 
     assert after["preds"] == before["preds"] == after["decode_rows"]
 
 
-def test_the_device_does_not_wait_for_programs() -> None:
+def test_device_with_predictions_does_not_pause() -> None:
     async def test(rig: KernelRig) -> dict[str, Any]:
         worker = await start(rig)
         await think(worker, 1, 60)
@@ -90,7 +90,7 @@ def test_the_device_does_not_wait_for_programs() -> None:
     assert found["device_pause_ms"] < 0.1 * plain["device_pause_ms"]
 
 
-def test_generations_and_preds_go_on_together() -> None:
+def test_generation_and_predicted_preds_run_together() -> None:
     async def test(rig: KernelRig) -> tuple[list[int], list[bytes]]:
         await start(rig, 2)
         worker = await start(rig)
@@ -107,8 +107,8 @@ def test_generations_and_preds_go_on_together() -> None:
     assert with_kernel(counted) == with_kernel(test, None)
 
 
-def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
-    """With circles among what a token is made of, everybody would rest while they are found."""
+def test_ended_preds_leave_nothing_to_the_collector() -> None:
+    """With reference cycles, all programs would wait for the garbage collector."""
 
     async def test(rig: KernelRig) -> tuple[set[str], tuple[int, int]]:
         await start(rig, 2)
@@ -125,7 +125,7 @@ def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
     assert left == set()
 
 
-# -- Whatever else comes -----------------------------------------------------------------------
+# -- Other calls -------------------------------------------------------------------------------
 async def length_of(worker: Worker) -> int:
     length = await worker.call(1, Op.KV_LEN, A)
     assert isinstance(length, int)
@@ -153,8 +153,7 @@ async def append(worker: Worker, length: int) -> None:
 
 
 async def generate(worker: Worker, length: int) -> None:
-    made = worker.generate(1, A, tokens(3), max=2)
-    assert await made.end == b""
+    await worker.complete(1, A, tokens(3), max=2)
 
 
 async def aside(worker: Worker, length: int) -> None:
@@ -169,7 +168,7 @@ async def cancel(worker: Worker, length: int) -> None:
 
 async def evict(worker: Worker, length: int) -> None:
     """Another file needs nearly all frames, for a moment."""
-    worker.tell(1, Op.KV_CREATE, C)
+    worker.create(1, C)
     await worker.pred(1, C, tokens(*range(1, 14 * PAGE_TOKENS)))
     assert await worker.call(1, Op.KV_CLOSE, C) == 0
 
@@ -185,7 +184,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 @pytest.mark.parametrize("ms", [1, 12])
-def test_what_was_guessed_is_gone_when_anything_else_comes(
+def test_prediction_is_dropped_when_another_call_comes(
     event: Callable[[Worker, int], Awaitable[None]], ms: int
 ) -> None:
     """`ms`: while it computes, and when its result is kept."""
@@ -217,8 +216,8 @@ def test_what_was_guessed_is_gone_when_anything_else_comes(
     assert with_kernel(counted, pages=20) == with_kernel(test, None, pages=20)
 
 
-def test_a_pred_that_another_handle_makes_is_as_good() -> None:
-    """What counts is the file: a child that was granted it goes on with the same token."""
+def test_prediction_is_used_by_another_handle() -> None:
+    """What counts is the file: a child that was granted it continues with the same token."""
 
     async def test(rig: KernelRig) -> list[Any]:
         worker = await start(rig)
@@ -236,10 +235,9 @@ def test_a_pred_that_another_handle_makes_is_as_good() -> None:
     assert with_kernel(test) == with_kernel(test, None)
 
 
-# -- What nobody sees --------------------------------------------------------------------------
+# -- What programs do not see ------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
-    """One entry behind a full page: the next page is nobody's until its pred comes."""
+async def test_prediction_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
     free = rig.kernel.statistics()["pages_free"]
     made = await think(worker, 1, PAGE_TOKENS)
@@ -253,10 +251,10 @@ async def test_a_guess_holds_no_page_and_no_quota(rig: KernelRig) -> None:
     assert rig.kernel.statistics()["pages_free"] == free - 2
 
 
-def test_spare_frames_are_for_whoever_wants_them() -> None:
+def test_spare_frames_are_given_to_other_files() -> None:
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig)
-        worker.tell(1, Op.KV_CREATE, B)
+        worker.create(1, B)
         made = await think(worker, 1, PAGE_TOKENS)
         await asyncio.sleep(0.05)  # the next entry lies in a spare frame: the last but one
         whole = await worker.pred(1, B, tokens(*range(1, PAGE_TOKENS + 2)))
@@ -266,7 +264,7 @@ def test_spare_frames_are_for_whoever_wants_them() -> None:
     assert with_kernel(test, pages=3) == with_kernel(test, None, pages=3)
 
 
-def test_nothing_but_what_has_come_is_charged() -> None:
+def test_prediction_is_charged_only_when_its_pred_comes() -> None:
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tokens=20)
         results = [await worker.pred(1, A, tokens(1))]
@@ -279,7 +277,7 @@ def test_nothing_but_what_has_come_is_charged() -> None:
 
 
 @run_by(with_kernel)
-async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
+async def test_ended_instance_leaves_no_predictions(rig: KernelRig) -> None:
     worker = await start(rig)
     await think(worker, 1, 15)
     await rig.gateway.end(1)
@@ -289,77 +287,67 @@ async def test_an_instance_that_ends_leaves_nothing(rig: KernelRig) -> None:
     assert guessed(rig)[1] <= 2
 
 
-def test_who_comes_is_in_the_next_step() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await start(rig, 2)
-        loop = asyncio.get_running_loop()
-        going = asyncio.create_task(think(worker, 1, 60))
-        for at in range(1, 12):
-            await asyncio.sleep(0.0217 + at * 0.0007)
-            asked = loop.time()
-            await worker.pred(2, A, tokens(4_000 - at))
-            assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
-        await going
-
-    with_kernel(test, PredictionOptions(least=0, odd=0, vain=0))
+@run_by(with_kernel)
+async def test_new_pred_is_in_the_next_step(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await start(rig, 2)
+    loop = asyncio.get_running_loop()
+    going = asyncio.create_task(think(worker, 1, 60))
+    for at in range(1, 12):
+        await asyncio.sleep(0.0217 + at * 0.0007)
+        asked = loop.time()
+        await worker.pred(2, A, tokens(4_000 - at))
+        assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
+    await going
 
 
 # -- For whom ----------------------------------------------------------------------------------
-def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
-    """Every other token is its own: by its past it is not guessed about for long."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        token = 1
-        for number in range(200):
-            (token,) = ids(await worker.pred(1, A, tokens(token)))
-            await asyncio.sleep(0.001)
-            if number % 2:
-                token = 1 + number
-        hits, misses = guessed(rig)
-        assert misses <= 4
-        assert hits <= 8
-
-    with_kernel(test, PredictionOptions())
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_unpredictable_program_wastes_few_rows(rig: KernelRig) -> None:
+    """Every other token is the program's own, so that it is soon not predicted."""
+    worker = await start(rig)
+    token = 1
+    for number in range(200):
+        (token,) = ids(await worker.pred(1, A, tokens(token)))
+        await asyncio.sleep(0.001)
+        if number % 2:
+            token = 1 + number
+    hits, misses = guessed(rig)
+    assert misses <= 4
+    assert hits <= 8
 
 
-def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        for piece in range(8):
-            made = await think(worker, 1, 40)
-            assert made
-            assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
-            await asyncio.sleep(0.1 if piece % 2 else 0)
-        hits, misses = guessed(rig)
-        assert hits > 200
-        assert misses <= 0.06 * 320
-
-    with_kernel(test, PredictionOptions())
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_program_that_decodes_in_pieces_wastes_few_rows(rig: KernelRig) -> None:
+    worker = await start(rig)
+    for piece in range(8):
+        made = await think(worker, 1, 40)
+        assert made
+        assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
+        await asyncio.sleep(0.1 if piece % 2 else 0)
+    hits, misses = guessed(rig)
+    assert hits > 200
+    assert misses <= 0.06 * 320
 
 
-def test_short_programs_are_soon_not_guessed_about() -> None:
-    """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await think(worker, 1, 60)  # it has paid for this one
-        await rig.gateway.end(1)
+@run_by(with_kernel, caution=PredictionOptions())
+async def test_short_programs_are_soon_not_predicted(rig: KernelRig) -> None:
+    """One wasted row in six preds is too many: the tenant's next ones begin without."""
+    worker = await start(rig)
+    await think(worker, 1, 60)  # it has paid for this one
+    await rig.gateway.end(1)
+    await asyncio.sleep(0.05)
+    before = guessed(rig)[1]
+    for instance in range(2, 40):
+        await start(rig, instance)
+        await think(worker, instance, 6)
+        await rig.gateway.end(instance)
         await asyncio.sleep(0.05)
-        before = guessed(rig)[1]
-        for instance in range(2, 40):
-            await start(rig, instance)
-            await think(worker, instance, 6)
-            await rig.gateway.end(instance)
-            await asyncio.sleep(0.05)
-        assert guessed(rig)[1] - before <= 6
-
-    with_kernel(test, PredictionOptions())
+    assert guessed(rig)[1] - before <= 6
 
 
 @run_by(with_kernel)
-async def test_unseeded_draws_are_not_guessed(rig: KernelRig) -> None:
+async def test_unseeded_preds_are_not_predicted(rig: KernelRig) -> None:
     worker = await start(rig)
     await think(worker, 1, 30, options(get={"sample": {}}))
     assert guessed(rig) == (0, 0)

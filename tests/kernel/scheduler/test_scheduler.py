@@ -1,16 +1,8 @@
-"""Level 2 and the facade: what a step holds, when it is launched, and who waits for pages."""
-
-from collections.abc import Callable
-from math import inf
+"""Steps: what they hold, when they are launched, and which requests wait for pages."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.executor.simulated import CostModel
-from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     BATCH_WAIT_MS_MAX,
@@ -21,133 +13,54 @@ from symphony_kernel.protocol.limits import (
     STEP_TOKENS_MAX,
 )
 from symphony_kernel.protocol.pred_options import Get, PredOptions
-from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.scheduler import Scheduler, Wait
+from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.scheduler import Wait
 
-from tests.support.kernel.page_device import make_account
-from tests.support.kernel.scheduling import (
-    VOCAB_SIZE,
-    Device,
-    LengthFile,
-    Pool,
-    make_work,
-    tokens_of,
-)
+from tests.support.kernel.scheduling import LengthFile, SchedulerRig, make_work, tokens_of
 
 MS = 1000.0
-UNBOUNDED = StepLimits(decode_gap_ms=inf)  # test_fairness has the bound
-COSTS = CostModel(fixed_us=10 * MS, prefill_token_us=10, decode_row_us=20)
 
 
-class Bench:
-    """A scheduler and a device on a virtual clock. Only KV files take its `frames`."""
-
-    def __init__(
-        self, frames: int = 1, costs: CostModel = COSTS, limits: StepLimits = UNBOUNDED
-    ) -> None:
-        self.clock = VirtualClock()
-        self.pool = Pool()
-        self.kvfs = KVFS(frames, self.clock.now, TenantLimits(frames))
-        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, self.kvfs.eviction, limits)
-        self.device = Device(self.clock, self.scheduler, costs)
-        self.results: list[tuple[int, bytes | int]] = []
-
-    def note(self, root: int) -> Callable[[bytes | int], None]:
-        return lambda result: self.results.append((root, result))
-
-    def submit(
-        self,
-        root: int,
-        tokens: int,
-        file: LengthFile | None = None,
-        tenant: str = "t",
-        options: PredOptions | None = None,
-    ) -> LengthFile:
-        file = file or LengthFile(self.pool)
-        self._submit(root, tokens, file, tenant, options)
-        return file
-
-    def submit_new(self, root: int, tokens: int, options: PredOptions | None = None) -> None:
-        """Submit a pred on a new KV file, which takes frames."""
-        self._submit(root, tokens, self.kvfs.create("t", make_account(self.kvfs)), "t", options)
-
-    def _submit(
-        self,
-        root: int,
-        tokens: int,
-        file: LengthFile | KVFile,
-        tenant: str,
-        options: PredOptions | None,
-    ) -> None:
-        self.scheduler.submit(
-            make_work(
-                root,
-                tokens,
-                file,
-                tenant=tenant,
-                options=options or PredOptions(),
-                done=self.note(root),
-            )
-        )
-
-    def run(self, seconds_max: float = 1e9) -> None:
-        self.clock.run(self.device.run_until_idle(seconds_max))
-
-    def decode(self, root: int, times: int, tenant: str = "t") -> LengthFile:
-        """Let a LIP decode: each answer is followed at once by the next pred."""
-        file = LengthFile(self.pool)
-        left = [times]
-
-        def done(result: bytes | int) -> None:
-            self.results.append((root, result))
-            left[0] -= 1
-            if left[0] > 0:
-                self.scheduler.submit(make_work(root, 1, file, tenant=tenant, done=done))
-
-        self.scheduler.submit(make_work(root, 1, file, tenant=tenant, done=done))
-        return file
+@pytest.fixture
+def rig() -> SchedulerRig:
+    return SchedulerRig()
 
 
 # -- What a step holds -------------------------------------------------------------------------
-def test_a_long_prompt_is_chunked_by_the_budget() -> None:
-    bench = Bench()
-    file = bench.submit(1, 2 * STEP_TOKENS_MAX + 5)
-    bench.run()
-    assert bench.device.steps == [[(1, STEP_TOKENS_MAX)], [(1, STEP_TOKENS_MAX)], [(1, 5)]]
-    assert bench.results == [(1, bytes(8))]
+def test_long_prompt_is_chunked_by_the_token_budget(rig: SchedulerRig) -> None:
+    file = rig.submit(1, 2 * STEP_TOKENS_MAX + 5)
+    rig.run()
+    assert rig.device.steps == [[(1, STEP_TOKENS_MAX)], [(1, STEP_TOKENS_MAX)], [(1, 5)]]
+    assert rig.results == [(1, bytes(8))]
     assert file.length == 2 * STEP_TOKENS_MAX + 5
 
 
-def test_a_prompt_gets_what_decodes_leave_and_decodes_are_in_every_step() -> None:
-    bench = Bench()
+def test_prompt_gets_what_decodes_leave_of_each_step(rig: SchedulerRig) -> None:
     for root in range(2, 34):
-        bench.decode(root, 20)
-    bench.submit(1, 8 * STEP_TOKENS_MAX)
-    bench.run()
-    mixed = [dict(step) for step in bench.device.steps if tokens_of([step], 1)]
+        rig.decode(root, 20)
+    rig.submit(1, 8 * STEP_TOKENS_MAX)
+    rig.run()
+    mixed = [dict(step) for step in rig.device.steps if tokens_of([step], 1)]
     assert all(sum(step.values()) == STEP_TOKENS_MAX for step in mixed[:-1])
     # A newcomer starts level with the others, so its first chunk may come before theirs.
     assert all(len(step) == 33 for step in mixed[1:8])
 
 
-def test_a_prompt_is_not_starved_by_more_decodes_than_a_step_has_rows() -> None:
-    bench = Bench()
+def test_prompt_is_not_starved_by_more_decodes_than_rows(rig: SchedulerRig) -> None:
     for root in range(2, 2 + STEP_ROWS_MAX + 100):
-        bench.decode(root, 600)
-    bench.submit(1, STEP_TOKENS_MAX)
-    bench.run(seconds_max=120)
-    done = [index for index, (root, _) in enumerate(bench.results) if root == 1]
+        rig.decode(root, 600)
+    rig.submit(1, STEP_TOKENS_MAX)
+    rig.run(seconds_max=120)
+    done = [index for index, (root, _) in enumerate(rig.results) if root == 1]
     assert done, "the prompt was computed"
     assert done[0] < 520 * 356, "before the decodes had all had more service than it"
 
 
-def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
-    bench = Bench()
-    bench.submit(1, 2000, tenant="prompt")
+def test_tokens_left_when_rows_run_out_go_to_prompts(rig: SchedulerRig) -> None:
+    rig.submit(1, 2000, tenant="prompt")
     for root in range(2, 2 + STEP_ROWS_MAX):
-        bench.submit(root, 1, tenant=f"decodes {root % 4}")
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+        rig.submit(root, 1, tenant=f"decodes {root % 4}")
+    step = rig.step()
     assert len(step.chunks) == STEP_ROWS_MAX
     assert step.tokens == STEP_TOKENS_MAX
     assert tokens_of([[(p.request.root, p.count) for p in step.chunks]], 1) > PAGE_TOKENS
@@ -155,24 +68,22 @@ def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
         assert part.count == len(row.tokens) == len(row.positions)
 
 
-def test_a_tree_runs_whole_or_waits_for_the_next_step() -> None:
-    bench = Bench()
+def test_tree_runs_whole_or_waits_for_the_next_step(rig: SchedulerRig) -> None:
     tree = PredOptions(parents=tuple(range(-1, 199)), at="all")
     for root in (1, 2, 3):
-        bench.submit(root, 200, options=tree)
-    bench.run()
-    assert bench.device.steps == [[(1, 200), (2, 200)], [(3, 200)]]
-    assert bench.results == [(root, bytes(200 * 8)) for root in (1, 2, 3)]
+        rig.submit(root, 200, options=tree)
+    rig.run()
+    assert rig.device.steps == [[(1, 200), (2, 200)], [(3, 200)]]
+    assert rig.results == [(root, bytes(200 * 8)) for root in (1, 2, 3)]
 
 
-def test_trees_of_two_tenants_run_though_no_step_was_so_large() -> None:
-    bench = Bench()
+def test_trees_larger_than_any_step_before_are_run(rig: SchedulerRig) -> None:
     tree = PredOptions(parents=tuple(range(-1, 99)), at="all")
     for size, options in ((1, PredOptions()), (100, tree)):
         for root, tenant in ((1, "a"), (2, "b")):
-            bench.submit(root, size, tenant=tenant, options=options)
-        bench.run()
-    assert sorted(bench.results)[1::2] == [(root, bytes(100 * 8)) for root in (1, 2)]
+            rig.submit(root, size, tenant=tenant, options=options)
+        rig.run()
+    assert sorted(rig.results)[1::2] == [(root, bytes(100 * 8)) for root in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -186,23 +97,21 @@ def test_trees_of_two_tenants_run_though_no_step_was_so_large() -> None:
         (PredOptions(at=(700,), get=Get.TOP, top=3), 3),
     ],
 )
-def test_a_chunked_result_has_the_size_that_was_asked_for(
-    options: PredOptions, places: int
+def test_chunked_result_has_the_size_asked_for(
+    rig: SchedulerRig, options: PredOptions, places: int
 ) -> None:
-    bench = Bench()
-    bench.submit(1, 1200, options=options)
-    bench.run()
-    assert bench.results == [(1, bytes(8 * places))]
+    rig.submit(1, 1200, options=options)
+    rig.run()
+    assert rig.results == [(1, bytes(8 * places))]
 
 
-def test_keep_false_leaves_the_file_as_it_was() -> None:
-    bench = Bench()
-    file = LengthFile(bench.pool, 20)
-    free = bench.pool.free
-    bench.submit(1, 700, file, options=PredOptions(keep=False))
-    bench.run()
-    assert (file.length, bench.pool.free) == (20, free)
-    assert bench.results == [(1, bytes(8))]
+def test_pred_without_keep_leaves_the_file_unchanged(rig: SchedulerRig) -> None:
+    file = LengthFile(rig.pool, 20)
+    free = rig.pool.free
+    rig.submit(1, 700, file, options=PredOptions(keep=False))
+    rig.run()
+    assert (file.length, rig.pool.free) == (20, free)
+    assert rig.results == [(1, bytes(8))]
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,326 +127,295 @@ def test_keep_false_leaves_the_file_as_it_was() -> None:
         max_size=60,
     )
 )
-def test_every_pred_is_computed_once_within_the_limits_whatever_comes(
+def test_random_preds_are_computed_once_in_limits(
     preds: list[tuple[int, int, float, bool]],
 ) -> None:
-    bench = Bench()
+    rig = SchedulerRig()
     expected: dict[int, int] = {}
 
     async def arrive() -> None:
         for root, tokens, at, tree in sorted(preds, key=lambda pred: pred[2]):
             count = min(tokens, 256) if tree else tokens
             expected[root] = expected.get(root, 0) + count
-            while bench.clock.now() < at:
-                await bench.clock.sleep(at - bench.clock.now())
+            while rig.clock.now() < at:
+                await rig.clock.sleep(at - rig.clock.now())
             options = PredOptions(parents=(-1,) * count) if tree else PredOptions()
-            bench.submit(root, count, tenant=f"t{root % 4}", options=options)
-            await bench.device.run_until_idle(seconds_max=1e-9)
-        await bench.device.run_until_idle()
+            rig.submit(root, count, tenant=f"t{root % 4}", options=options)
+            await rig.device.run_until_idle(seconds_max=1e-9)
+        await rig.device.run_until_idle()
 
-    bench.clock.run(arrive())
-    assert len(bench.results) == len(preds)
-    assert all(isinstance(result, bytes) for _, result in bench.results)
-    for step in bench.device.steps:
+    rig.clock.run(arrive())
+    assert len(rig.results) == len(preds)
+    assert all(isinstance(result, bytes) for _, result in rig.results)
+    for step in rig.device.steps:
         assert len(step) <= STEP_ROWS_MAX
         assert sum(count for _, count in step) <= STEP_TOKENS_MAX
     for root, tokens in expected.items():
-        assert tokens_of(bench.device.steps, root) == tokens
-
-
-def test_a_thousand_branches_of_one_lip_do_not_delay_another() -> None:
-    bench = Bench()
-    for _ in range(1000):
-        bench.submit(1, 1)
-    bench.decode(2, 5)
-    bench.run()
-    for step in bench.device.steps[:4]:
-        assert 2 in dict(step), "the small LIP is in every step"
+        assert tokens_of(rig.device.steps, root) == tokens
 
 
 # -- When a step is launched -------------------------------------------------------------------
-def warm_up(bench: Bench, roots: list[int], answer_ms: float) -> None:
-    """Two steps with all LIPs, so that their pasts are known; leaves them replied to."""
-
-    async def rounds() -> None:
-        for _ in range(6):
-            for root in roots:
-                bench.submit(root, 1)
-            await bench.device.run_until_idle()
-            await bench.clock.sleep(answer_ms / MS)
-
-    bench.clock.run(rounds())
-    for root in roots:
-        bench.submit(root, 1)
-    bench.run()
+def warm_up(rig: SchedulerRig, roots: list[int], answer_ms: float) -> None:
+    """Run steps with all LIPs, so that their pasts are known; leave them replied to."""
+    for number in range(7):
+        if number:
+            rig.sleep(answer_ms / MS)
+        for root in roots:
+            rig.submit(root)
+        rig.run()
 
 
-def test_a_launch_is_at_once_when_nobody_is_about_to_answer() -> None:
-    bench = Bench()
-    bench.submit(1, 1)
-    assert isinstance(bench.scheduler.poll(), Step)
-
-
-def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
-    bench = Bench()
-    warm_up(bench, [1, 2], answer_ms=0.3)
-    bench.submit(1, 1)
-    wait = bench.scheduler.poll()
+def test_launch_waits_a_little_for_lips_of_the_last_step(rig: SchedulerRig) -> None:
+    warm_up(rig, [1, 2], answer_ms=0.3)
+    rig.submit(1, 1)
+    wait = rig.scheduler.poll()
     assert isinstance(wait, Wait)
     bound = min(BATCH_WAIT_SHARE_MAX * 10.04, BATCH_WAIT_MS_MAX) / MS
     assert 0 < wait.seconds <= bound + 1e-9
-    bench.submit(2, 1)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+    rig.submit(2, 1)
+    step = rig.step()
     assert len(step.chunks) == 2
 
 
-def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_first() -> None:
-    bench = Bench()
-    warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
+def test_branches_answered_one_by_one_are_launched_together(rig: SchedulerRig) -> None:
+    warm_up(rig, [1, 1, 1, 1], answer_ms=0.2)
     for _ in range(3):
-        bench.submit(1, 1)
-        assert isinstance(bench.scheduler.poll(), Wait)
-    bench.submit(1, 1)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+        rig.submit(1, 1)
+        assert isinstance(rig.scheduler.poll(), Wait)
+    rig.submit(1, 1)
+    step = rig.step()
     assert len(step.chunks) == 4
 
 
-def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -> None:
-    bench = Bench()
-    warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
-    bench.submit(1, 1)
-    wait = bench.scheduler.poll()
+def test_ended_branches_are_waited_for_briefly(rig: SchedulerRig) -> None:
+    warm_up(rig, [1, 1, 1, 1], answer_ms=0.2)
+    rig.submit(1, 1)
+    wait = rig.scheduler.poll()
     assert isinstance(wait, Wait)
     assert wait.seconds < 0.0005 < BATCH_WAIT_SHARE_MAX * 10.08 / MS
 
 
-def test_nobody_waits_for_a_lip_whose_next_pred_is_there_already() -> None:
-    bench = Bench()
-    bench.decode(1, 3)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
-    bench.scheduler.complete(step, [bytes(8)])  # the next one comes with the answer
-    assert isinstance(bench.scheduler.poll(), Step)
+def test_lip_with_its_next_pred_queued_is_not_waited_for(rig: SchedulerRig) -> None:
+    rig.decode(1, 3)
+    step = rig.step()
+    rig.scheduler.complete(step, [bytes(8)])  # the next one comes with the answer
+    assert isinstance(rig.scheduler.poll(), Step)
 
 
-def test_a_silent_lip_is_left_behind_at_the_bound() -> None:
-    bench = Bench()
-    warm_up(bench, [1, 2], answer_ms=0.3)
-    before = bench.clock.now()
-    bench.submit(1, 1)
-    bench.run()
-    assert len(bench.device.steps[-1]) == 1
-    waited = bench.clock.now() - before - 0.01002
+def test_silent_lip_is_left_behind_at_the_bound(rig: SchedulerRig) -> None:
+    warm_up(rig, [1, 2], answer_ms=0.3)
+    before = rig.clock.now()
+    rig.submit(1, 1)
+    rig.run()
+    assert len(rig.device.steps[-1]) == 1
+    waited = rig.clock.now() - before - 0.01002
     assert waited <= min(BATCH_WAIT_SHARE_MAX * 10.04, BATCH_WAIT_MS_MAX) / MS + 1e-6
 
 
-def test_nobody_waits_for_a_lip_that_is_known_to_be_slow() -> None:
-    bench = Bench()
-    warm_up(bench, [1, 2], answer_ms=8)
-    bench.submit(1, 1)
-    assert isinstance(bench.scheduler.poll(), Step)
+def test_slow_lip_is_not_waited_for(rig: SchedulerRig) -> None:
+    warm_up(rig, [1, 2], answer_ms=8)
+    rig.submit(1, 1)
+    assert isinstance(rig.scheduler.poll(), Step)
 
 
-def test_a_full_step_is_launched_behind_the_one_that_computes() -> None:
-    bench = Bench()
-    bench.submit(1, 3 * STEP_TOKENS_MAX)
-    first, second = bench.scheduler.poll(), bench.scheduler.poll()
-    assert isinstance(first, Step)
-    assert isinstance(second, Step)
-    assert bench.scheduler.poll() is None, "one computes, one waits, no more"
+def test_full_step_is_launched_behind_the_one_computing(rig: SchedulerRig) -> None:
+    rig.submit(1, 3 * STEP_TOKENS_MAX)
+    rig.step()
+    second = rig.step()
+    assert rig.scheduler.poll() is None, "one computes, one waits, no more"
     row = second.batch.rows[0]
     assert (row.start, len(row.tokens)) == (STEP_TOKENS_MAX, STEP_TOKENS_MAX)
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: bool) -> None:
-    bench = Bench()
+def test_second_step_waits_for_an_expected_answer(rig: SchedulerRig, branches: bool) -> None:
     for _ in range(4 * STEP_ROWS_MAX if branches else 4):
-        bench.submit(1, 1 if branches else STEP_TOKENS_MAX)
-    bench.submit(2, 1)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+        rig.submit(1, 1 if branches else STEP_TOKENS_MAX)
+    rig.submit(2, 1)
+    step = rig.step()
     assert 2 in {part.request.root for part in step.chunks}
-    assert bench.scheduler.poll() is None, "LIP 2 will have a better claim than LIP 1"
-    bench.clock.run(bench.clock.sleep(10 / MS))
-    bench.scheduler.complete(step, [bytes(8) for _ in step.chunks])
-    assert isinstance(bench.scheduler.poll(), Wait), "its answer is waited for"
-    bench.submit(2, 1)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+    assert rig.scheduler.poll() is None, "LIP 2 will have a better claim than LIP 1"
+    rig.sleep(10 / MS)
+    rig.scheduler.complete(step, [bytes(8) for _ in step.chunks])
+    assert isinstance(rig.scheduler.poll(), Wait), "its answer is waited for"
+    rig.submit(2, 1)
+    step = rig.step()
     assert 2 in {part.request.root for part in step.chunks}
 
 
-def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
-    bench = Bench()
-    bench.submit(1, 5)
-    assert isinstance(bench.scheduler.poll(), Step)
-    bench.submit(2, 5)
-    assert bench.scheduler.poll() is None
+def test_step_that_is_not_full_waits_for_the_device(rig: SchedulerRig) -> None:
+    rig.submit(1, 5)
+    assert isinstance(rig.scheduler.poll(), Step)
+    rig.submit(2, 5)
+    assert rig.scheduler.poll() is None
 
 
 # -- Failures, cancels, ends -------------------------------------------------------------------
-def test_a_failed_step_fails_its_works_and_no_others() -> None:
-    bench = Bench()
-    failed, queued = bench.submit(1, 100), LengthFile(bench.pool)
-    step = bench.scheduler.poll()
-    bench.submit(2, 1, queued)
-    assert isinstance(step, Step)
-    bench.scheduler.fail(step)
-    assert bench.results == [(1, -Errno.EIO)]
-    bench.run()
-    assert bench.results[1:] == [(2, bytes(8))]
+def test_failed_step_fails_its_requests_alone(rig: SchedulerRig) -> None:
+    failed, queued = rig.submit(1, 100), LengthFile(rig.pool)
+    step = rig.step()
+    rig.submit(2, 1, queued)
+    rig.scheduler.fail(step)
+    assert rig.results == [(1, -Errno.EIO)]
+    rig.run()
+    assert rig.results[1:] == [(2, bytes(8))]
     assert (failed.length, failed.pages) == (0, 0)
 
 
-def test_a_row_that_cannot_be_answered_fails_alone() -> None:
-    bench = Bench()
-    files = [bench.submit(root, 3) for root in (1, 2)]
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
-    bench.scheduler.complete(step, [SyscallError(Errno.EINVAL), bytes(8)])
-    assert sorted(bench.results) == [(1, -Errno.EINVAL), (2, bytes(8))]
+def test_row_without_an_answer_fails_alone(rig: SchedulerRig) -> None:
+    files = [rig.submit(root, 3) for root in (1, 2)]
+    step = rig.step()
+    rig.scheduler.complete(step, [SyscallError(Errno.EINVAL), bytes(8)])
+    assert sorted(rig.results) == [(1, -Errno.EINVAL), (2, bytes(8))]
     assert [file.length for file in files] == [0, 3]
 
 
-def test_a_pred_on_a_file_that_was_lost_meanwhile_answers_its_error() -> None:
-    bench = Bench()
-    file = bench.submit(1, 3)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
+def test_pred_on_a_file_lost_meanwhile_answers_its_error(rig: SchedulerRig) -> None:
+    file = rig.submit(1, 3)
+    step = rig.step()
     file.error = Errno.EIO
-    bench.scheduler.complete(step, [bytes(8)])
-    assert bench.results == [(1, -Errno.EIO)]
+    rig.scheduler.complete(step, [bytes(8)])
+    assert rig.results == [(1, -Errno.EIO)]
     assert file.length == 0
 
 
 @pytest.mark.parametrize("when", ["queued", "computing", "between chunks"])
-def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
-    bench = Bench()
-    file = LengthFile(bench.pool, 3)
-    free = bench.pool.free
-    request = make_work(1, 2000, file, done=bench.note(1))
-    bench.scheduler.submit(request)
-    steps = [bench.scheduler.poll() for _ in range(0 if when == "queued" else 2)]
+def test_cancelled_pred_leaves_its_file_unchanged(rig: SchedulerRig, when: str) -> None:
+    file = LengthFile(rig.pool, 3)
+    free = rig.pool.free
+    request = make_work(1, 2000, file, done=rig.note(1))
+    rig.scheduler.submit(request)
+    steps = [rig.step() for _ in range(0 if when == "queued" else 2)]
     if when == "between chunks":
-        first = steps.pop(0)
-        assert isinstance(first, Step)
-        bench.scheduler.complete(first, [b""])
-    bench.scheduler.cancel(request)
-    bench.scheduler.cancel(request)
+        rig.scheduler.complete(steps.pop(0), [b""])
+    rig.scheduler.cancel(request)
+    rig.scheduler.cancel(request)
     for step in steps:
-        assert isinstance(step, Step)
-        bench.scheduler.complete(step, [b""])
-    bench.run()
-    assert bench.results == [(1, -Errno.ECANCELED)]
-    assert (file.length, bench.pool.free) == (3, free)
-    assert bench.scheduler.statistics()["waiting"] == 0
+        rig.scheduler.complete(step, [b""])
+    rig.run()
+    assert rig.results == [(1, -Errno.ECANCELED)]
+    assert (file.length, rig.pool.free) == (3, free)
+    assert rig.scheduler.statistics().queue.requests == 0
 
 
-def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
-    bench = Bench()
+def test_dropped_requests_are_not_answered(rig: SchedulerRig) -> None:
     for instance in (1, 10):
         for _ in range(3):
             request = make_work(
-                1, 600, LengthFile(bench.pool), instance=instance, done=bench.note(instance)
+                1, 600, LengthFile(rig.pool), instance=instance, done=rig.note(instance)
             )
-            bench.scheduler.submit(request)
-    step = bench.scheduler.poll()
-    assert isinstance(step, Step)
-    bench.scheduler.drop_requests(1, 10)
-    bench.scheduler.complete(step, [b""] * len(step.chunks))
-    bench.run()
-    assert [root for root, _ in bench.results] == [1, 1, 1]
-    bench.submit(1, 5)
-    bench.scheduler.drop_requests(1)
-    bench.run()
-    assert len(bench.results) == 3
-    statistics = bench.scheduler.statistics()
-    assert [statistics[name] for name in ("waiting", "waiting_tokens", "lips_waiting")] == [0, 0, 0]
+            rig.scheduler.submit(request)
+    step = rig.step()
+    rig.scheduler.drop_requests(1, 10)
+    rig.scheduler.complete(step, [b""] * len(step.chunks))
+    rig.run()
+    assert [root for root, _ in rig.results] == [1, 1, 1]
+    rig.submit(1, 5)
+    rig.scheduler.drop_requests(1)
+    rig.run()
+    assert len(rig.results) == 3
+    statistics = rig.scheduler.statistics()
+    assert (statistics.queue.requests, statistics.queue.tokens, statistics.queue.lips) == (0, 0, 0)
 
 
 # -- Waiting for pages -------------------------------------------------------------------------
-def test_a_pred_waits_for_pages_and_runs_when_they_come_free() -> None:
-    bench = Bench(frames=10)
-    held = bench.kvfs.pool.take_scratch_frames(8)
-    bench.submit_new(1, 5 * PAGE_TOKENS)
-    assert isinstance(bench.scheduler.poll(), Wait)
-    assert bench.scheduler.statistics()["waiting_for_pages"] == 1
-    bench.kvfs.pool.free_scratch_frames(held)
-    bench.run()
-    assert bench.results == [(1, bytes(8))]
+def test_pred_without_pages_runs_when_they_are_free() -> None:
+    rig = SchedulerRig(pages=10)
+    holder = LengthFile(rig.pool, 8 * PAGE_TOKENS)
+    rig.submit(1, 5 * PAGE_TOKENS)
+    assert isinstance(rig.scheduler.poll(), Wait)
+    assert rig.scheduler.statistics().waiting_for_pages == 1
+    holder.close()
+    rig.run()
+    assert rig.results == [(1, bytes(8))]
 
 
-def test_what_can_never_fit_fails_at_once() -> None:
-    bench = Bench(frames=10)
-    bench.submit_new(1, 11 * PAGE_TOKENS)
-    bench.run()
-    assert bench.results == [(1, -Errno.ENOMEM)]
-    assert bench.clock.now() == 0
+def test_pred_that_can_never_fit_fails_at_once() -> None:
+    rig = SchedulerRig(pages=10)
+    rig.submit(1, 11 * PAGE_TOKENS)
+    rig.run()
+    assert rig.results == [(1, -Errno.ENOMEM)]
+    assert rig.clock.now() == 0
 
 
-def test_when_nothing_can_free_pages_the_most_served_lip_gives_way() -> None:
-    bench = Bench(frames=20)
-    for root, tokens in ((1, 100), (2, 20)):
-        bench.submit_new(root, tokens, PredOptions(keep=False))
-    bench.run()
-    held = bench.kvfs.pool.take_scratch_frames(20)
-    bench.results.clear()
-    for root in (1, 2):
-        bench.submit_new(root, 5 * PAGE_TOKENS)
-    before = bench.clock.now()
-    bench.run(seconds_max=(PAGES_WAIT_MS_MAX + 1) / MS)
-    assert bench.results == [(1, -Errno.ENOMEM)]
-    assert bench.clock.now() - before >= PAGES_WAIT_MS_MAX / MS - 1e-6
-    bench.kvfs.pool.free_scratch_frames(held)
-    bench.run()
-    assert bench.results[1:] == [(2, bytes(8))]
+def test_most_served_lip_fails_when_no_pages_come_free() -> None:
+    rig = SchedulerRig(pages=20)
+    files = {root: rig.submit(root, tokens) for root, tokens in ((1, 100), (2, 20))}
+    rig.run()
+    holder = LengthFile(rig.pool, rig.pool.free * PAGE_TOKENS)
+    rig.results.clear()
+    for root, file in files.items():
+        rig.submit(root, 5 * PAGE_TOKENS, file)
+    before = rig.clock.now()
+    rig.run(seconds_max=(PAGES_WAIT_MS_MAX + 1) / MS)
+    assert rig.results == [(1, -Errno.ENOMEM)]
+    assert rig.clock.now() - before >= PAGES_WAIT_MS_MAX / MS - 1e-6
+    assert rig.scheduler.statistics().preds_starved == 1
+    holder.close()
+    rig.run()
+    assert rig.results[1:] == [(2, bytes(8))]
 
 
-def test_thousands_that_wait_for_pages_do_not_hold_up_the_last_one_for_long() -> None:
-    bench = Bench(frames=20)
-    bench.submit_new(2, 20, PredOptions(keep=False))
-    bench.run()
-    bench.results.clear()
-    bench.kvfs.pool.take_scratch_frames(20)  # held for ever
+def test_thousands_waiting_for_pages_do_not_hold_up_the_last() -> None:
+    rig = SchedulerRig(pages=20)
+    rig.submit(2, 20)
+    rig.run()
+    rig.results.clear()
+    LengthFile(rig.pool, rig.pool.free * PAGE_TOKENS)  # held for ever
     for _ in range(1000):
-        bench.submit_new(2, PAGE_TOKENS)
-    bench.submit_new(1, PAGE_TOKENS)
-    bench.run(seconds_max=11 * PAGES_WAIT_MS_MAX / MS)
-    assert (1, -Errno.ENOMEM) in bench.results
-    assert bench.results[:15] == [(2, -Errno.ENOMEM)] * 15
+        rig.submit(2, PAGE_TOKENS)
+    rig.submit(1, PAGE_TOKENS)
+    rig.run(seconds_max=10 * PAGES_WAIT_MS_MAX / MS)
+    assert (1, -Errno.ENOMEM) in rig.results
+    assert rig.results[:15] == [(2, -Errno.ENOMEM)] * 15
 
 
-def test_statistics_count_rows_and_tokens() -> None:
-    bench = Bench()
-    bench.submit(1, 600)
+def test_small_preds_pass_a_waiting_one_for_a_while_only() -> None:
+    rig = SchedulerRig(pages=100)
+    holder = LengthFile(rig.pool, 95 * PAGE_TOKENS)
+    rig.submit(1, 20 * PAGE_TOKENS)  # waits for more than is free
+    free = rig.pool.free
+
+    async def others() -> None:
+        for turn in range(3 * PAGES_PASSED_STEPS_MAX):
+            file = rig.submit(2 + turn, 1)
+            await rig.device.run_until_idle(seconds_max=0.005)
+            file.close()
+            if turn == PAGES_PASSED_STEPS_MAX + 10:
+                holder.close()
+
+    rig.clock.run(others())
+    assert free == 5
+    order = [root for root, _ in rig.results]
+    assert 1 in order
+    assert order.index(1) > PAGES_PASSED_STEPS_MAX / 2
+
+
+def test_statistics_count_rows_and_tokens(rig: SchedulerRig) -> None:
+    rig.submit(1, 600)
     for root in (2, 3):
-        bench.decode(root, 3)
-    bench.run()
-    statistics = bench.scheduler.statistics()
-    assert (statistics["prefill_tokens"], statistics["decode_tokens"]) == (600, 6)
-    assert statistics["tokens_computed"] == 606
-    assert statistics["preds"] == 7
-    assert statistics["steps"] == len(bench.device.steps)
-    assert statistics["rows"] == sum(map(len, bench.device.steps))
-    assert statistics["decode_rows"] == 6
-    assert statistics["decode_steps"] == sum(
-        1 for step in bench.device.steps if any(root != 1 for root, _ in step)
+        rig.decode(root, 3)
+    rig.run()
+    statistics = rig.scheduler.statistics()
+    assert (statistics.prefill_tokens, statistics.decode_tokens) == (600, 6)
+    assert statistics.tokens_computed == 606
+    assert statistics.preds == 7
+    assert statistics.steps == len(rig.device.steps)
+    assert statistics.rows == sum(map(len, rig.device.steps))
+    assert statistics.decode_rows == 6
+    assert statistics.decode_steps == sum(
+        1 for step in rig.device.steps if any(root != 1 for root, _ in step)
     )
-    computing = 10 * len(bench.device.steps) + 0.01 * 600 + 0.02 * 6
-    assert statistics["step_ms"] == pytest.approx(computing), (
+    computing = 10 * len(rig.device.steps) + 0.01 * 600 + 0.02 * 6
+    assert statistics.step_ms == pytest.approx(computing), (
         "waiting for answers is no part of a step"
     )
 
 
-def test_a_step_that_was_told_of_late_teaches_no_time_below_zero() -> None:
-    bench = Bench()
+def test_step_reported_late_teaches_no_negative_time(rig: SchedulerRig) -> None:
     for root in range(1, 40):
-        bench.submit(root, 1)
-        step = bench.scheduler.poll()
-        assert isinstance(step, Step)
-        bench.scheduler.complete(step, [bytes(8)], ended=bench.clock.now() - 1.0)
-    assert 0.0 <= bench.scheduler._costs.base(1) <= 1e-6
-    assert bench.scheduler.statistics()["step_ms"] == 0.0
+        rig.submit(root, 1)
+        step = rig.step()
+        rig.scheduler.complete(step, [bytes(8)], ended=rig.clock.now() - 1.0)
+    assert 0.0 <= rig.scheduler._costs.base(1) <= 1e-6
+    assert rig.scheduler.statistics().step_ms == 0.0

@@ -1,4 +1,4 @@
-"""Traces of preds: which steps computed them, whatever becomes of them."""
+"""Traces of preds: the steps that computed them, and how they ended."""
 
 import asyncio
 from itertools import pairwise
@@ -24,7 +24,7 @@ def traced(gateway: Gateway) -> list[list[Any]]:
 
 
 @run_by(with_kernel)
-async def test_a_prompt_s_steps_and_a_token_s(rig: KernelRig) -> None:
+async def test_trace_has_the_steps_of_a_prompt_and_a_token(rig: KernelRig) -> None:
     worker = await start(rig, trace=True)
     await worker.pred(1, A, tokens(*range(1, 701)))
     await worker.pred(1, A, tokens(7), options(get="none"))
@@ -42,7 +42,7 @@ async def test_a_prompt_s_steps_and_a_token_s(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_steps_that_are_shared_say_so(rig: KernelRig) -> None:
+async def test_trace_of_a_shared_step_counts_all_rows(rig: KernelRig) -> None:
     worker = await start(rig, 1, trace=True)
     await start(rig, 2)
     replies = [worker.pred(1, A, tokens(1, 2)), worker.pred(2, A, tokens(1, 2, 3))]
@@ -55,7 +55,7 @@ async def test_steps_that_are_shared_say_so(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_a_step_that_waits_behind_another_begins_when_that_ends(rig: KernelRig) -> None:
+async def test_traced_step_begins_when_the_one_before_ends(rig: KernelRig) -> None:
     worker = await start(rig, 1, trace=True)
     await start(rig, 2)
     first = worker.pred(2, A, tokens(*range(1, 601)))
@@ -69,7 +69,7 @@ async def test_a_step_that_waits_behind_another_begins_when_that_ends(rig: Kerne
 
 
 @run_by(with_kernel)
-async def test_what_fails_or_is_dropped_ends_with_its_errno(rig: KernelRig) -> None:
+async def test_trace_of_a_failed_pred_has_its_errno(rig: KernelRig) -> None:
     worker = await start(rig, 1, trace=True)
     computing = worker.pred(1, A, tokens(1))
     waiting = worker.pred(1, A, tokens(2))
@@ -84,7 +84,7 @@ async def test_what_fails_or_is_dropped_ends_with_its_errno(rig: KernelRig) -> N
 
 
 @run_by(with_kernel)
-async def test_children_are_their_run_s(rig: KernelRig) -> None:
+async def test_trace_of_a_child_is_its_runs(rig: KernelRig) -> None:
     worker = await start(rig, 1, trace=True)
     await start(rig, 2, parent=1)
     await worker.pred(2, A, tokens(1))
@@ -95,7 +95,7 @@ async def test_children_are_their_run_s(rig: KernelRig) -> None:
     assert rig.gateway.traced[0].instance == 1
 
 
-def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
+def test_trace_of_a_predicted_pred_may_end_before_it_came() -> None:
     async def test(rig: KernelRig) -> list[list[Any]]:
         worker = await start(rig, trace=True)
         token = 1
@@ -122,12 +122,9 @@ def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
 
 
 @run_by(with_kernel, costs=CostModel(fixed_us=10_000))
-async def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times(
-    rig: KernelRig,
-) -> None:
+async def test_trace_of_lookahead_steps_has_the_devices_times(rig: KernelRig) -> None:
     worker = await start(rig, trace=True)
-    made = worker.generate(1, A, tokens(1), max=40, ahead=40)
-    assert await made.end == b""
+    await worker.complete(1, A, tokens(1), max=40, ahead=40)
     await rig.gateway.end(1)
     events = traced(rig.gateway)
     assert len(events) == 40
@@ -139,7 +136,7 @@ async def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times(
 
 
 @run_by(with_kernel)
-async def test_events_leave_in_bundles(rig: KernelRig) -> None:
+async def test_trace_events_are_sent_in_bundles(rig: KernelRig) -> None:
     worker = await start(rig, 1, trace=True)
     count = 0
     while not rig.gateway.traced:
@@ -150,7 +147,7 @@ async def test_events_leave_in_bundles(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_nobody_is_traced_who_did_not_ask(rig: KernelRig) -> None:
+async def test_run_that_did_not_ask_is_not_traced(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     await start(rig, 2, trace=False)
     await worker.pred(1, A, tokens(1))
@@ -161,8 +158,8 @@ async def test_nobody_is_traced_who_did_not_ask(rig: KernelRig) -> None:
     assert (await rig.gateway.register(3, trace=1)).errno == -Errno.EINVAL
 
 
-def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
-    """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
+def test_trace_tells_what_a_files_return_to_the_device_took() -> None:
+    """Eight frames hold one of two files of five pages, and part of the other."""
 
     def told(places: TierConfig) -> list[Any]:
         async def test(rig: KernelRig) -> list[Any]:

@@ -24,7 +24,20 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.syscalls.durable_names import DurableOptions, PageDevice
 
 from tests.support.kernel.page_device import extend, make_account
-from tests.support.kernel.rig import ASSETS, PROMPT, A, B, C, KernelRig, decode, ids, start, tokens
+from tests.support.kernel.rig import (
+    ASSETS,
+    PROMPT,
+    A,
+    B,
+    C,
+    KernelRig,
+    decode,
+    ids,
+    run_beside,
+    start,
+    tokens,
+)
+from tests.support.run_by import run_by
 
 Test = Callable[[KernelRig], Coroutine[Any, Any, None]]
 REPLACE, DURABLE, PUBLIC = 1, 2, 4
@@ -36,6 +49,10 @@ def lives(
     """Run each test beside a kernel of its own, one after the other over the same directory."""
 
     async def life(test: Test) -> None:
+        async def checked(rig: KernelRig) -> None:
+            await test(rig)
+            await rig.gateway.check_integrity()
+
         clock = RealClock()
         executor = SimulatedExecutor(clock, pages, costs=CostModel(fixed_us=100))
         places_ = places or TierConfig()
@@ -48,17 +65,8 @@ def lives(
             durable=DurableOptions(root / "kv", **given),
         )
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
-        kernel.durable_names.open(known=False)
-        running = asyncio.create_task(kernel.run())
-        rig = KernelRig(kernel)
-        testing = asyncio.create_task(test(rig))
-        await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            await testing
-            await rig.gateway.check_integrity()
-        await kernel.close()
-        await running
-        await testing
+        kernel.open_durable_names(known=False)
+        await run_beside(kernel, checked)
 
     for test in tests:
         asyncio.run(asyncio.wait_for(life(test), 30))
@@ -72,35 +80,40 @@ async def saved(rig: KernelRig, path: str = "a/b", flags: int = DURABLE) -> list
     return [token, *await decode(worker, 1, A, token, 5)]
 
 
-async def gone_on(rig: KernelRig, first: int, path: str = "a/b", instance: int = 1) -> list[int]:
-    """Open a saved prompt and decode behind it."""
-    worker = await start(rig, instance)
-    assert await worker.call(instance, Op.KV_OPEN, B, path, 31) == 31
-    return [first, *await decode(worker, instance, B, first, 5)]
-
-
-def test_a_saved_file_goes_on_in_the_next_life(tmp_path: Path) -> None:
+def saved_by_a_life(root: Path) -> list[int]:
+    """Let a kernel save a prompt and end; return the tokens behind it."""
     known: list[int] = []
 
-    async def first(rig: KernelRig) -> None:
+    async def test(rig: KernelRig) -> None:
         known.extend(await saved(rig))
 
+    lives(root, test)
+    return known
+
+
+async def gone_on(rig: KernelRig, first: int, path: str = "a/b") -> list[int]:
+    """Open a saved prompt and decode behind it."""
+    worker = await start(rig)
+    assert await worker.call(1, Op.KV_OPEN, B, path, 31) == 31
+    return [first, *await decode(worker, 1, B, first, 5)]
+
+
+def test_saved_file_is_continued_after_a_restart(tmp_path: Path) -> None:
+    known = saved_by_a_life(tmp_path)
+
     async def second(rig: KernelRig) -> None:
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t")).value
+        (listed,) = await listing(rig)
         assert (listed["path"], listed["tier"], listed["durable"]) == ("a/b", "disk", True)
         assert await gone_on(rig, known[0]) == known
         assert (await rig.gateway.statistics())["steps"] == 5
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t")).value
+        (listed,) = await listing(rig)
         assert listed["tier"] == "device"
 
-    lives(tmp_path, first, second, second)
+    lives(tmp_path, second, second)
 
 
-def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
-    known: list[int] = []
-
-    async def first(rig: KernelRig) -> None:
-        known.extend(await saved(rig))
+def test_saved_file_is_loaded_to_the_host_when_the_device_is_full(tmp_path: Path) -> None:
+    known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
         worker = await start(rig, 2)
@@ -113,25 +126,19 @@ def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -
         await rig.gateway.end(2)
         assert [known[0], *await decode(worker2, 1, B, known[0], 5)] == known
 
-    lives(tmp_path, first)
     lives(tmp_path, second, pages=14, places=TierConfig(host_slots=16, pages_a_frame=4))
 
 
-def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
-    """Of another model K and V are worth nothing: they are computed again at first use."""
-    known: list[int] = []
-
-    async def first(rig: KernelRig) -> None:
-        known.extend(await saved(rig))
+def test_file_of_another_model_is_recomputed_from_tokens(tmp_path: Path) -> None:
+    known = saved_by_a_life(tmp_path)
 
     async def second(rig: KernelRig) -> None:
         assert await gone_on(rig, known[0]) == known
 
-    lives(tmp_path, first)
     lives(tmp_path, second, durable={"weights": lambda: "others"})
 
 
-def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -> None:
+def test_replaced_and_removed_names_stay_so_after_a_restart(tmp_path: Path) -> None:
     async def first(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, tokens(1, 2))
@@ -145,18 +152,18 @@ def test_what_is_saved_again_or_removed_is_so_in_the_next_life(tmp_path: Path) -
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="removed")).errno < 0
 
     async def second(rig: KernelRig) -> None:
-        listed = (await rig.gateway.ask("kv_list", tenant="t")).value
+        listed = await listing(rig)
         assert [(file["path"], file["len"]) for file in listed] == [("kept", 2), ("replaced", 3)]
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="kept")).value == 0
 
     async def third(rig: KernelRig) -> None:
-        listed = (await rig.gateway.ask("kv_list", tenant="t")).value
+        listed = await listing(rig)
         assert [file["path"] for file in listed] == ["replaced"]
 
     lives(tmp_path, first, second, third)
 
 
-def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_edited_file_is_continued_after_a_restart(tmp_path: Path) -> None:
     known: list[int] = []
 
     async def first(rig: KernelRig) -> None:
@@ -174,7 +181,7 @@ def test_an_edited_file_goes_on_as_it_was(tmp_path: Path) -> None:
     lives(tmp_path, second, durable={"weights": lambda: "others"})
 
 
-def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
+def test_publishing_needs_the_operators_option(tmp_path: Path) -> None:
     async def denied(rig: KernelRig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
@@ -189,14 +196,14 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == 1
         assert await worker.call(5, Op.KV_LEN, B) == len(PROMPT) // 4
         assert await worker.pred(5, B, tokens(1)) == -Errno.EACCES
-        worker.tell(5, Op.KV_CREATE, C)
+        worker.create(5, C)
         worker.tell(5, Op.KV_APPEND, C, B, 0, len(PROMPT) // 4)
         assert len(await decode(worker, 5, C, 3, 3)) == 3
         assert await worker.call(5, Op.KV_REMOVE, "public/t/a") == -Errno.EACCES
         assert await worker.call(5, Op.KV_OPEN, 1 << 16 | 5, "a", 1) == -Errno.ENOENT
 
     async def unseen(rig: KernelRig) -> None:
-        """The operator has thought better of it: nothing is public, whatever files say."""
+        """The operator has withdrawn the option: nothing is public, though files say so."""
         worker = await start(rig, 5, tenant="other")
         assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == -Errno.ENOENT
         for ask, more in (("kv_list", {"prefix": "public/t/"}), ("kv_stat", {"path": "public/t/a"}),
@@ -216,7 +223,7 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
     lives(tmp_path, read, durable={"publish": True})
 
 
-def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:
+def test_file_ends_at_its_expiry(tmp_path: Path) -> None:
     async def first(rig: KernelRig) -> None:
         data, soon = await download(rig, await made(rig)), now_ms() + 500
         await upload(rig, "a", data, expires_ms=soon)
@@ -278,179 +285,158 @@ async def upload(rig: KernelRig, path: str, data: bytes, **given: Any) -> Any:
     return put.value if not put.errno else put.errno
 
 
-def test_a_file_is_sent_and_taken_and_goes_on(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        for path, flags in (("memory", 0), ("disk", DURABLE)):
-            known = await saved(rig, path, flags)
-            await rig.gateway.end(1)
-            data = await download(rig, path)
-            (tmp_path / "f").write_bytes(data)
-            tensors = load_file(tmp_path / "f")
-            assert tensors["tokens"].tobytes() == PROMPT
-            assert set(tensors) == {"tokens", "positions", "kv"}
-            stat = await upload(rig, f"up/{path}", data)
-            assert (stat["path"], stat["len"], stat["durable"]) == (f"up/{path}", 59, True)
-            assert await gone_on(rig, known[0], f"up/{path}") == known
-            await rig.gateway.end(1)
-        await uploads_are_gone(tmp_path)
-
-    lives(tmp_path, test)
-
-
-def test_a_file_of_tokens_alone_is_rebuilt_when_asked(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        known = await saved(rig, "a", DURABLE)
+@run_by(lives, "tmp_path")
+async def test_downloaded_file_is_uploaded_and_continued(rig: KernelRig, *, tmp_path: Path) -> None:
+    for path, flags in (("memory", 0), ("disk", DURABLE)):
+        known = await saved(rig, path, flags)
         await rig.gateway.end(1)
-        (tmp_path / "f").write_bytes(await download(rig, "a"))
+        data = await download(rig, path)
+        (tmp_path / "f").write_bytes(data)
         tensors = load_file(tmp_path / "f")
-        del tensors["kv"]
-        save_file(tensors, tmp_path / "bare")
-        bare = (tmp_path / "bare").read_bytes()
-        refused = await upload(rig, "b", bare)
-        assert refused["refused"] == "other-model"
-        assert (await upload(rig, "b", bare, rebuild=True))["len"] == 59
-        assert await gone_on(rig, known[0], "b") == known
-
-    lives(tmp_path, test)
+        assert tensors["tokens"].tobytes() == PROMPT
+        assert set(tensors) == {"tokens", "positions", "kv"}
+        stat = await upload(rig, f"up/{path}", data)
+        assert (stat["path"], stat["len"], stat["durable"]) == (f"up/{path}", 59, True)
+        assert await gone_on(rig, known[0], f"up/{path}") == known
+        await rig.gateway.end(1)
+    await uploads_are_gone(tmp_path)
 
 
-def test_a_foreign_files_kv_are_taken_as_they_are(tmp_path: Path) -> None:
-    """Who changes a file breaks its seal: it can be used, and nothing is derived from it."""
+@run_by(lives, "tmp_path")
+async def test_upload_of_tokens_alone_is_recomputed(rig: KernelRig, *, tmp_path: Path) -> None:
+    known = await saved(rig, "a", DURABLE)
+    await rig.gateway.end(1)
+    (tmp_path / "f").write_bytes(await download(rig, "a"))
+    tensors = load_file(tmp_path / "f")
+    del tensors["kv"]
+    save_file(tensors, tmp_path / "bare")
+    bare = (tmp_path / "bare").read_bytes()
+    refused = await upload(rig, "b", bare)
+    assert refused["refused"] == "other-model"
+    assert (await upload(rig, "b", bare, rebuild=True))["len"] == 59
+    assert await gone_on(rig, known[0], "b") == known
 
-    async def test(rig: KernelRig) -> None:
-        known = await saved(rig, "a", DURABLE)
-        worker = rig.worker
-        data = bytearray(await download(rig, "a"))
-        at = data.index(b'"seal":"') + len(b'"seal":"')
-        data[at : at + 64] = b"0" * 64
-        assert (await upload(rig, "b", bytes(data)))["len"] == 59
-        assert await worker.call(1, Op.KV_OPEN, B, "b", 31) == 31
-        assert [known[0], *await decode(worker, 1, B, known[0], 5)] == known
-        assert await worker.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
 
-    lives(tmp_path, test)
+@run_by(lives, "tmp_path")
+async def test_upload_with_a_broken_seal_cannot_be_offered(rig: KernelRig) -> None:
+    """A changed file can be used, but nothing is derived from it."""
+    known = await saved(rig, "a", DURABLE)
+    worker = rig.worker
+    data = bytearray(await download(rig, "a"))
+    at = data.index(b'"seal":"') + len(b'"seal":"')
+    data[at : at + 64] = b"0" * 64
+    assert (await upload(rig, "b", bytes(data)))["len"] == 59
+    assert await worker.call(1, Op.KV_OPEN, B, "b", 31) == 31
+    assert [known[0], *await decode(worker, 1, B, known[0], 5)] == known
+    assert await worker.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
 
 
 @pytest.mark.parametrize("data", [b"", b"junk" * 100, bytes(5000)])
-def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
-    async def test(rig: KernelRig) -> None:
-        refused = await upload(rig, "a", data, rebuild=True)
-        assert refused["refused"] == "bad-file"
-        assert await listing(rig) == []
-        await uploads_are_gone(tmp_path)
-
-    lives(tmp_path, test)
+@run_by(lives, "tmp_path")
+async def test_malformed_upload_is_refused(rig: KernelRig, *, tmp_path: Path, data: bytes) -> None:
+    refused = await upload(rig, "a", data, rebuild=True)
+    assert refused["refused"] == "bad-file"
+    assert await listing(rig) == []
+    await uploads_are_gone(tmp_path)
 
 
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        await made(rig)
-        ask = rig.gateway.ask
-        for what, given, errno in (
-            ("kv_download", {"path": "nothing"}, Errno.ENOENT),
-            ("kv_download", {"path": 5}, Errno.EINVAL),
-            ("kv_download", {}, Errno.EINVAL),
-            ("kv_read", {"transfer": 99, "offset": 0, "bytes": 1}, Errno.EBADF),
-            ("kv_write", {"transfer": 99, "data": b"x"}, Errno.EBADF),
-            ("kv_remove", {"path": "../x"}, Errno.EINVAL),
-            ("kv_upload", {"bytes": 1 << 50}, Errno.EFBIG),
-            (
-                "kv_put",
-                {"transfer": 99, "path": "x", "replace": True, "public": False,
-                 "expires_ms": 0, "rebuild": False},
-                Errno.EBADF,
-            ),
-        ):  # fmt: skip
-            assert (await ask(what, tenant="t", **given)).errno == -errno, what
-        number = (await ask("kv_download", tenant="t", path="made")).value["transfer"]
-        given = {"transfer": number, "offset": 0}
-        too_much = await ask("kv_read", tenant="t", bytes=KV_CHUNK_BYTES_MAX + 1, **given)
-        assert too_much.errno == -Errno.EINVAL
-        assert (await ask("kv_read", tenant="other", bytes=1, **given)).errno == -Errno.EBADF
-        assert (await ask("kv_write", tenant="t", transfer=number, data=b"x")).errno == -Errno.EBADF
-        assert (await ask("kv_close", tenant="other", transfer=number)).errno == 0
-        assert len((await ask("kv_read", tenant="t", bytes=10, **given)).value) == 10
-        for _ in range(TENANT_KV_TRANSFERS_MAX - 1):
-            assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
-        assert (await ask("kv_upload", tenant="t", bytes=1)).errno == -Errno.EAGAIN
-        assert (await ask("kv_upload", tenant="other", bytes=1)).errno == 0
-
-    lives(tmp_path, test)
-
-
-def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.call(1, Op.KV_SAVE, A, "a", DURABLE) == 0
-        assert await worker.call(1, Op.KV_SAVE, A, "b", DURABLE) == -Errno.EDQUOT
-        other = await start(rig, 2, tenant="other")
-        await other.pred(2, A, PROMPT)
-        assert await other.call(2, Op.KV_SAVE, A, "b", DURABLE) == 0
-
-    lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=6_000))
-
-
-def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        async def sent(what: str, **given: Any) -> list[int]:
-            asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
-            return [answer.errno for answer in await asyncio.gather(*asked)]
-
-        errnos = await sent("kv_upload", bytes=1)
-        assert errnos.count(0) == TENANT_KV_TRANSFERS_MAX
-        assert set(errnos) == {0, -Errno.EAGAIN}
-        for number in range(1, 1 + TENANT_KV_TRANSFERS_MAX):
-            await rig.gateway.ask("kv_close", tenant="t", transfer=number)
-        await made(rig)
-        assert (await sent("kv_download", path="made")).count(0) == TENANT_KV_TRANSFERS_MAX
-
-    lives(tmp_path, test)
-
-
-def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        ask = rig.gateway.ask
-        rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
-
-        async def junk() -> int:
-            if (opened := await ask("kv_upload", tenant="t", bytes=9)).errno:
-                return opened.errno
-            number = opened.value["transfer"]
-            await ask("kv_write", tenant="t", transfer=number, data=b"x" * 9)
-            answer = await ask("kv_put", tenant="t", transfer=number, **rest)
-            assert answer.value["refused"] == "bad-file"
-            return 0
-
-        await asyncio.gather(*(junk() for _ in range(40)))
-        assert [await junk() for _ in range(10)] == [0] * 10
+@run_by(lives, "tmp_path")
+async def test_invalid_transfer_requests_are_refused(rig: KernelRig) -> None:
+    await made(rig)
+    ask = rig.gateway.ask
+    for what, given, errno in (
+        ("kv_download", {"path": "nothing"}, Errno.ENOENT),
+        ("kv_download", {"path": 5}, Errno.EINVAL),
+        ("kv_download", {}, Errno.EINVAL),
+        ("kv_read", {"transfer": 99, "offset": 0, "bytes": 1}, Errno.EBADF),
+        ("kv_write", {"transfer": 99, "data": b"x"}, Errno.EBADF),
+        ("kv_remove", {"path": "../x"}, Errno.EINVAL),
+        ("kv_upload", {"bytes": 1 << 50}, Errno.EFBIG),
+        (
+            "kv_put",
+            {"transfer": 99, "path": "x", "replace": True, "public": False,
+             "expires_ms": 0, "rebuild": False},
+            Errno.EBADF,
+        ),
+    ):  # fmt: skip
+        assert (await ask(what, tenant="t", **given)).errno == -errno, what
+    number = (await ask("kv_download", tenant="t", path="made")).value["transfer"]
+    given = {"transfer": number, "offset": 0}
+    too_much = await ask("kv_read", tenant="t", bytes=KV_CHUNK_BYTES_MAX + 1, **given)
+    assert too_much.errno == -Errno.EINVAL
+    assert (await ask("kv_read", tenant="other", bytes=1, **given)).errno == -Errno.EBADF
+    assert (await ask("kv_write", tenant="t", transfer=number, data=b"x")).errno == -Errno.EBADF
+    assert (await ask("kv_close", tenant="other", transfer=number)).errno == 0
+    assert len((await ask("kv_read", tenant="t", bytes=10, **given)).value) == 10
+    for _ in range(TENANT_KV_TRANSFERS_MAX - 1):
         assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
-        put = await ask("kv_put", tenant="t", transfer=99, **rest)
-        assert put.errno == -Errno.EBADF
-        public = {**rest, "public": True}
-        for _ in range(2 * TENANT_KV_TRANSFERS_MAX):  # refused before it is looked at
-            number = (await ask("kv_upload", tenant="t", bytes=1)).value["transfer"]
-            put = await ask("kv_put", tenant="t", transfer=number, **public)
-            assert put.errno == -Errno.EACCES
-
-    lives(tmp_path, test)
+    assert (await ask("kv_upload", tenant="t", bytes=1)).errno == -Errno.EAGAIN
+    assert (await ask("kv_upload", tenant="other", bytes=1)).errno == 0
 
 
-def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path) -> None:
-    async def test(rig: KernelRig) -> None:
-        async def push() -> int:
-            opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
-            given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
-            return (await rig.gateway.ask("kv_write", tenant="t", **given)).errno
+@run_by(lives, "tmp_path", tenants=TenantLimits(256, durable_bytes=6_000))
+async def test_durable_quota_is_per_tenant(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    assert await worker.call(1, Op.KV_SAVE, A, "a", DURABLE) == 0
+    assert await worker.call(1, Op.KV_SAVE, A, "b", DURABLE) == -Errno.EDQUOT
+    other = await start(rig, 2, tenant="other")
+    await other.pred(2, A, PROMPT)
+    assert await other.call(2, Op.KV_SAVE, A, "b", DURABLE) == 0
 
-        assert [await push() for _ in range(4)] == [0, 0, -Errno.EDQUOT, -Errno.EDQUOT]
 
-    lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=10_000))
+@run_by(lives, "tmp_path")
+async def test_transfers_at_once_are_bounded(rig: KernelRig) -> None:
+    async def sent(what: str, **given: Any) -> list[int]:
+        asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
+        return [answer.errno for answer in await asyncio.gather(*asked)]
+
+    errnos = await sent("kv_upload", bytes=1)
+    assert errnos.count(0) == TENANT_KV_TRANSFERS_MAX
+    assert set(errnos) == {0, -Errno.EAGAIN}
+    for number in range(1, 1 + TENANT_KV_TRANSFERS_MAX):
+        await rig.gateway.ask("kv_close", tenant="t", transfer=number)
+    await made(rig)
+    assert (await sent("kv_download", path="made")).count(0) == TENANT_KV_TRANSFERS_MAX
 
 
-def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
-    """The device goes on around them, and every file holds what its program had."""
+@run_by(lives, "tmp_path")
+async def test_upload_keeps_its_place_until_named_or_refused(rig: KernelRig) -> None:
+    ask = rig.gateway.ask
+    rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
 
+    async def junk() -> int:
+        if (opened := await ask("kv_upload", tenant="t", bytes=9)).errno:
+            return opened.errno
+        number = opened.value["transfer"]
+        await ask("kv_write", tenant="t", transfer=number, data=b"x" * 9)
+        answer = await ask("kv_put", tenant="t", transfer=number, **rest)
+        assert answer.value["refused"] == "bad-file"
+        return 0
+
+    await asyncio.gather(*(junk() for _ in range(40)))
+    assert [await junk() for _ in range(10)] == [0] * 10
+    assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
+    put = await ask("kv_put", tenant="t", transfer=99, **rest)
+    assert put.errno == -Errno.EBADF
+    public = {**rest, "public": True}
+    for _ in range(2 * TENANT_KV_TRANSFERS_MAX):  # refused before it is looked at
+        number = (await ask("kv_upload", tenant="t", bytes=1)).value["transfer"]
+        put = await ask("kv_put", tenant="t", transfer=number, **public)
+        assert put.errno == -Errno.EACCES
+
+
+@run_by(lives, "tmp_path", tenants=TenantLimits(256, durable_bytes=10_000))
+async def test_upload_counts_the_bytes_that_were_sent(rig: KernelRig) -> None:
+    async def push() -> int:
+        opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
+        given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
+        return (await rig.gateway.ask("kv_write", tenant="t", **given)).errno
+
+    assert [await push() for _ in range(4)] == [0, 0, -Errno.EDQUOT, -Errno.EDQUOT]
+
+
+def test_files_saved_and_opened_during_steps_are_correct(tmp_path: Path) -> None:
     async def test(rig: KernelRig) -> None:
         async def program(instance: int) -> None:
             worker = await start(rig, instance)
@@ -476,7 +462,7 @@ def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
     lives(tmp_path, test, again)
 
 
-# --- While calls go on ---------------------------------------------------------------------------
+# --- While other calls are made ------------------------------------------------------------------
 class Moving:
     """Files over a device and a host, and a device that is slow to read and write whole files."""
 
@@ -491,7 +477,7 @@ class Moving:
         return asyncio.ensure_future(work())
 
     def file(self, pages: int, tenant: str = "t") -> KVFile:
-        """Return a file of whole pages, whatever lies in them."""
+        """Return a file of whole pages with any content."""
         file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
         extend(file, *range(pages * PAGE_TOKENS))
         return file
@@ -508,8 +494,8 @@ class Moving:
             self.kvfs.finish_transfers(batch)
 
 
-async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
-    """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
+async def test_file_read_while_its_pages_move_is_complete() -> None:
+    """Otherwise the file would get what is in the frames now, perhaps another tenant's."""
     house = Moving(8)
     file = house.file(4)
     await house.mark(file, 7)
@@ -524,7 +510,7 @@ async def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> N
     assert (kv == 7).all()
 
 
-async def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
+async def test_file_write_gives_up_frames_that_are_evicted() -> None:
     house = Moving(8)
     source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
     await house.mark(source, 7)

@@ -58,8 +58,8 @@ def best(logits: Any) -> int:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_attention_sinks_keep_the_positions_of_what_they_saw(desk: Desk) -> None:
-    """StreamingLLM (2309.17453): the first tokens and a window; positions go on as they were."""
+async def test_attention_sinks_with_kept_positions_equal_dense(desk: Desk) -> None:
+    """StreamingLLM (2309.17453): the first tokens and a window, at their old positions."""
     stream = desk.create()
     logits = await desk.pred(stream, ids(50))
     position = 50
@@ -72,31 +72,28 @@ async def test_attention_sinks_keep_the_positions_of_what_they_saw(desk: Desk) -
             position += 1
 
 
-def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) -> None:
+@run_by(at_a_desk, "checkpoint", limits=NARROW)
+async def test_attention_sinks_with_new_positions_equal_dense(desk: Desk) -> None:
     """Positions inside the cache: the window's tokens are computed again behind the sinks."""
-
-    async def scenario(desk: Desk) -> None:
-        stream = desk.create()
-        text = ids(60)
-        await desk.pred(stream, text)
-        for step in range(3):
-            kept = desk.extract(stream, (0, 4))
-            window = text[-20:]
-            logits = await desk.pred(kept, window)  # at 4, 5, ..: behind what the file has
-            for _ in range(6):
-                text.append(best(logits[-1]))
-                logits = await desk.pred(kept, text[-1:])
-            # The very same tokens at positions said one by one.
-            other = desk.extract(stream, (0, 4))
-            again = await desk.pred(other, window + text[-6:], range(4, 30))
-            assert np.allclose(again[-1], logits[-1], rtol=1e-3, atol=1e-4), step
-            desk.close(kept)
-
-    at_a_desk(checkpoint, scenario, NARROW)
+    stream = desk.create()
+    text = ids(60)
+    await desk.pred(stream, text)
+    for step in range(3):
+        kept = desk.extract(stream, (0, 4))
+        window = text[-20:]
+        logits = await desk.pred(kept, window)  # at 4, 5, ..: behind what the file has
+        for _ in range(6):
+            text.append(best(logits[-1]))
+            logits = await desk.pred(kept, text[-1:])
+        # The very same tokens at positions said one by one.
+        other = desk.extract(stream, (0, 4))
+        again = await desk.pred(other, window + text[-6:], range(4, 30))
+        assert np.allclose(again[-1], logits[-1], rtol=1e-3, atol=1e-4), step
+        desk.close(kept)
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_window_slides_a_token_at_a_time(desk: Desk) -> None:
+async def test_sliding_window_equals_dense(desk: Desk) -> None:
     stream = desk.create()
     logits = await desk.pred(stream, ids(30))
     for position in range(30, 42):
@@ -107,7 +104,7 @@ async def test_a_window_slides_a_token_at_a_time(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("limits", [StepLimits(), NARROW], ids=["wide", "narrow"])
-def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
+def test_pruned_contexts_equal_dense(checkpoint: Checkpoint, limits: StepLimits) -> None:
     """Any entries taken out of the middle, at any token and not at pages' ends."""
 
     async def scenario(desk: Desk) -> None:
@@ -128,7 +125,7 @@ def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_modules_are_appended_in_any_order(desk: Desk) -> None:
+async def test_modules_appended_in_any_order_equal_dense(desk: Desk) -> None:
     """Prompt Cache (2311.04934): modules computed alone, each at positions of its own."""
     sizes = [16, 7, 33, 1]
     modules, begin = [], 8
@@ -148,7 +145,7 @@ async def test_modules_are_appended_in_any_order(desk: Desk) -> None:
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_module_with_a_union_of_parts(desk: Desk) -> None:
+async def test_parts_of_modules_appended_elsewhere_equal_dense(desk: Desk) -> None:
     """Parts of one module, and of a file that grew behind modules, appended elsewhere."""
     one, other = desk.create(), desk.create()
     await desk.pred(one, ids(40, 1))
@@ -165,18 +162,23 @@ async def test_a_module_with_a_union_of_parts(desk: Desk) -> None:
     await desk.pred(target, ids(2, 6))
 
 
-@run_by(at_a_desk, "checkpoint")
-async def test_speculation_verified_as_a_chain_and_truncated(desk: Desk) -> None:
-    """Each draft is half right: what was accepted, and one token more, equals plain decoding."""
-    plain, fast = desk.create(), desk.create()
-    prompt = ids(33)
+async def decoded(desk: Desk, prompt: list[int], count: int) -> list[int]:
+    """Return what plain greedy decoding gives behind a prompt."""
+    plain = desk.create()
     logits = await desk.pred(plain, prompt)
-    expected = [best(logits[-1])]
-    for _ in range(24):
-        logits = await desk.pred(plain, expected[-1:])
-        expected.append(best(logits[-1]))
-    logits = await desk.pred(fast, prompt)
-    out = [best(logits[-1])]
+    found = [best(logits[-1])]
+    for _ in range(count):
+        logits = await desk.pred(plain, found[-1:])
+        found.append(best(logits[-1]))
+    return found
+
+
+@run_by(at_a_desk, "checkpoint")
+async def test_speculation_as_a_chain_equals_plain_decoding(desk: Desk) -> None:
+    """Each proposal is half right: accepted tokens and one more equal plain decoding."""
+    expected = await decoded(desk, ids(33), 24)
+    fast = desk.create()
+    out = [best((await desk.pred(fast, ids(33)))[-1])]
     while len(out) < 18:
         right = expected[len(out) : len(out) + 3]
         lookaheads = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
@@ -191,20 +193,14 @@ async def test_speculation_verified_as_a_chain_and_truncated(desk: Desk) -> None
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_speculation_verified_as_a_tree_and_cut_to_its_path(desk: Desk) -> None:
-    """Three drafts a token in one pass (SpecInfer, 2305.09781); the accepted path is extracted."""
-    plain, fast = desk.create(), desk.create()
-    prompt = ids(40)
-    logits = await desk.pred(plain, prompt)
-    expected = [best(logits[-1])]
-    for _ in range(20):
-        logits = await desk.pred(plain, expected[-1:])
-        expected.append(best(logits[-1]))
-    logits = await desk.pred(fast, prompt)
-    out = [best(logits[-1])]
+async def test_speculation_as_a_tree_equals_plain_decoding(desk: Desk) -> None:
+    """Proposals in a tree, in one pass (SpecInfer, 2305.09781); the right path is extracted."""
+    expected = await decoded(desk, ids(40), 20)
+    fast = desk.create()
+    out = [best((await desk.pred(fast, ids(40)))[-1])]
     while len(out) < 16:
         right = expected[len(out) : len(out) + 2]
-        # Node 0 is the token itself; below it wrong drafts stand before the right ones.
+        # Node 0 is the token itself; below it wrong proposals stand before the right ones.
         lookaheads = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
         found = await desk.pred(fast, lookaheads, parents=[-1, 0, 0, 1, 2, 2])
         before = len(fast) - 6
@@ -218,7 +214,7 @@ async def test_speculation_verified_as_a_tree_and_cut_to_its_path(desk: Desk) ->
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_tree_is_decoded_a_level_at_a_time(desk: Desk) -> None:
+async def test_tree_rolled_back_to_any_level_equals_dense(desk: Desk) -> None:
     """All branches in one file, and rolled back to any level; parents within one pass only."""
     trunk = desk.create()
     await desk.pred(trunk, ids(37))
@@ -234,22 +230,20 @@ async def test_a_tree_is_decoded_a_level_at_a_time(desk: Desk) -> None:
     await desk.pred(trunk, ids(4))
 
 
-def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
-    async def scenario(desk: Desk) -> None:
-        file = desk.create()
-        await desk.pred(file, ids(21))
-        # A chain of 40 with a sibling before each link: depth is not the place in the file.
-        parents = [-1, -1]
-        for link in range(1, 40):
-            parents += [2 * link - 1, 2 * link - 1]
-        await desk.pred(file, ids(80, 4), parents=parents)
-        await desk.pred(file, ids(3, 5))
-
-    at_a_desk(checkpoint, scenario, StepLimits())
+@run_by(at_a_desk, "checkpoint", limits=StepLimits())
+async def test_tree_deeper_than_the_window_equals_dense(desk: Desk) -> None:
+    file = desk.create()
+    await desk.pred(file, ids(21))
+    # A chain of 40 with a sibling before each link: depth is not the place in the file.
+    parents = [-1, -1]
+    for link in range(1, 40):
+        parents += [2 * link - 1, 2 * link - 1]
+    await desk.pred(file, ids(80, 4), parents=parents)
+    await desk.pred(file, ids(3, 5))
 
 
 @run_by(at_a_desk, "checkpoint")
-async def test_a_file_may_hold_an_entry_twice_and_in_any_order(desk: Desk) -> None:
+async def test_file_with_repeated_entries_equals_dense(desk: Desk) -> None:
     file = desk.create()
     await desk.pred(file, ids(45))
     jumbled = desk.extract(file, (16, 32), (40, 45), (0, 3), (41, 43), (0, 0), (44, 45))
@@ -258,10 +252,8 @@ async def test_a_file_may_hold_an_entry_twice_and_in_any_order(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("pages", [60, 24])
-def test_edited_files_are_computed_again_where_they_do_not_all_fit(
-    checkpoint: Checkpoint, pages: int
-) -> None:
-    """They take turns on a device that holds a part of them, and say what they always said."""
+def test_edited_files_under_pressure_equal_dense(checkpoint: Checkpoint, pages: int) -> None:
+    """They take turns on a device that holds a part of them, and give the same results."""
 
     async def scenario(desk: Desk) -> None:
         random = np.random.default_rng(8)

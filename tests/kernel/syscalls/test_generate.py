@@ -1,4 +1,4 @@
-"""`generate` in the kernel: the tokens of a loop of preds, with nobody between two steps."""
+"""`generate` in the kernel: the tokens of a loop of preds, without the program in between."""
 
 import asyncio
 from typing import Any
@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
 from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import GENERATE_AHEAD_DEFAULT, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.batched_device import in_lots
+from tests.support.kernel.batched_device import batched
 from tests.support.kernel.rig import (
     ANY_MS,
     PROMPT,
@@ -57,17 +58,19 @@ async def loop(
 
 # -- What it gives -----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ahead", [0, 1, 3, GENERATE_AHEAD_DEFAULT, 1000])
+@pytest.mark.parametrize(
+    ("ahead", "count"),
+    [(0, 1), (0, 20), (1, 20), (3, 20), (GENERATE_AHEAD_DEFAULT, 20), (1000, 20)],
+)
 @run_by(with_kernel)
-async def test_it_gives_the_records_of_a_loop_of_preds(
-    rig: KernelRig, *, kind: str, ahead: int
+async def test_generation_equals_a_loop_of_preds(
+    rig: KernelRig, *, kind: str, ahead: int, count: int
 ) -> None:
     worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, max=20, ahead=ahead, **KINDS[kind])
-    assert await made.end == b""
+    made = await worker.complete(1, A, PROMPT, max=count, ahead=ahead, **KINDS[kind])
     assert await appended(worker) == made.ids[:-1], "the last one is not appended"
     await start(rig, 2)
-    assert made.records == await loop(worker, 2, 20, **KINDS[kind])
+    assert made.records == await loop(worker, 2, count, **KINDS[kind])
     # A loop has not appended its last token either.
     usage = [(await rig.gateway.end(i)).value for i in (1, 2)]
     for each in usage:
@@ -91,7 +94,7 @@ LIPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @drawn(LIPS, st.integers(8, 300), st.integers(1, 9), st.sampled_from([1, 16, 64]))
-def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
+def test_generation_in_any_batch_equals_a_loop_of_preds(
     lips: list[tuple[int, int, int, str, int, bool]], tokens_max: int, rows: int, quantum: int
 ) -> None:
     def prompt(number: int, length: int) -> bytes:
@@ -105,8 +108,7 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
             ids_ = prompt(number, length)
             if preds:
                 return await loop(worker, number + 1, count, ids_, **KINDS[kind])
-            made = worker.generate(number + 1, A, ids_, max=count, ahead=ahead, **KINDS[kind])
-            assert await made.end == b""
+            made = await worker.complete(number + 1, A, ids_, max=count, ahead=ahead, **KINDS[kind])
             return made.records
 
         found = await asyncio.gather(*map(lip, range(len(lips))))
@@ -126,16 +128,14 @@ def test_alone_and_in_any_batch_it_is_a_loop_of_preds(
 
 
 @run_by(with_kernel)
-async def test_a_stop_token_is_given_and_nothing_is_computed_past_it(rig: KernelRig) -> None:
+async def test_stop_token_is_given_and_ends_the_computation(rig: KernelRig) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=30)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=30)
     stop = plain.ids[12]
     first = plain.ids.index(stop)
     await start(rig, 2)
     before = await rig.gateway.statistics()
-    made = worker.generate(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
-    assert await made.end == b""
+    made = await worker.complete(2, A, PROMPT, max=30, stop=[4095, stop, 4094])
     assert made.records == plain.records[: first + 1]
     assert await appended(worker, 2) == plain.ids[:first]
     after = await rig.gateway.statistics()
@@ -143,61 +143,49 @@ async def test_a_stop_token_is_given_and_nothing_is_computed_past_it(rig: Kernel
 
 
 @run_by(with_kernel)
-async def test_a_single_token_appends_nothing_but_the_prompt(rig: KernelRig) -> None:
+async def test_unseeded_generations_draw_different_seeds(rig: KernelRig) -> None:
     worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, max=1)
-    assert await made.end == b""
-    assert len(made.records) == 1
-    assert await worker.call(1, Op.KV_LEN, A) == LENGTH
-
-
-@run_by(with_kernel)
-async def test_an_unseeded_generation_draws_one_seed_for_all_its_steps(rig: KernelRig) -> None:
-    worker = await start(rig)
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     made = [worker.generate(1, h, PROMPT, max=8, get={"sample": {}}) for h in (A, B)]
     assert [await each.end for each in made] == [b"", b""]
     assert made[0].ids != made[1].ids
 
 
 @run_by(with_kernel)
-async def test_one_goes_on_where_another_ended(rig: KernelRig) -> None:
+async def test_generation_continues_where_another_ended(rig: KernelRig) -> None:
     worker = await start(rig)
-    whole = worker.generate(1, A, PROMPT, max=12, get=SEEDED)
-    await whole.end
-    worker.tell(1, Op.KV_CREATE, B)
-    first = worker.generate(1, B, PROMPT, max=5, get=SEEDED)
-    await first.end
-    second = worker.generate(1, B, first.records[-1][:4], max=7, get=SEEDED)
-    await second.end
+    whole = await worker.complete(1, A, PROMPT, max=12, get=SEEDED)
+    worker.create(1, B)
+    first = await worker.complete(1, B, PROMPT, max=5, get=SEEDED)
+    second = await worker.complete(1, B, first.records[-1][:4], max=7, get=SEEDED)
     assert first.records + second.records == whole.records
 
 
 # -- How far it runs ---------------------------------------------------------------------------
-@pytest.mark.parametrize("ahead", [0, 1, 8])
-@run_by(with_kernel)
-async def test_it_never_appends_more_than_ahead_tokens_that_were_not_taken(
-    rig: KernelRig, *, ahead: int
-) -> None:
-    worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
-    taken = 0
-    for take in (0, 1, 2, 5, ahead + 1, 3):
-        taken += take
-        if take:
-            made.take(min(take, ahead + 1))
-            taken += min(take, ahead + 1) - take
-        await asyncio.sleep(1)
-        assert len(made.records) == taken + ahead + 1
-    computed = (await rig.gateway.statistics())["tokens_computed"]
-    assert computed == LENGTH + taken + ahead
-    made.cancel()
-    assert await made.end == -Errno.ECANCELED
-    assert await appended(worker) == made.ids[: taken + ahead]
+@pytest.mark.parametrize("executor", [None, batched], ids=["single steps", "batched steps"])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 8])
+def test_generation_runs_ahead_by_its_bound_at_most(executor: Any, ahead: int) -> None:
+    async def test(rig: KernelRig) -> None:
+        worker = await start(rig)
+        made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead)
+        taken = 0
+        for take in (0, 1, min(2, ahead + 1), 1, ahead + 1, ahead + 1):
+            if take:
+                made.take(take)
+            taken += take
+            await asyncio.sleep(1)
+            assert len(made.records) == taken + ahead + 1
+        computed = (await rig.gateway.statistics())["tokens_computed"]
+        assert computed == LENGTH + taken + ahead
+        made.cancel()
+        assert await made.end == -Errno.ECANCELED
+        assert await appended(worker) == made.ids[: taken + ahead]
+
+    with_kernel(test, executor=executor)
 
 
 @run_by(with_kernel)
-async def test_credit_for_what_was_not_given_is_refused(rig: KernelRig) -> None:
+async def test_credit_for_records_not_given_is_refused(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, eager=False, ahead=2)
     assert await worker.call(1, Op.TAKEN, made.seq, 1) == -Errno.EINVAL
@@ -212,13 +200,12 @@ async def test_credit_for_what_was_not_given_is_refused(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_the_next_step_does_not_wait_for_anybody(rig: KernelRig) -> None:
-    """Steps follow each other without a gap, though the worker's credit comes late."""
+async def test_generation_steps_follow_without_a_gap(rig: KernelRig) -> None:
+    """The worker's credit comes late."""
     worker = await start(rig)
     loop_ = asyncio.get_running_loop()
     began = loop_.time()
-    made = worker.generate(1, A, tokens(1), eager=False, max=41, ahead=40)
-    await made.end
+    await worker.complete(1, A, tokens(1), eager=False, max=41, ahead=40)
     elapsed = loop_.time() - began
     assert elapsed == pytest.approx(41 * 10.02e-3, rel=1e-6)
     assert (await rig.gateway.statistics())["steps"] == 41
@@ -236,11 +223,11 @@ async def test_generations_of_many_lips_share_every_step(rig: KernelRig) -> None
 
 
 @run_by(with_kernel, pages=4096, kernel_options=KernelOptions(steps=StepLimits(tokens=64, rows=4)))
-async def test_a_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
+async def test_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -> None:
     worker = await start(rig)
     handles = [(1 << 16) + 1 + i for i in range(40)]
+    worker.create(1, *handles)
     for handle in handles:
-        worker.tell(1, Op.KV_CREATE, handle)
         worker.generate(1, handle, tokens(3), max=500, ahead=500)
     await start(rig, 2, tenant="other")
     alone = worker.generate(2, A, tokens(3), max=100, ahead=100)
@@ -253,11 +240,10 @@ async def test_a_lip_with_many_generations_gets_one_lips_share(rig: KernelRig) -
 
 # -- Its file ----------------------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) -> None:
+async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
     worker = await start(rig)
     await rig.gateway.register(2, parent=1)
-    for handle in (B, C):
-        worker.tell(1, Op.KV_CREATE, handle)
+    worker.create(1, B, C)
     await worker.pred(1, B, tokens(1, 2))
     assert await worker.call(1, Op.KV_GRANT, A, 2, 31, "before") == 0
     assert await worker.call(2, Op.KV_GRANTED, A, "before") == 31
@@ -283,7 +269,7 @@ async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) 
         await asyncio.sleep(0.1)
     assert await worker.call(1, Op.KV_LEN, new[0]) == -Errno.EBUSY, "of the fork, for ever"
     assert await worker.call(1, Op.KV_LEN, new[1]) == -Errno.EBUSY
-    # What is about the handle and not about the file goes on as ever.
+    # Calls about the handle and not about the file are served.
     assert await worker.call(1, Op.KV_GRANT, A, 2, 1, "name") == 0
     assert await worker.call(2, Op.KV_GRANTED, B, "name") == 1
     assert await worker.call(2, Op.KV_CLOSE, B) == 0
@@ -294,10 +280,10 @@ async def test_other_calls_on_its_file_hear_ebusy_until_it_ends(rig: KernelRig) 
 
 
 @run_by(with_kernel)
-async def test_an_append_to_or_from_its_file_fails_as_appends_do(rig: KernelRig) -> None:
-    """It has no reply that a program hears: it becomes the answer of the file it would change."""
+async def test_append_with_a_generating_file_fails_its_target(rig: KernelRig) -> None:
+    """An append has no reply: its error becomes the answer of the file that it would change."""
     worker = await start(rig)
-    worker.tell(1, Op.KV_CREATE, B)
+    worker.create(1, B)
     await worker.pred(1, B, tokens(1, 2))
     made = worker.generate(1, A, PROMPT, max=30)
     to, out_of = worker.calls((1, Op.KV_APPEND, A, B, 0, 1), (1, Op.KV_APPEND, B, A, 0, 1))
@@ -310,7 +296,7 @@ async def test_an_append_to_or_from_its_file_fails_as_appends_do(rig: KernelRig)
 
 
 @run_by(with_kernel)
-async def test_calls_made_before_it_come_first(rig: KernelRig) -> None:
+async def test_calls_before_a_generation_come_first(rig: KernelRig) -> None:
     worker = await start(rig)
     whole = PROMPT + tokens(7, 8)
     length = worker.calls((1, Op.PRED, A, PROMPT, None, b""), (1, Op.KV_LEN, A))[1]
@@ -319,13 +305,12 @@ async def test_calls_made_before_it_come_first(rig: KernelRig) -> None:
     assert await length == LENGTH
     await made.end
     await start(rig, 2)
-    other = worker.generate(2, A, whole, max=5)
-    await other.end
+    other = await worker.complete(2, A, whole, max=5)
     assert made.records == other.records
 
 
 @run_by(with_kernel)
-async def test_a_closed_handle_does_not_end_it(rig: KernelRig) -> None:
+async def test_generation_continues_after_its_handle_is_closed(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, PROMPT, max=10)
     await asyncio.sleep(0.03)
@@ -340,7 +325,9 @@ async def test_a_closed_handle_does_not_end_it(rig: KernelRig) -> None:
 # -- Its end -----------------------------------------------------------------------------------
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
-def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lots: bool) -> None:
+def test_cancelled_generation_ends_exactly(
+    at_ms: int, ahead: int, eager: bool, others: int, batches: bool
+) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         for other in range(others):
@@ -363,13 +350,12 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lot
         else:
             assert length == 0
         await rig.gateway.check_integrity()
-        # The file is as any other: roll back and go on.
+        # The file is as any other: it can be truncated and used.
         assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
-        again = worker.generate(1, A, PROMPT, max=len(given) or 1)
-        await again.end
+        again = await worker.complete(1, A, PROMPT, max=len(given) or 1)
         assert again.ids[: len(given)] == given
 
-    with_kernel(test, executor=in_lots if lots else None)
+    with_kernel(test, executor=batched if batches else None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -382,13 +368,13 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lot
     st.integers(6, 40),
     st.integers(0, 250),
 )
-def test_whatever_ends_it_everything_comes_back(
+def test_generations_that_end_in_any_way_leave_nothing(
     lips: list[tuple[int, int, str]], pages: int, worker_dies_ms: int
 ) -> None:
     async def test(rig: KernelRig) -> None:
         async def lip(instance: int, at_ms: int, ahead: int, fate: str) -> None:
             await rig.gateway.register(instance, tenant=f"t{instance % 2}")
-            rig.worker.tell(instance, Op.KV_CREATE, A)
+            rig.worker.create(instance, A)
             await asyncio.sleep(at_ms / 2000)
             made = rig.worker.generate(instance, A, PROMPT, max=40, ahead=ahead)
             await asyncio.sleep(at_ms / 1000)
@@ -413,22 +399,21 @@ def test_whatever_ends_it_everything_comes_back(
 
 
 @run_by(with_kernel, pages=4)
-async def test_without_pages_it_ends_with_enomem_behind_what_it_gave(rig: KernelRig) -> None:
+async def test_generation_without_pages_ends_with_enomem(rig: KernelRig) -> None:
     worker = await start(rig)
     made = worker.generate(1, A, tokens(1))
     assert await made.end == -Errno.ENOMEM
     assert len(made.records) == 4 * PAGE_TOKENS
     assert await worker.call(1, Op.KV_LEN, A) == 4 * PAGE_TOKENS
-    # What was given stays; with room again it goes on.
+    # What was given stays; with room again the file is continued.
     assert await worker.call(1, Op.KV_TRUNCATE, A, PAGE_TOKENS) == 0
-    again = worker.generate(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
-    assert await again.end == b""
+    again = await worker.complete(1, A, made.records[PAGE_TOKENS - 1][:4], max=PAGE_TOKENS)
     assert again.records == made.records[PAGE_TOKENS : 2 * PAGE_TOKENS]
 
 
 @pytest.mark.parametrize("limit", ["tokens", "kv_tokens"])
 @run_by(with_kernel)
-async def test_a_limit_of_the_run_ends_it_with_edquot(rig: KernelRig, *, limit: str) -> None:
+async def test_generation_past_a_run_limit_ends_with_edquot(rig: KernelRig, *, limit: str) -> None:
     worker = await start(rig, **{limit: LENGTH + 5})
     made = worker.generate(1, A, PROMPT)
     assert await made.end == -Errno.EDQUOT
@@ -437,44 +422,40 @@ async def test_a_limit_of_the_run_ends_it_with_edquot(rig: KernelRig, *, limit: 
     assert len(rig.gateway.exceeded) == (limit == "tokens")
 
 
-def test_it_ends_where_the_context_does() -> None:
-    model = simulated_model(max_context=100)
+def small_context(clock: Clock) -> SimulatedExecutor:
+    return SimulatedExecutor(clock, 64, simulated_model(max_context=100), ANY_MS)
 
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        made = worker.generate(1, A, PROMPT, max=1000)
-        assert await made.end == b""
-        assert len(made.records) == 100 - LENGTH + 1, "the last one needs no room"
-        assert await worker.call(1, Op.KV_LEN, A) == 100
-        full = worker.generate(1, A, tokens(1))
-        assert await full.end == -Errno.EFBIG, "as a pred's tokens that have no room"
-        assert full.records == []
 
-    with_kernel(test, executor=lambda clock: SimulatedExecutor(clock, 64, model, ANY_MS))
+@run_by(with_kernel, executor=small_context)
+async def test_generation_ends_with_the_context(rig: KernelRig) -> None:
+    worker = await start(rig)
+    made = await worker.complete(1, A, PROMPT, max=1000)
+    assert len(made.records) == 100 - LENGTH + 1, "the last one needs no room"
+    assert await worker.call(1, Op.KV_LEN, A) == 100
+    full = worker.generate(1, A, tokens(1))
+    assert await full.end == -Errno.EFBIG, "as a pred's tokens that have no room"
+    assert full.records == []
 
 
 class Faulty(SimulatedExecutor):
-    """Fails step number `at`: all of it, or its rows."""
+    """Fails its seventh step: all of it, or its rows."""
 
-    steps, at, row = 0, 7, False
+    def __init__(self, clock: Clock, rows: bool) -> None:
+        super().__init__(clock, 64, costs=CostModel(fixed_us=1000))
+        self.steps, self.rows = 0, rows
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
         results = await super().run(batch)
         self.steps += bool(batch.rows)
-        if self.steps != self.at:
+        if self.steps != 7:
             return results
-        if self.row:
+        if self.rows:
             return [SyscallError(Errno.EINVAL) for _ in results]
         raise RuntimeError("no power")
 
 
-@pytest.mark.parametrize(("row", "errno"), [(False, Errno.EIO), (True, Errno.EINVAL)])
-def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> None:
-    class Failing(Faulty):
-        at = 7
-
-    Failing.row = row
-
+@pytest.mark.parametrize(("rows", "errno"), [(False, Errno.EIO), (True, Errno.EINVAL)])
+def test_failed_step_ends_a_generation_behind_its_records(rows: bool, errno: Errno) -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         made = worker.generate(1, A, PROMPT, max=20)
@@ -483,11 +464,11 @@ def test_a_failed_step_ends_it_behind_what_it_gave(row: bool, errno: Errno) -> N
         assert await appended(worker) == made.ids[:5]
         await rig.gateway.check_integrity()
 
-    with_kernel(test, executor=lambda clock: Failing(clock, 64, costs=CostModel(fixed_us=1000)))
+    with_kernel(test, executor=lambda clock: Faulty(clock, rows))
 
 
 @run_by(with_kernel)
-async def test_options_are_checked_before_it_begins(rig: KernelRig) -> None:
+async def test_invalid_generate_options_are_refused(rig: KernelRig) -> None:
     worker = await start(rig)
     for given in (
         {"at": "all"},
@@ -502,6 +483,6 @@ async def test_options_are_checked_before_it_begins(rig: KernelRig) -> None:
         made = worker.generate(1, A, tokens(1), **given)
         assert await made.end == -Errno.EINVAL, given
     assert await worker.call(1, Op.KV_LEN, A) == 0
-    worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # for nobody
+    worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # without a seq, so without a reply
     assert await worker.call(1, Op.KV_LEN, A) == 0
     assert rig.kernel.statistics()["failed"] == 9

@@ -1,14 +1,12 @@
-"""Generations on a device that tells of several steps at once: their records are one reply."""
+"""Generations on a device that reports several steps at once: their records are one reply."""
 
-import asyncio
 from typing import Any
 
 import pytest
-from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.batched_device import STEPS, in_lots
-from tests.support.kernel.rig import PROMPT, A, KernelRig, appended, start, with_kernel
+from tests.support.kernel.batched_device import STEPS, batched
+from tests.support.kernel.rig import PROMPT, A, KernelRig, start, with_kernel
 from tests.support.run_by import run_by
 
 LENGTH = len(PROMPT) // 4
@@ -16,9 +14,7 @@ SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
 
 
 @pytest.mark.parametrize("given", [{}, {"get": SEEDED, "logprobs": 2}], ids=["greedy", "logprobs"])
-def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
-    given: dict[str, Any],
-) -> None:
+def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any]) -> None:
     async def test(rig: KernelRig) -> tuple[list[bytes], int, int]:
         for instance in range(1, 5):
             worker = await start(rig, instance)
@@ -28,39 +24,21 @@ def test_the_records_of_steps_that_are_told_of_together_are_one_reply(
             assert await each.end == b""
         assert len({tuple(each.records) for each in made}) == 1, "they were asked for the same"
         assert len(made[0].records) == 40
-        assert made[0].times[1] > made[0].times[0], "the first one is told of by itself"
+        assert made[0].times[1] > made[0].times[0], "the first one is reported by itself"
         return made[0].records, made[0].replies, worker.frames - frames
 
-    records, replies, frames = with_kernel(test, executor=in_lots)
+    records, replies, frames = with_kernel(test, executor=batched)
     alone, each, _ = with_kernel(test)
     assert records == alone
     assert each == 40
     assert replies == frames == 1 + -(-39 // STEPS)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 8])
-@run_by(with_kernel, executor=in_lots)
-async def test_in_lots_too_it_never_runs_further_ahead(rig: KernelRig, *, ahead: int) -> None:
-    worker = await start(rig)
-    made = worker.generate(1, A, PROMPT, eager=False, ahead=ahead, max=200)
-    taken = 0
-    for take in (0, 1, ahead + 1, 1, ahead + 1):
-        if take:
-            made.take(take)
-        taken += take
-        await asyncio.sleep(1)
-        assert len(made.records) == taken + ahead + 1
-    made.cancel()
-    assert await made.end == -Errno.ECANCELED
-    assert await appended(worker) == made.ids[: taken + ahead]
-
-
 @pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
-@run_by(with_kernel, executor=in_lots)
-async def test_a_stop_token_anywhere_in_a_lot_ends_it_there(rig: KernelRig, *, stop: int) -> None:
+@run_by(with_kernel, executor=batched)
+async def test_stop_token_among_batched_steps_ends_there(rig: KernelRig, *, stop: int) -> None:
     worker = await start(rig)
-    plain = worker.generate(1, A, PROMPT, max=20)
-    await plain.end
+    plain = await worker.complete(1, A, PROMPT, max=20)
     await start(rig, 2)
     await start(rig, 3)
     first = plain.ids.index(plain.ids[stop])

@@ -1,7 +1,7 @@
 """`generate` on the real tiny model: what a loop of preds gives, alone and in any batch."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import ASSETS, A, KernelRig, options, start, tokens
+from tests.support.kernel.rig import ASSETS, A, KernelRig, options, run_beside, start, tokens
 
 COUNT = 24
 KINDS: list[dict[str, Any]] = [
@@ -23,22 +23,17 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def with_tiny_model(test: Callable[[KernelRig], Awaitable[None]], limits: StepLimits) -> None:
-    """Run a test beside a kernel with the tiny model; afterwards everything must have come back."""
+def with_tiny_model(
+    test: Callable[[KernelRig], Coroutine[Any, Any, None]], limits: StepLimits
+) -> None:
+    """Run a test beside a kernel with the tiny model; at the end all pages must be free."""
 
     async def main() -> None:
         executor = TorchExecutor.load(
             tiny_model.path(), dtype="fp32", device="cpu", threads=1, pool_bytes=64 << 20
         )
         kernel = Kernel(executor, describe(ASSETS), RealClock(), KernelOptions(steps=limits))
-        running = asyncio.create_task(kernel.run())
-        try:
-            rig = KernelRig(kernel)
-            await test(rig)
-            await rig.gateway.check_integrity()
-        finally:
-            await kernel.close()
-            await running
+        await run_beside(kernel, test)
         found = kernel.statistics()
         assert found["pages_free"] == found["pages"]
 
@@ -62,10 +57,9 @@ async def loop(rig: KernelRig, instance: int, number: int) -> list[bytes]:
 
 async def generated(rig: KernelRig, instance: int, number: int) -> list[bytes]:
     worker = await start(rig, instance, tenant=f"t{number % 2}")
-    made = worker.generate(
+    made = await worker.complete(
         instance, A, prompt(number), max=COUNT, ahead=number % 10, **KINDS[number % 4]
     )
-    assert await made.end == b""
     length = len(prompt(number)) // 4
     appended = await worker.call(instance, Op.KV_TOKENS, A, length, COUNT - 1)
     assert appended == b"".join(record[:4] for record in made.records[:-1])
@@ -79,7 +73,7 @@ def ids(records: list[bytes]) -> list[int]:
 @pytest.mark.parametrize(
     "limits", [StepLimits(), StepLimits(tokens=24, rows=5, quantum=8)], ids=["wide", "narrow"]
 )
-def test_it_gives_the_tokens_of_a_loop_of_preds_alone_and_in_a_batch(limits: StepLimits) -> None:
+def test_generation_on_the_tiny_model_equals_a_loop_of_preds(limits: StepLimits) -> None:
     async def test(rig: KernelRig) -> None:
         loops = [ids(await loop(rig, 1 + number, number)) for number in range(8)]
         assert len({tuple(each) for each in loops}) == 8, "the tokens say something"
@@ -91,5 +85,6 @@ def test_it_gives_the_tokens_of_a_loop_of_preds_alone_and_in_a_batch(limits: Ste
         assert [ids(each) for each in batch] == loops
         rows, steps = (after[key] - before[key] for key in ("decode_rows", "decode_steps"))
         assert rows > 2 * steps, "they shared steps, but for those that show one tenant's time"
+        await rig.gateway.check_integrity()
 
     with_tiny_model(test, limits)

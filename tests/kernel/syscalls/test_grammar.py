@@ -53,10 +53,9 @@ DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 
 # -- What is sampled -----------------------------------------------------------------------------
 @run_by(with_text)
-async def test_what_is_sampled_is_an_instance_of_the_schema(rig: KernelRig) -> None:
+async def test_text_under_a_schema_is_an_instance_of_it(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
-    for seed in range(6):
-        rig.worker.tell(1, Op.KV_CREATE, B + seed)
+    rig.worker.create(1, *range(B, B + 6))
     found = await asyncio.gather(*(generated(rig, seed, handle, B + seed) for seed in range(6)))
     for given in found:
         assert given[-1] == EOS
@@ -71,23 +70,22 @@ async def test_what_is_sampled_is_an_instance_of_the_schema(rig: KernelRig) -> N
     ],
 )
 @run_by(with_text)
-async def test_what_is_sampled_matches_as_a_whole(
+async def test_text_under_a_grammar_matches_as_a_whole(
     rig: KernelRig, *, kind: int, text: bytes, matches: bytes
 ) -> None:
     handle = await constraint(rig.worker, kind, text)
+    rig.worker.create(1, *range(B, B + 8))
     for seed in range(8):
-        rig.worker.tell(1, Op.KV_CREATE, B + seed)
         given = await generated(rig, seed, handle, B + seed)
         assert re.fullmatch(matches.decode(), text_of(given)), text_of(given)
 
 
 @run_by(with_text)
-async def test_alone_and_beside_others_it_gives_the_same(rig: KernelRig) -> None:
+async def test_constrained_text_is_the_same_alone_and_in_a_batch(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, JSON_SCHEMA, schema(PERSON))
     alone = await generated(rig, 3, handle)
     files = range(B, B + 5)
-    for file in files:
-        rig.worker.tell(1, Op.KV_CREATE, file)
+    rig.worker.create(1, *files)
     others = [generated(rig, file, handle, file) for file in files[:2]]
     plain = rig.worker.generate(1, files[3], PROMPT, max=80)
     together = await asyncio.gather(generated(rig, 3, handle, files[2]), *others)
@@ -97,12 +95,12 @@ async def test_alone_and_beside_others_it_gives_the_same(rig: KernelRig) -> None
 
 
 @run_by(with_text)
-async def test_bias_and_allow_choose_among_what_fits(rig: KernelRig) -> None:
+async def test_bias_and_allow_choose_among_allowed_tokens(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"[ab]{4}")
     (b,) = ids_of("b")
     given = await generated(rig, 1, handle, bias={b: 40.0}, max=3)
     assert set(text_of(given)) == {"b"}
-    rig.worker.tell(1, Op.KV_CREATE, B)
+    rig.worker.create(1, B)
     mask = np.zeros(4096, np.uint8)
     mask[ids_of("z")] = 1
     packed = np.packbits(mask, bitorder="little").tobytes()
@@ -112,7 +110,7 @@ async def test_bias_and_allow_choose_among_what_fits(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_all_that_is_told_of_a_distribution_is_of_what_fits(rig: KernelRig) -> None:
+async def test_distribution_under_a_constraint_covers_allowed_tokens(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"a|b")
     (a,), (b,), (c,) = ids_of("a"), ids_of("b"), ids_of("c")
     asked = options(get={"of": [a, b, c]}, constraint=handle)
@@ -123,15 +121,14 @@ async def test_all_that_is_told_of_a_distribution_is_of_what_fits(rig: KernelRig
     assert odds[:2].sum() == pytest.approx(1.0, rel=1e-4)
 
 
-async def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
-    """On the real executor, where drafts go from step to step without a word from the loop."""
+async def test_tiny_model_gives_the_same_text_ahead_and_stepwise() -> None:
+    """On the real executor, where look-ahead steps follow each other without the loop."""
     executor = TorchExecutor.load(tiny_model.path(), threads=1)
     async with kernel_with_text(executor) as rig:
         worker = await start(rig)
         handle = await constraint(worker, JSON_SCHEMA, schema(PERSON))
         prompt = tokens(*ids_of("Once there was a bird"))
-        for file in (B, B + 1, B + 2):
-            worker.tell(1, Op.KV_CREATE, file)
+        worker.create(1, B, B + 1, B + 2)
         made = [
             worker.generate(1, file, prompt, max=200, constraint=handle, get=sampled(seed))
             for file, seed in ((A, 3), (B, 4), (B + 1, 5))
@@ -141,14 +138,14 @@ async def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
             assert await each.end == b""
         for each in made:
             jsonschema.validate(json.loads(text_of(each.ids)), PERSON)
-        worker.tell(1, Op.KV_CREATE, B + 3)
+        worker.create(1, B + 3)
         stepwise = await preds(worker, B + 3, prompt, 200, seed=4, constraint=handle)
         assert stepwise == made[1].ids
 
 
 # -- Whose state it is ---------------------------------------------------------------------------
 @run_by(with_text)
-async def test_a_text_is_its_files_and_forks_go_on_from_it(rig: KernelRig) -> None:
+async def test_fork_continues_its_files_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"(x[0-9]){3}|(y[0-9]){3}")
     begun = await preds(worker, A, PROMPT, 2, constraint=handle)
@@ -162,9 +159,7 @@ async def test_a_text_is_its_files_and_forks_go_on_from_it(rig: KernelRig) -> No
 
 
 @run_by(with_text)
-async def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew(
-    rig: KernelRig,
-) -> None:
+async def test_truncate_takes_a_text_back(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"q[a-f]{6}")
     whole = await preds(worker, A, PROMPT, 300, constraint=handle)
@@ -178,7 +173,7 @@ async def test_truncating_takes_a_text_back_and_to_its_beginning_begins_it_anew(
 
 
 @run_by(with_text)
-async def test_since_begins_a_text_where_it_says(rig: KernelRig) -> None:
+async def test_since_begins_a_text_at_its_entry(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"abc[0-9]{2}")
     prompt = tokens(*ids_of("a b"), *ids_of("abc"))
@@ -198,16 +193,17 @@ async def test_since_begins_a_text_where_it_says(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_a_generation_goes_on_with_the_text_of_one_before(rig: KernelRig) -> None:
+async def test_generation_continues_the_text_of_one_before(rig: KernelRig) -> None:
     handle = await constraint(rig.worker, REGEX, b"([a-c][0-9]){6}")
     first = await generated(rig, 1, handle, max=4)
-    made = rig.worker.generate(1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2))
-    assert await made.end == b""
+    made = await rig.worker.complete(
+        1, A, tokens(first[-1]), max=100, constraint=handle, get=sampled(2)
+    )
     assert re.fullmatch(r"([a-c]\d){6}", text_of(first + made.ids))
 
 
 @run_by(with_text)
-async def test_looking_without_appending_begins_nothing(rig: KernelRig) -> None:
+async def test_pred_without_keep_begins_no_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-c][0-9]")
     looked = await worker.pred(1, A, PROMPT, options(constraint=handle, keep=False))
@@ -256,9 +252,7 @@ HOSTILE = {
 
 
 @run_by(with_text)
-async def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused(
-    rig: KernelRig,
-) -> None:
+async def test_invalid_constraint_is_refused_with_its_place(rig: KernelRig) -> None:
     for kind, text, words in MISTAKES:
         errno, told = await refused(rig.worker, kind, text)
         assert (errno, words in told) == (Errno.EINVAL, True), told
@@ -271,7 +265,7 @@ async def test_a_mistake_is_told_with_its_place_and_what_is_too_much_is_refused(
 
 
 @run_by(with_text)
-async def test_what_is_no_constraint_is_refused_at_once(rig: KernelRig) -> None:
+async def test_invalid_constraint_arguments_are_refused(rig: KernelRig) -> None:
     worker = rig.worker
     call = worker.call
     assert await call(1, Op.CONSTRAINT, 3, b"a") == -Errno.EINVAL
@@ -292,7 +286,7 @@ async def test_what_is_no_constraint_is_refused_at_once(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_an_instance_has_only_so_many(rig: KernelRig) -> None:
+async def test_constraints_of_an_instance_are_bounded(rig: KernelRig) -> None:
     await constraint(rig.worker, REGEX, b"a")
     calls = [(1, Op.CONSTRAINT, REGEX, b"a")] * INSTANCE_CONSTRAINTS_MAX
     found = await asyncio.gather(*rig.worker.calls(*calls))
@@ -303,29 +297,26 @@ async def test_an_instance_has_only_so_many(rig: KernelRig) -> None:
 
 
 @run_by(with_text)
-async def test_grammars_that_are_slow_to_follow_end_alone(rig: KernelRig) -> None:
-    """An ambiguous grammar, and an expression with very many states, beside an honest stream."""
+async def test_slow_grammars_end_their_own_generations_only(rig: KernelRig) -> None:
+    """An ambiguous grammar, an expression with very many states, and an honest stream."""
     worker = rig.worker
     ambiguous = await constraint(worker, LARK, b'start: e\ne: e e | "a" | e e e | ""\n')
     heavy = await constraint(worker, REGEX, b"((a{1,100}){1,100}){1,100}")
-    for file in (B, B + 1, B + 2):
-        worker.tell(1, Op.KV_CREATE, file)
+    worker.create(1, B, B + 1, B + 2)
     bad = [
         worker.generate(1, B, PROMPT, max=60, constraint=ambiguous, bias={EOS: -1e9}),
         worker.generate(1, B + 1, PROMPT, max=60, constraint=heavy, bias={EOS: -1e9}),
     ]
-    good = worker.generate(1, A, PROMPT, max=60)
-    assert await good.end == b""
+    good = await worker.complete(1, A, PROMPT, max=60)
     assert len(good.ids) == 60
     assert [await each.end for each in bad] == [-Errno.EFBIG, -Errno.EFBIG]
-    worker.tell(1, Op.KV_CREATE, B + 3)
-    alone = worker.generate(1, B + 3, PROMPT, max=60)
-    assert await alone.end == b""
+    worker.create(1, B + 3)
+    alone = await worker.complete(1, B + 3, PROMPT, max=60)
     assert alone.ids == good.ids
 
 
 @run_by(with_text)
-async def test_a_cancelled_generation_leaves_its_text_where_it_was(rig: KernelRig) -> None:
+async def test_cancelled_generation_leaves_its_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-z]{300}")
     made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
@@ -335,13 +326,12 @@ async def test_a_cancelled_generation_leaves_its_text_where_it_was(rig: KernelRi
     assert await made.end == -Errno.ECANCELED
     assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 2) == 0
     last = tokens(made.ids[2])
-    again = worker.generate(1, A, last, constraint=handle, get=sampled(4), max=5)
-    assert await again.end == b""
+    again = await worker.complete(1, A, last, constraint=handle, get=sampled(4), max=5)
     assert text_of(made.ids[:3] + again.ids).isalpha()
 
 
 @run_by(with_text)
-async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: KernelRig) -> None:
+async def test_hostile_grammars_delay_no_other_tenant(rig: KernelRig) -> None:
     def deep(number: int) -> bytes:
         rules = [f"r{i}: r{i + 1} r{i + 1}" for i in range(9000 + number)]
         return "\n".join(["start: r0", *rules, f'r{9000 + number}: "a"']).encode()
@@ -351,8 +341,7 @@ async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: K
         *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))
     )
     await start(rig, 2, tenant="other")
-    made = worker.generate(1, A, PROMPT, max=30)
-    assert await made.end == b""
+    await worker.complete(1, A, PROMPT, max=30)
     # The other tenant's turn comes behind the one that is compiled now.
     assert await constraint(worker, REGEX, b"a+", instance=2) == 1
     answers = [each.result() for each in asked if each.done()]
@@ -362,8 +351,8 @@ async def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants(rig: K
     assert {*found} <= {Errno.EAGAIN, Errno.EFBIG}
 
 
-async def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
-    """Works are parked and come again, and pages are computed again in front of them."""
+async def test_constrained_texts_under_pressure_are_the_same() -> None:
+    """Requests wait in the memory queue, and pages are recomputed in front of them."""
 
     async def texts(pages: int) -> tuple[list[Any], dict[str, Any]]:
         device = SimulatedExecutor(
@@ -375,7 +364,7 @@ async def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
             handle = await constraint(worker, REGEX, b"([a-f]{1,3}[0-9])*")
             made = []
             for number in range(8):
-                worker.tell(1, Op.KV_CREATE, B + number)
+                worker.create(1, B + number)
                 made.append(generated(rig, number, handle, B + number, bias={EOS: -50.0}, max=70))
             found = await asyncio.gather(*made)
             stepwise = [await preds(worker, A, PROMPT, 40, constraint=handle, bias={EOS: -50.0})]

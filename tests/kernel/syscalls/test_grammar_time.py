@@ -1,4 +1,4 @@
-"""What masks and grammars may take of the kernel: in turns, beside the steps, and charged."""
+"""Time of bitmasks and grammars: spread over steps, on their own thread, and charged."""
 
 import asyncio
 import threading
@@ -11,7 +11,6 @@ from symphony_kernel.grammar.compiler import Grammar
 from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernel.constrained import (
     EOS,
@@ -32,8 +31,7 @@ from tests.support.kernel.rig import A, B, ids, options, start, tokens
 from tests.support.run_by import run_by
 
 
-def test_masks_that_take_long_are_made_in_turns() -> None:
-    """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
+def test_slow_bitmasks_are_spread_over_steps() -> None:
     steps: list[list[bool]] = []
 
     class Watched(SimulatedExecutor):
@@ -50,8 +48,7 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
             (grammar,) = grammars._live["t"]
             grammar.record_mask = lambda seconds: None  # type: ignore[method-assign]
             grammar.seconds = 0.009  # two of them fit
-            for file in range(B, B + 6):
-                worker.tell(1, Op.KV_CREATE, file)
+            worker.create(1, *range(B, B + 6))
             made = [
                 worker.generate(1, file, tokens(9), max=8, constraint=handle)
                 for file in range(B, B + 6)
@@ -63,13 +60,14 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
 
     asyncio.run(main())
     assert max(map(sum, steps)) == 2
-    assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
+    assert sum(map(sum, steps)) >= 6 * 8  # look-ahead steps that never begin are counted, too
 
 
-def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+@run_by(with_text)
+async def test_grammar_compiled_again_gives_the_same_text(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose states are used up, and one of a kernel before; others go on meanwhile."""
+    """A grammar whose states are used up, and one that is gone."""
     built: list[str] = []
     build = Grammar.build
 
@@ -77,46 +75,39 @@ def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
         built.append(threading.current_thread().name)
         build(grammar)
 
-    async def test(rig: KernelRig) -> None:
-        handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
-        wanted = await generated(rig, 1, handle)
-        (grammar,) = rig.kernel.constraints.grammars._live["t"]
-        rig.worker.tell(1, Op.KV_CREATE, B)
-        began = rig.worker.generate(
-            1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
-        )
-        while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
-            await asyncio.sleep(0.001)
-        assert grammar.generation is not None
-        grammar.generation.exhausted = True
-        rig.worker.tell(1, Op.KV_CREATE, B + 1)
-        began.take(300)
-        plain = rig.worker.generate(1, B + 1, PROMPT, max=60)
-        assert await plain.end == b""
-        assert await began.end == b""
-        assert began.ids == wanted
-        grammar.generation = None
-        rig.worker.tell(1, Op.KV_CREATE, B + 2)
-        assert await generated(rig, 1, handle, B + 2) == wanted
-        assert built[0].startswith("grammars")
-        assert len(built) == 3
-        assert len(set(built)) == 1, "the same thread, and no other"
-
     monkeypatch.setattr(Grammar, "build", watched)
-    with_text(test)
+    handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
+    wanted = await generated(rig, 1, handle)
+    (grammar,) = rig.kernel.constraints._grammars._live["t"]
+    rig.worker.create(1, B)
+    began = rig.worker.generate(1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2)
+    while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
+        await asyncio.sleep(0.001)
+    assert grammar.generation is not None
+    grammar.generation.exhausted = True
+    rig.worker.create(1, B + 1)
+    began.take(300)
+    await rig.worker.complete(1, B + 1, PROMPT, max=60)
+    assert await began.end == b""
+    assert began.ids == wanted
+    grammar.generation = None
+    rig.worker.create(1, B + 2)
+    assert await generated(rig, 1, handle, B + 2) == wanted
+    assert built[0].startswith("grammars")
+    assert len(built) == 3
+    assert len(set(built)) == 1, "the same thread, and no other"
 
 
 @run_by(with_text)
 async def test_texts_that_take_steps_to_follow_are_the_same(
     rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their rows come again until they are followed, and their pages stay theirs."""
+    """Their rows are put off until the matcher has followed, and keep their pages."""
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-f ]*")
     text = tokens(*ids_of("abc def fed cab" * 12))
     asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
-    for file in (B, B + 1):
-        worker.tell(1, Op.KV_CREATE, file)
+    worker.create(1, B, B + 1)
     wanted = await preds(worker, A, text, 5, **asked)
     before = (await rig.gateway.statistics())["steps"]
     monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
@@ -128,27 +119,26 @@ async def test_texts_that_take_steps_to_follow_are_the_same(
     assert ids(await looked)[0] == wanted[0]
 
 
-def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_text)
+async def test_unknown_text_that_began_far_back_is_refused(
+    rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
-
-    async def test(rig: KernelRig) -> None:
-        worker = rig.worker
-        handle = await constraint(worker, REGEX, b"[a-f ]*")
-        text = tokens(*ids_of("abcdef")[:1] * 15)
-        near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
-        assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
-        (token,) = await preds(worker, A, text, 1, bias=bias, **near)
-        rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
-        assert len(rest) == 30, "it is known by now"
-        other = await constraint(worker, REGEX, b"[a-g ]*")
-        far = options(constraint=other, since=1)
-        assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
-
-    with_text(test)
+    worker = rig.worker
+    handle = await constraint(worker, REGEX, b"[a-f ]*")
+    text = tokens(*ids_of("abcdef")[:1] * 15)
+    near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
+    assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
+    (token,) = await preds(worker, A, text, 1, bias=bias, **near)
+    rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
+    assert len(rest) == 30, "it is known by now"
+    other = await constraint(worker, REGEX, b"[a-g ]*")
+    far = options(constraint=other, since=1)
+    assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
 
 
 @run_by(with_text)
-async def test_what_takes_the_kernel_long_to_compile_is_refused(
+async def test_grammar_slow_to_compile_is_refused(
     rig: KernelRig, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
@@ -159,7 +149,7 @@ async def test_what_takes_the_kernel_long_to_compile_is_refused(
 
 
 @run_by(with_text)
-async def test_time_for_masks_is_charged_to_the_lip(rig: KernelRig) -> None:
+async def test_bitmask_time_is_charged_to_the_lip(rig: KernelRig) -> None:
     charged: list[tuple[int, float]] = []
     queue = rig.kernel._scheduler._queue
     charge = queue.charge_run

@@ -1,4 +1,4 @@
-"""What a hostile worker sends: each call with each wrong argument, and whatever msgpack carries."""
+"""What a hostile worker may send: each call with each wrong argument, and random msgpack."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,16 +35,12 @@ def packed(**options: Any) -> bytes:
 
 @pytest.fixture
 def rig() -> Iterator[SyscallRig]:
-    """A file A of five entries, a handle without any rights beside it, and an offered prefix."""
+    """A file A of five entries, a handle without any rights, and an offered prefix."""
     rig = SyscallRig()
-    rig.call(1, Op.KV_CREATE, NEW)
-    rig.send(1, Op.PRED, NEW, TEXT, None, b"")
-    rig.scheduler.compute()
+    rig.filled(NEW, 20)
     rig.call(1, Op.KV_OFFER, NEW)
     rig.call(1, Op.KV_CLOSE, NEW)
-    rig.call(1, Op.KV_CREATE, A)
-    rig.send(1, Op.PRED, A, u32(0, 1, 2, 3, 4), None, b"")
-    rig.scheduler.compute()
+    rig.filled(A, 5)
     rig.call(1, Op.KV_SAVE, A, "named", 0)
     rig.call(1, Op.KV_OPEN, WEAK, "named", 0)
     yield rig
@@ -102,7 +98,7 @@ FITTING: dict[tuple[Op, int], list[Any]] = {
 
 
 @pytest.mark.parametrize("op", list(Op), ids=lambda op: op.name)
-def test_good_arguments_are_taken(rig: SyscallRig, op: Op) -> None:
+def test_valid_arguments_are_accepted(rig: SyscallRig, op: Op) -> None:
     rig.register(2, parent=1)
     rig.processes.grant(rig.register(3), "name", rig.file(A), 1)
     result = rig.call(3 if op is Op.KV_GRANTED else 1, op, *GOOD[op])
@@ -115,7 +111,7 @@ def test_good_arguments_are_taken(rig: SyscallRig, op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", list(Op), ids=lambda op: op.name)
-def test_no_junk_is_taken_in_any_place(op: Op) -> None:
+def test_junk_in_any_argument_is_refused(op: Op) -> None:
     for place in range(len(GOOD[op])):
         for junk in JUNK:
             if any(junk is good or junk == good for good in FITTING.get((op, place), [])):
@@ -132,7 +128,7 @@ def test_no_junk_is_taken_in_any_place(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", list(Op), ids=lambda op: op.name)
-def test_a_wrong_number_of_arguments_is_invalid(rig: SyscallRig, op: Op) -> None:
+def test_wrong_number_of_arguments_is_refused(rig: SyscallRig, op: Op) -> None:
     for given in ([*GOOD[op], 0], GOOD[op][:-1], [A] * 1000):
         assert rig.call(1, op, *given) == -Errno.EINVAL
 
@@ -157,7 +153,7 @@ def test_a_wrong_number_of_arguments_is_invalid(rig: SyscallRig, op: Op) -> None
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
 )
-def test_a_right_that_is_not_there_is_refused(rig: SyscallRig, op: Op, given: list[Any]) -> None:
+def test_call_without_the_right_is_refused(rig: SyscallRig, op: Op, given: list[Any]) -> None:
     assert rig.call(1, op, *given) == -Errno.EACCES
 
 
@@ -230,7 +226,7 @@ def test_a_right_that_is_not_there_is_refused(rig: SyscallRig, op: Op, given: li
         (Op.TAKEN, 1, 0, Errno.EINVAL),
     ],
 )
-def test_a_wrong_value_has_its_errno(
+def test_wrong_value_has_its_errno(
     rig: SyscallRig, op: Op, place: int, value: Any, errno: Errno
 ) -> None:
     given = [*GOOD[op]]
@@ -238,7 +234,7 @@ def test_a_wrong_value_has_its_errno(
     assert rig.call(1, op, *given) == -errno
 
 
-def test_what_is_no_call_is_dropped(rig: SyscallRig) -> None:
+def test_malformed_call_is_dropped(rig: SyscallRig) -> None:
     seq = 50
     calls: list[Any] = [
         *JUNK,
@@ -258,12 +254,12 @@ def test_what_is_no_call_is_dropped(rig: SyscallRig) -> None:
 
 
 @pytest.mark.parametrize("op", [*JUNK, 0, max(Op) + 1, 1.0])
-def test_what_is_no_operation_is_not_there(rig: SyscallRig, op: Any) -> None:
+def test_unknown_operation_answers_enosys(rig: SyscallRig, op: Any) -> None:
     rig.syscalls.execute(WORKER, [[1, op, 50, NEW]])
     assert rig.replies[-1] == (1, 50, -Errno.ENOSYS)
 
 
-def test_a_result_has_a_largest_size(rig: SyscallRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_past_the_bound_is_refused(rig: SyscallRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "PRED_RESULT_BYTES_MAX", 2 * 4 * MODEL.vocab_size)
     options = packed(get="logits", at="all")
     assert rig.call(1, Op.PRED, A, u32(1, 2, 3), None, options) == -Errno.EFBIG
@@ -301,7 +297,7 @@ MUTATED = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @drawn(st.lists(st.one_of(CALLS, MUTATED, VALUES, st.just("compute")), max_size=30))
-def test_nothing_that_comes_over_a_link_breaks_anything(calls: list[Any]) -> None:
+def test_random_calls_break_no_invariant(calls: list[Any]) -> None:
     rig = SyscallRig(pages=8)
     rig.register(2, parent=1)
     rig.register(3, tenant="other")
@@ -322,10 +318,8 @@ def test_nothing_that_comes_over_a_link_breaks_anything(calls: list[Any]) -> Non
     ("op", "given"),
     [(Op.KV_LIST, [""]), (Op.KV_LIST, ["public/"]), (Op.KV_LIST_AFTER, ["", "", 4_096])],
 )
-def test_one_frame_lists_no_more_names_than_take_a_moment(
-    rig: SyscallRig, op: Op, given: list[Any]
-) -> None:
-    """A program may have thousands of calls in a frame, and nothing else is done until its end."""
+def test_listings_of_one_frame_are_bounded(rig: SyscallRig, op: Op, given: list[Any]) -> None:
+    """A frame may hold thousands of calls, and nothing else is done until its end."""
     for number in range(300):
         assert rig.call(1, Op.KV_SAVE, A, f"n/{number}", 0) == 0
     rig.syscalls.execute(WORKER, [[1, int(op), 1_000_000 + i, *given] for i in range(4_000)])

@@ -12,12 +12,12 @@ def record(token: int) -> bytes:
 
 
 @pytest.mark.parametrize(("most", "room", "count"), [(3, 9, 3), (9, 3, 3), (1, 1, 1)])
-def test_it_ends_with_max_or_with_its_room(most: int, room: int, count: int) -> None:
+def test_generation_ends_with_max_or_its_room(most: int, room: int, count: int) -> None:
     run = RunAhead(GenerateOptions(tokens_max=most, ahead=100), room)
     assert [run.add_given(record(5)) for _ in range(count)] == [False] * (count - 1) + [True]
 
 
-def test_it_ends_with_a_stop_token() -> None:
+def test_generation_ends_with_a_stop_token() -> None:
     run = RunAhead(GenerateOptions(stop=frozenset({7, 1 << 31})), 100)
     assert [run.add_given(record(token)) for token in (1, 2, 8, 1 << 31)] == [
         False,
@@ -28,7 +28,7 @@ def test_it_ends_with_a_stop_token() -> None:
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 8), max_size=60))
-def test_it_is_stalled_while_more_than_ahead_is_not_taken(ahead: int, takes: list[int]) -> None:
+def test_generation_stalls_past_its_untaken_records(ahead: int, takes: list[int]) -> None:
     run = RunAhead(GenerateOptions(ahead=ahead), 10_000)
     given_, taken = 0, 0
     for take in takes:

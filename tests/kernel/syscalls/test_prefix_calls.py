@@ -1,10 +1,9 @@
-"""kv_offer and kv_match: whose they are, what they take, in which order, and what they cost."""
+"""kv_offer and kv_match: rights, order, quotas and costs."""
 
 import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from symphony_kernel.kernel import KernelOptions
@@ -28,24 +27,13 @@ def rig() -> Iterator[SyscallRig]:
     rig.finish()
 
 
-def pred(rig: SyscallRig, number: int, *tokens: int, positions: Any = None, **options: Any) -> int:
-    packed = msgpack.packb(options) if options else b""
-    return rig.send(1, Op.PRED, number, u32(*tokens), positions, packed)
-
-
-def filled(rig: SyscallRig, number: int, length: int) -> None:
-    rig.call(1, Op.KV_CREATE, number)
-    pred(rig, number, *range(length))
-    rig.scheduler.compute()
-
-
 def upto(n: int) -> bytes:
     return u32(*range(n))
 
 
-def test_what_was_offered_is_found_again(rig: SyscallRig) -> None:
+def test_offered_prefix_is_matched(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == -Errno.ENOENT
-    filled(rig, A, 40)
+    rig.filled(A, 40)
     assert rig.call(1, Op.KV_OFFER, A) == 32
     assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 0
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == 32
@@ -59,15 +47,15 @@ def test_what_was_offered_is_found_again(rig: SyscallRig) -> None:
 @pytest.mark.parametrize(
     ("n", "known"), [(1, None), (16, None), (17, 16), (32, 16), (33, 32), (49, 32), (90, 32)]
 )
-def test_one_token_is_left_to_compute(rig: SyscallRig, n: int, known: int | None) -> None:
-    filled(rig, A, 40)
+def test_match_leaves_one_token_to_compute(rig: SyscallRig, n: int, known: int | None) -> None:
+    rig.filled(A, 40)
     rig.call(1, Op.KV_OFFER, A)
     found = rig.call(1, Op.KV_MATCH, B, upto(n))
     assert found == (-Errno.ENOENT if known is None else known)
 
 
-def test_an_offer_outlives_its_program_and_costs_it_nothing(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+def test_offer_outlives_its_program_and_is_not_charged(rig: SyscallRig) -> None:
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     assert rig.kvfs.tenant("t").account.pages == 4
     rig.call(1, Op.KV_CLOSE, A)
@@ -79,16 +67,16 @@ def test_an_offer_outlives_its_program_and_costs_it_nothing(rig: SyscallRig) -> 
     assert (usage["cached_tokens"], usage["prompt_tokens"]) == (64, 0)
 
 
-def test_time_in_the_cache_is_nobodys(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+def test_time_in_the_cache_is_not_charged(rig: SyscallRig) -> None:
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     rig.call(1, Op.KV_CLOSE, A)
     rig.time.seconds += 100
     assert rig.processes.end(1)["kv_token_ms"] == 0
 
 
-def test_nothing_crosses_tenants(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+def test_prefix_of_another_tenant_is_not_matched(rig: SyscallRig) -> None:
+    rig.filled(A, 64)
     rig.call(1, Op.KV_OFFER, A)
     rig.register(2, "other")
     assert rig.call(2, Op.KV_MATCH, A, upto(65)) == -Errno.ENOENT
@@ -96,11 +84,11 @@ def test_nothing_crosses_tenants(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_MATCH, B, upto(65)) == 64
 
 
-def test_offers_take_their_turn(rig: SyscallRig) -> None:
+def test_offer_waits_for_its_files_preds(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    pred(rig, A, *range(32))
+    rig.pred(1, A, *range(32))
     offer = rig.send(1, Op.KV_OFFER, A)
-    pred(rig, A, *range(16))
+    rig.pred(1, A, *range(16))
     later = rig.send(1, Op.KV_OFFER, A)
     assert rig.call(1, Op.KV_MATCH, B, upto(40)) == -Errno.ENOENT
     rig.scheduler.compute()
@@ -110,16 +98,16 @@ def test_offers_take_their_turn(rig: SyscallRig) -> None:
     assert rig.reply(later) == 48
 
 
-def test_an_offer_ends_with_its_program(rig: SyscallRig) -> None:
+def test_waiting_offer_ends_with_its_program(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    pred(rig, A, *range(32))
+    rig.pred(1, A, *range(32))
     rig.send(1, Op.KV_OFFER, A)
     rig.processes.end(1)
     assert rig.kvfs.prefix_cache.statistics()["offered_pages"] == 0
 
 
-def test_only_what_depends_on_its_tokens_alone_is_taken(rig: SyscallRig) -> None:
-    filled(rig, A, 40)
+def test_edited_file_cannot_be_offered(rig: SyscallRig) -> None:
+    rig.filled(A, 40)
     rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32))
     assert rig.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
     rig.call(1, Op.KV_CREATE, C)
@@ -139,41 +127,34 @@ def test_only_what_depends_on_its_tokens_alone_is_taken(rig: SyscallRig) -> None
         ({"positions": u32(*range(32, 48))}, 48),
         ({"positions": u32(*range(33, 49))}, -Errno.EINVAL),
         ({"positions": u32(*range(32, 47), 46)}, -Errno.EINVAL),
+        ({"positions": u32(33)}, -Errno.EINVAL),
         ({"parents": [-1] * 16}, -Errno.EINVAL),
         ({"parents": [-1] * 16, "positions": u32(*range(32, 48))}, -Errno.EINVAL),
         ({"keep": False}, 32),
         ({"bias": {1: 2.0}, "get": {"sample": {"seed": 1}}}, 48),
     ],
 )
-def test_positions_and_trees(rig: SyscallRig, given: dict[str, Any], taken: int) -> None:
-    filled(rig, A, 32)
-    pred(rig, A, *range(32, 48), **given)
-    rig.scheduler.compute()
+def test_offer_needs_plain_positions(rig: SyscallRig, given: dict[str, Any], taken: int) -> None:
+    rig.filled(A, 32)
+    count = len(given["positions"]) // 4 if "positions" in given else 16
+    rig.computed(1, A, *range(32, 32 + count), **given)
     assert rig.call(1, Op.KV_OFFER, A) == taken
     rig.call(1, Op.KV_TRUNCATE, A, 32)
     assert rig.call(1, Op.KV_OFFER, A) == 32
 
 
-def test_one_token_at_a_wrong_position_spoils_a_file(rig: SyscallRig) -> None:
-    filled(rig, A, 16)
-    pred(rig, A, 5, positions=u32(17))
-    rig.scheduler.compute()
-    assert rig.call(1, Op.KV_OFFER, A) == -Errno.EINVAL
-
-
-def test_what_a_file_gets_later_is_not_the_cache_s(rig: SyscallRig) -> None:
-    filled(rig, A, 48)
+def test_cached_prefix_is_unchanged_by_later_writes(rig: SyscallRig) -> None:
+    rig.filled(A, 48)
     rig.call(1, Op.KV_OFFER, A)
     rig.call(1, Op.KV_TRUNCATE, A, 40)
-    pred(rig, A, *[99] * 8)
-    rig.scheduler.compute()
+    rig.computed(1, A, *[99] * 8)
     assert rig.call(1, Op.KV_MATCH, B, upto(49)) == 48
     assert rig.call(1, Op.KV_TOKENS, B, 40, 8) == u32(*range(40, 48))
     assert rig.call(1, Op.KV_TOKENS, A, 40, 8) == u32(*[99] * 8)
 
 
-def test_rights_and_foreign_handles(rig: SyscallRig) -> None:
-    filled(rig, A, 32)
+def test_offer_needs_read_right_and_own_handle(rig: SyscallRig) -> None:
+    rig.filled(A, 32)
     rig.register(2, parent=1)
     for rights, name in ((READ, "read"), (ALL_RIGHTS & ~READ, "rest")):
         rig.call(1, Op.KV_GRANT, A, 2, rights, name)
@@ -194,19 +175,19 @@ def test_rights_and_foreign_handles(rig: SyscallRig) -> None:
         (bytes(4 * (PRED_TOKENS_MAX + 1)), Errno.EFBIG), (bytes(4 * 501), Errno.EFBIG),
     ],
 )  # fmt: skip
-def test_wrong_tokens(rig: SyscallRig, tokens: Any, errno: Errno) -> None:
+def test_match_of_invalid_tokens_is_refused(rig: SyscallRig, tokens: Any, errno: Errno) -> None:
     assert rig.call(1, Op.KV_MATCH, A, tokens) == -errno
     assert rig.call(1, Op.KV_CREATE, A) == 0, "the handle was not used up"
 
 
 @pytest.mark.parametrize("number", [0, -1, 1, INSTANCE_HANDLES_MAX + (1 << 16), "x", 1 << 40])
-def test_a_match_needs_a_new_handle(rig: SyscallRig, number: Any) -> None:
+def test_match_needs_a_new_handle(rig: SyscallRig, number: Any) -> None:
     assert rig.call(1, Op.KV_MATCH, number, upto(20)) == -Errno.EBADF
 
 
-def test_a_match_counts_in_the_quotas() -> None:
+def test_match_counts_in_the_quotas() -> None:
     rig = SyscallRig(limits=TenantLimits(pages=64, files=2, handles=2))
-    filled(rig, A, 32)
+    rig.filled(A, 32)
     rig.call(1, Op.KV_OFFER, A)
     assert rig.call(1, Op.KV_MATCH, B, upto(33)) == 32
     assert rig.call(1, Op.KV_MATCH, C, upto(33)) == -Errno.EDQUOT
@@ -215,14 +196,13 @@ def test_a_match_counts_in_the_quotas() -> None:
     rig.finish()
 
 
-def test_quota_cannot_be_got_round_by_offering() -> None:
-    """Offer, close and match again: what a program holds is charged to it all the same."""
+def test_matched_prefixes_are_charged_to_the_quota() -> None:
+    """A program cannot get around its quota by offering, closing and matching again."""
     rig = SyscallRig(pages=64)
     rig.register(2, options={"kv_tokens": 64})
     for number, first in ((A, 0), (B, 1), (C, 2)):
         rig.call(2, Op.KV_CREATE, number)
-        rig.send(2, Op.PRED, number, u32(*range(first, first + 48)), None, b"")
-        rig.scheduler.compute()
+        rig.computed(2, number, *range(first, first + 48))
         rig.call(2, Op.KV_OFFER, number)
         rig.call(2, Op.KV_CLOSE, number)
     assert rig.call(2, Op.KV_MATCH, A, u32(*range(60))) == 48
@@ -234,8 +214,7 @@ def test_quota_cannot_be_got_round_by_offering() -> None:
 
 
 @run_by(with_kernel, pages=32)
-async def test_cached_pages_make_way_at_once(rig: KernelRig) -> None:
-    """A pred whose pages only the cache holds waits for nobody and fails nobody."""
+async def test_cached_pages_are_freed_at_once_for_a_pred(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     await worker.pred(1, A, upto(400))
     assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2
@@ -251,7 +230,7 @@ async def test_cached_pages_make_way_at_once(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_the_counters_tell_what_was_found(rig: KernelRig) -> None:
+async def test_prefix_counters_count_offers_and_hits(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     await worker.pred(1, A, upto(100))
     assert await worker.call(1, Op.KV_OFFER, A) == 96
@@ -265,7 +244,7 @@ async def test_the_counters_tell_what_was_found(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel, pages=4096, kernel_options=KernelOptions(prefix_cache_share=1 / 64))
-async def test_a_thousand_programs_offer_without_end(rig: KernelRig) -> None:
+async def test_cache_stays_bounded_under_a_thousand_offering_programs(rig: KernelRig) -> None:
     worker = await start(rig, 1)
     for instance in range(2, 1002):
         await start(rig, instance, tenant=f"tenant {instance % 10}")

@@ -1,9 +1,8 @@
-"""Each syscall's work, in its order, with everything given back at the end."""
+"""Each syscall's effects and their order; at the end everything must be given back."""
 
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import pytest
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.protocol.errno import Errno
@@ -23,20 +22,9 @@ def rig() -> Iterator[SyscallRig]:
     rig.finish(names)
 
 
-def pred(rig: SyscallRig, number: int, *tokens: int, instance: int = 1, **options: Any) -> int:
-    packed = msgpack.packb(options) if options else b""
-    return rig.send(instance, Op.PRED, number, u32(*tokens), None, packed)
-
-
-def filled(rig: SyscallRig, number: int, length: int) -> None:
-    rig.call(1, Op.KV_CREATE, number)
-    pred(rig, number, *(token % 100 for token in range(length)))
-    rig.scheduler.compute()
-
-
-def test_a_pred_becomes_work_and_its_result_a_reply(rig: SyscallRig) -> None:
+def test_pred_becomes_a_request_and_its_result_a_reply(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_CREATE, A) == 0
-    seq = pred(rig, A, 1, 2, 3)
+    seq = rig.pred(1, A, 1, 2, 3)
     (request,) = rig.scheduler.requests
     assert (request.instance, request.root, request.tenant, request.seq) == (1, 1, "t", seq)
     assert request.tokens.tolist() == [1, 2, 3]
@@ -49,34 +37,34 @@ def test_a_pred_becomes_work_and_its_result_a_reply(rig: SyscallRig) -> None:
 
 
 def test_positions_continue_or_are_given(rig: SyscallRig) -> None:
-    filled(rig, A, 5)
-    pred(rig, A, 9)
+    rig.filled(A, 5)
+    rig.pred(1, A, 9)
     assert rig.scheduler.compute().positions.tolist() == [5]
     rig.send(1, Op.PRED, A, u32(1, 2), u32(40, 7), b"")
     assert rig.scheduler.compute().positions.tolist() == [40, 7]
     assert rig.file(A).positions.tolist() == [0, 1, 2, 3, 4, 5, 40, 7]
 
 
-def test_a_trees_positions_are_its_depths(rig: SyscallRig) -> None:
-    filled(rig, A, 4)
-    pred(rig, A, 1, 2, 3, 4, parents=[-1, 0, 0, 2])
+def test_tree_positions_are_its_depths(rig: SyscallRig) -> None:
+    rig.filled(A, 4)
+    rig.pred(1, A, 1, 2, 3, 4, parents=[-1, 0, 0, 2])
     assert rig.scheduler.compute().positions.tolist() == [4, 5, 5, 6]
 
 
-def test_a_seed_is_the_programs_or_drawn(rig: SyscallRig) -> None:
+def test_seed_is_the_programs_or_drawn(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for sample, seed in (({"seed": 7}, 7), ({}, 4321)):
-        pred(rig, A, 1, get={"sample": sample})
+        rig.pred(1, A, 1, get={"sample": sample})
         assert rig.scheduler.compute().seed == seed
 
 
 def test_calls_on_a_file_wait_for_the_pred_before_them(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    first = pred(rig, A, 1, 2)
+    first = rig.pred(1, A, 1, 2)
     length = rig.send(1, Op.KV_LEN, A)
     rig.send(1, Op.KV_FORK, B, A)
     cut = rig.send(1, Op.KV_TRUNCATE, A, 1)
-    second = pred(rig, A, 3)
+    second = rig.pred(1, A, 3)
     of_fork = rig.send(1, Op.KV_TOKENS, B, 0, 2)
     assert [rig.reply(seq) for seq in (first, length, cut, second, of_fork)] == [None] * 5
     assert len(rig.scheduler.requests) == 1
@@ -88,11 +76,11 @@ def test_calls_on_a_file_wait_for_the_pred_before_them(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_TOKENS, A, 0, 2) == u32(1, 3)
 
 
-def test_an_append_waits_for_both_files(rig: SyscallRig) -> None:
+def test_append_waits_for_both_files(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     rig.call(1, Op.KV_CREATE, B)
-    pred(rig, A, 1, 2)
-    pred(rig, B, 3, 4)
+    rig.pred(1, A, 1, 2)
+    rig.pred(1, B, 3, 4)
     appended = rig.send(1, Op.KV_APPEND, A, B, 1, 2)
     other_way = rig.send(1, Op.KV_APPEND, B, A, 0, 3)
     rig.scheduler.compute()
@@ -104,11 +92,11 @@ def test_an_append_waits_for_both_files(rig: SyscallRig) -> None:
     assert rig.file(B).tokens.tolist() == [3, 4, 1, 2, 4]
 
 
-def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
-    filled(rig, A, 20)
+def test_preds_on_two_files_do_not_wait_for_each_other(rig: SyscallRig) -> None:
+    rig.filled(A, 20)
     rig.call(1, Op.KV_FORK, B, A)
-    pred(rig, A, 1)
-    pred(rig, B, 2)
+    rig.pred(1, A, 1)
+    rig.pred(1, B, 2)
     assert len(rig.scheduler.requests) == 2
     rig.scheduler.compute()
     rig.scheduler.compute()
@@ -116,8 +104,8 @@ def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
     assert rig.file(B).tokens.tolist()[-1] == 2
 
 
-def test_what_an_edit_copies_is_charged_and_what_it_shares_is_not(rig: SyscallRig) -> None:
-    filled(rig, A, 64)
+def test_edit_is_charged_for_copies_and_not_for_sharing(rig: SyscallRig) -> None:
+    rig.filled(A, 64)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(0, 64)) == 0
     assert rig.scheduler.charged == {}
     assert rig.call(1, Op.KV_EXTRACT, C, A, u32(1, 33)) == 0
@@ -127,7 +115,7 @@ def test_what_an_edit_copies_is_charged_and_what_it_shares_is_not(rig: SyscallRi
 
 
 def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
-    filled(rig, A, 40)
+    rig.filled(A, 40)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32, 3, 5)) == 0
     assert rig.file(B).positions.tolist() == [*range(16, 32), 3, 4]
     status = rig.unpack(1, Op.KV_STAT, B)
@@ -142,12 +130,12 @@ def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
     }
 
 
-def test_a_failed_call_is_its_files_answer_until_it_is_closed(rig: SyscallRig) -> None:
-    filled(rig, A, 4)
+def test_failed_file_answers_its_error_until_closed(rig: SyscallRig) -> None:
+    rig.filled(A, 4)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(2, 5)) == -Errno.EINVAL
     for op, *args in ((Op.KV_LEN,), (Op.KV_STAT,), (Op.KV_TRUNCATE, 0), (Op.KV_SAVE, "x", 0)):
         assert rig.call(1, op, B, *args) == -Errno.EINVAL
-    assert rig.reply(pred(rig, B, 1)) == -Errno.EINVAL
+    assert rig.reply(rig.pred(1, B, 1)) == -Errno.EINVAL
     assert rig.call(1, Op.KV_FORK, C, B) == -Errno.EINVAL
     assert rig.call(1, Op.KV_LEN, C) == -Errno.EINVAL
     assert rig.call(1, Op.KV_APPEND, A, B, 0, 0) == -Errno.EINVAL
@@ -157,11 +145,11 @@ def test_a_failed_call_is_its_files_answer_until_it_is_closed(rig: SyscallRig) -
         assert rig.call(1, Op.KV_LEN, number) == -Errno.EBADF
 
 
-def test_a_bad_append_fails_in_its_turn(rig: SyscallRig) -> None:
+def test_invalid_append_fails_in_its_turn(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    before = pred(rig, A, 1)
+    before = rig.pred(1, A, 1)
     bad = rig.send(1, Op.KV_APPEND, A, D, 0, 1)
-    after = pred(rig, A, 2)
+    after = rig.pred(1, A, 2)
     assert rig.reply(bad) is None
     rig.scheduler.compute(b"ok")
     assert rig.reply(before) == b"ok"
@@ -169,9 +157,9 @@ def test_a_bad_append_fails_in_its_turn(rig: SyscallRig) -> None:
     assert rig.reply(after) == -Errno.EBADF
 
 
-def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
+def test_closed_file_finishes_earlier_calls(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    seq = pred(rig, A, 1)
+    seq = rig.pred(1, A, 1)
     rig.call(1, Op.KV_CLOSE, A)
     assert rig.call(1, Op.KV_LEN, A) == -Errno.EBADF
     rig.scheduler.compute(b"ok")
@@ -179,9 +167,9 @@ def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
     assert rig.kvfs.statistics()["files"] == 0
 
 
-def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:
+def test_cancel_drops_a_running_or_waiting_pred(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
-    running, waiting, last = pred(rig, A, 1), pred(rig, A, 2), pred(rig, A, 3)
+    running, waiting, last = rig.pred(1, A, 1), rig.pred(1, A, 2), rig.pred(1, A, 3)
     length = rig.send(1, Op.KV_LEN, A)
     assert rig.call(1, Op.CANCEL, waiting) == 0
     assert rig.reply(waiting) == -Errno.ECANCELED
@@ -195,25 +183,16 @@ def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:
     assert rig.file(A).tokens.tolist() == [3]
 
 
-def test_keep_false_appends_nothing(rig: SyscallRig) -> None:
-    filled(rig, A, 5)
-    seq = pred(rig, A, 1, 2, keep=False)
-    rig.scheduler.compute(b"ok")
-    assert rig.reply(seq) == b"ok"
-    assert rig.call(1, Op.KV_LEN, A) == 5
-
-
-def test_a_pred_past_the_context_is_too_big(rig: SyscallRig) -> None:
-    filled(rig, A, 499)
-    assert rig.reply(pred(rig, A, 1, 2)) == -Errno.EFBIG
+def test_pred_past_the_context_is_refused(rig: SyscallRig) -> None:
+    rig.filled(A, 499)
+    assert rig.reply(rig.pred(1, A, 1, 2)) == -Errno.EFBIG
     assert rig.call(1, Op.KV_APPEND, A, A, 0, 2) == -Errno.EFBIG
 
 
-def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
-    filled(rig, A, 20)
+def test_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
+    rig.filled(A, 20)
     assert rig.call(1, Op.KV_SAVE, A, "/notes/a", 0) == 0
-    pred(rig, A, 7)
-    rig.scheduler.compute()
+    rig.computed(1, A, 7)
     assert rig.call(1, Op.KV_OPEN, B, b"notes/a", 3) == 3
     assert rig.call(1, Op.KV_LEN, B) == 20
     assert rig.unpack(1, Op.KV_STAT, B)["path"] == "notes/a"
@@ -234,7 +213,7 @@ def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, B) == 20
 
 
-def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
+def test_listing_past_the_largest_size_is_refused(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for number in range(LIST_ITEMS_MAX + 1):
         rig.call(1, Op.KV_SAVE, A, f"{number:06}", 0)
@@ -250,8 +229,8 @@ def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
         assert rig.call(1, Op.KV_LIST_AFTER, "", "", limit) == -Errno.EINVAL
 
 
-def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None:
-    filled(rig, A, 20)
+def test_name_outlives_its_run_and_is_its_tenants_only(rig: SyscallRig) -> None:
+    rig.filled(A, 20)
     rig.call(1, Op.KV_SAVE, A, "a", 0)
     rig.processes.end(1)
     rig.processes.check_integrity()
@@ -265,28 +244,27 @@ def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None
     assert rig.call(3, Op.KV_REMOVE, "a") == 0
 
 
-def test_what_is_not_there_yet_says_so(rig: SyscallRig) -> None:
-    filled(rig, A, 1)
+def test_unsupported_save_and_open_are_refused(rig: SyscallRig) -> None:
+    rig.filled(A, 1)
     for flags in (2, 3):  # this kernel has no directory
         assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.ENOSYS
-    for flags in (4, 6, 7):  # and its operator lets nobody publish
+    for flags in (4, 6, 7):  # and its operator does not allow publishing
         assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.EACCES
     assert rig.call(1, Op.KV_OPEN, B, "/public/t/a", 1) == -Errno.ENOENT
     assert rig.call(1, Op.KV_SAVE, A, "public/t/a", 0) == -Errno.EACCES
     assert rig.call(1, 99) == -Errno.ENOSYS
 
 
-def test_usage_counts_what_was_computed_and_what_was_not(rig: SyscallRig) -> None:
-    filled(rig, A, 20)
+def test_usage_counts_prompt_cached_and_completion_tokens(rig: SyscallRig) -> None:
+    rig.filled(A, 20)
     rig.time.seconds = 2.0
     rig.call(1, Op.KV_FORK, B, A)
     rig.call(1, Op.KV_EXTRACT, C, A, u32(0, 4))
     rig.call(1, Op.KV_APPEND, C, A, 0, 3)
     wanted: list[dict[str, Any]] = [{}, {"get": {"sample": {}}}, {"get": "logits"}, {"get": "none"}]
     for options in wanted:
-        pred(rig, B, 1, **options)
-        rig.scheduler.compute()
-    pred(rig, B, 1)
+        rig.computed(1, B, 1, **options)
+    rig.pred(1, B, 1)
     rig.call(1, Op.CANCEL, rig._seq)
     usage = rig.processes.end(1)
     assert usage["prompt_tokens"] == 20
@@ -297,13 +275,13 @@ def test_usage_counts_what_was_computed_and_what_was_not(rig: SyscallRig) -> Non
 
 
 def test_grants_go_to_a_child_and_back(rig: SyscallRig) -> None:
-    filled(rig, A, 5)
+    rig.filled(A, 5)
     assert rig.call(1, Op.STAGE, 9, [[A, 17, "prefix"], [A, 1, "again"]]) == 0
     rig.register(2, parent=1, stage=9)
     assert rig.call(2, Op.KV_GRANTED, A, "prefix") == 17
     assert rig.call(2, Op.KV_GRANTED, B, "prefix") == -Errno.ENOENT
     assert rig.call(2, Op.KV_LEN, A) == 5
-    assert rig.reply(pred(rig, A, 1, instance=2)) == -Errno.EACCES
+    assert rig.reply(rig.pred(2, A, 1)) == -Errno.EACCES
     assert rig.call(2, Op.KV_CREATE, C) == 0
     assert rig.call(2, Op.KV_GRANT, C, 1, 3, "result") == 0
     assert rig.call(2, Op.KV_GRANT, C, 1, 3, "result") == -Errno.EEXIST
@@ -311,13 +289,12 @@ def test_grants_go_to_a_child_and_back(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_GRANTED, B, "shrunk") == 17
     rig.processes.end(2)
     assert rig.call(1, Op.KV_GRANTED, C, "result") == 3
-    pred(rig, C, 1)
-    rig.scheduler.compute()
+    rig.computed(1, C, 1)
     assert rig.call(1, Op.KV_LEN, C) == 1
 
 
-def test_a_grant_goes_to_nobody_else(rig: SyscallRig) -> None:
-    filled(rig, A, 1)
+def test_grant_to_another_than_parent_or_child_is_refused(rig: SyscallRig) -> None:
+    rig.filled(A, 1)
     rig.register(2, parent=1)
     rig.register(3, parent=2)
     rig.register(4, tenant="other")
@@ -327,7 +304,7 @@ def test_a_grant_goes_to_nobody_else(rig: SyscallRig) -> None:
     assert rig.call(3, Op.KV_GRANT, A, 1, 1, "x") == -Errno.ENOENT
 
 
-def test_quotas_say_so_and_the_handle_answers() -> None:
+def test_call_past_a_quota_is_refused_and_its_file_answers_it() -> None:
     rig = SyscallRig(limits=TenantLimits(pages=2, files=2, handles=3))
     rig.call(1, Op.KV_CREATE, A)
     rig.call(1, Op.KV_CREATE, B)
@@ -336,33 +313,32 @@ def test_quotas_say_so_and_the_handle_answers() -> None:
     rig.call(1, Op.KV_CLOSE, B)
     assert rig.call(1, Op.KV_FORK, B, A) == 0
     assert rig.call(1, Op.KV_FORK, D, A) == -Errno.EDQUOT
-    seq = pred(rig, A, *range(33))
-    rig.scheduler.compute()
+    seq = rig.computed(1, A, *range(33))
     assert rig.reply(seq) == -Errno.EDQUOT
     assert rig.call(1, Op.KV_LEN, A) == 0
     assert rig.call(1, Op.KV_SAVE, A, "a", 0) == -Errno.EDQUOT
     rig.finish()
 
 
-def test_too_many_calls_are_put_off(rig: SyscallRig) -> None:
+def test_calls_past_the_pending_bound_get_eagain(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     for _ in range(INSTANCE_CALLS_PENDING_MAX):
-        pred(rig, A, 1)
-    assert rig.reply(pred(rig, A, 1)) == -Errno.EAGAIN
+        rig.pred(1, A, 1)
+    assert rig.reply(rig.pred(1, A, 1)) == -Errno.EAGAIN
     assert rig.call(1, Op.KV_LEN, A) == -Errno.EAGAIN
     assert rig.call(1, Op.KV_FORK, B, A) == -Errno.EAGAIN
     assert rig.call(1, Op.KV_CLOSE, B) == 0
 
 
-def test_only_the_instances_own_worker_is_heard(rig: SyscallRig) -> None:
-    dropped = rig.syscalls.statistics()["dropped"]
+def test_calls_from_another_worker_are_dropped(rig: SyscallRig) -> None:
+    dropped = rig.syscalls.statistics().dropped
     rig.syscalls.execute("worker-1", [[1, int(Op.KV_CREATE), 5, FIRST]])
     rig.syscalls.execute(WORKER, [[2, int(Op.KV_CREATE), 5, FIRST]])
     assert rig.replies == []
     assert rig.syscalls.statistics()["dropped"] == dropped + 2
 
 
-def test_a_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
+def test_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
     rig.syscalls.execute(
         WORKER, [[1, int(Op.KV_CREATE), 0, A], [1, int(Op.PRED), 0, A, u32(1), None, b""]]
     )
@@ -372,18 +348,17 @@ def test_a_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
     assert rig.syscalls.statistics()["failed"] == 1
 
 
-def test_a_seq_in_use_is_invalid(rig: SyscallRig) -> None:
+def test_seq_in_use_is_refused(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     rig.syscalls.execute(WORKER, 2 * [[1, int(Op.PRED), 77, A, u32(1), None, b""]])
     assert rig.replies[-1] == (1, 77, -Errno.EINVAL)
     assert len(rig.scheduler.requests) == 1
 
 
-def test_copies_that_a_failed_step_lost_spoil_the_file(rig: SyscallRig) -> None:
-    filled(rig, A, 5)
+def test_copies_lost_in_a_failed_step_fail_the_file(rig: SyscallRig) -> None:
+    rig.filled(A, 5)
     rig.call(1, Op.KV_FORK, B, A)
-    pred(rig, B, 1)
-    rig.scheduler.compute()
+    rig.computed(1, B, 1)
     (batch,) = rig.kvfs.take_transfers()
     rig.kvfs.fail_transfers(batch)
     assert rig.call(1, Op.KV_LEN, B) == -Errno.EIO

@@ -28,7 +28,7 @@ from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from tests.support.faults.faults import Faults, Mode
-from tests.support.kernel.durable_names import Shop
+from tests.support.kernel.durable_names import DurableRig
 from tests.support.kernel.page_device import extend, make_account, make_kvfs
 
 IDENTITY = bytes(32)
@@ -133,7 +133,7 @@ class NamesSchedule(Schedule):
             asyncio.run(self._live(life))
 
     async def _live(self, life: int) -> None:
-        self.shop = Shop(make_kvfs(64, None), self.folder / "kv")
+        self.shop = DurableRig(make_kvfs(64, None), self.folder / "kv")
         if self.chance.random() < 0.5:  # else names that are not open are changed
             await self._check(f"life {life} begins")
         for step in range(self.chance.randint(1, 6)):

@@ -1,4 +1,4 @@
-"""A simulated device that goes from step to step by itself, and tells of several at once."""
+"""A simulated device that runs look-ahead steps by itself, and reports several at once."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from symphony_kernel.platform.clock import Clock
 
 from tests.support.kernel.rig import ANY_MS
 
-STEPS = 3  # that follow each other, of which it tells at once
+STEPS = 3  # that follow each other and are reported at once
 
 
 class InLots(SimulatedExecutor):
@@ -21,7 +21,6 @@ class InLots(SimulatedExecutor):
         super().__init__(*given, **named)
         self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()
         self._course: asyncio.Task[None] | None = None
-        self.lots: list[int] = []  # steps told of at once
 
     def start(self, batch: Batch) -> StepFuture[Results]:
         outcome: StepFuture[Results] = StepFuture()
@@ -47,13 +46,12 @@ class InLots(SimulatedExecutor):
             follow = self._given[0][0].chain if self._given else None
             begun = follow is None or self._given[0][0].begin(results)
             if not held or follow is None or not begun or not follow.may_batch_delivery:
-                self.lots.append(len(ended))
                 told, ended = ended, []
                 for each in told:
                     each.notify()
         self._course = None
 
 
-def in_lots(clock: Clock) -> InLots:
-    """Return one whose steps take their time."""
+def batched(clock: Clock) -> InLots:
+    """Return such a device whose steps take time."""
     return InLots(clock, 256, costs=ANY_MS)

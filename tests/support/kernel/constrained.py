@@ -88,8 +88,7 @@ async def refused(worker: Worker, kind: int, text: bytes, instance: int = 1) -> 
 
 
 async def generate(worker: Worker, instance: int = 1, handle: int = A, **given: Any) -> list[int]:
-    made = worker.generate(instance, handle, PROMPT, **{"max": 400, **given})
-    assert await made.end == b""
+    made = await worker.complete(instance, handle, PROMPT, **{"max": 400, **given})
     return made.ids
 
 
@@ -127,11 +126,8 @@ def with_text(test: Test) -> None:
 async def generated(
     rig: KernelRig, seed: int, handle: int, file: int = A, **given: Any
 ) -> list[int]:
-    made = rig.worker.generate(
-        1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
-    )
-    assert await made.end == b""
-    return made.ids
+    under = {"max": 300, "constraint": handle, "get": sampled(seed)}
+    return await generate(rig.worker, 1, file, **{**under, **given})
 
 
 async def preds(

@@ -140,6 +140,8 @@ class CrashingKernelRig:
         self.deaths = 0
         self.kernel: Kernel
         self.door: Server
+        self.gateway: Gateway
+        self.worker: Worker
         self._running: asyncio.Task[None]
         self.boot()
 
@@ -156,13 +158,13 @@ class CrashingKernelRig:
         self._running = asyncio.create_task(self.kernel.run())
         self.alive.set()
 
-    async def join(self) -> tuple[Gateway, Worker]:
-        """Return a gateway and the worker "w" whose sessions have begun."""
+    async def join(self) -> None:
+        """Connect a gateway and the worker "w"; their sessions have begun."""
         self.peers = [Peer(self, "gateway", "gateway"), Peer(self, "worker", "w")]
         for peer in self.peers:
             await peer.begun.wait()
         gateway, worker = (peer.session for peer in self.peers)
-        return Gateway(gateway), Worker(worker)
+        self.gateway, self.worker = Gateway(gateway), Worker(worker)
 
     def die(self, chance: random.Random) -> None:
         """Kill the kernel where it stands."""
@@ -172,6 +174,11 @@ class CrashingKernelRig:
         self._running.cancel()
         links, self.links = self.links, []
         close_or_abort(links, chance)
+
+    def die_and_boot(self) -> None:
+        """Kill the kernel and start the next one at once."""
+        self.die(random.Random(0))
+        self.boot()
 
     def doom(self, chance: random.Random) -> None:
         """Kill the kernel in the middle of its next turn's record."""
@@ -196,7 +203,7 @@ class CrashingKernelRig:
 
 def with_crashing_kernel(
     folder: Path,
-    test: Callable[[CrashingKernelRig, Gateway, Worker], Coroutine[Any, Any, T]],
+    test: Callable[[CrashingKernelRig], Coroutine[Any, Any, T]],
     **given: Any,
 ) -> T:
     """Run `test` with a kernel that may die, in virtual time."""
@@ -204,8 +211,8 @@ def with_crashing_kernel(
 
     async def main() -> T:
         rig = CrashingKernelRig(clock, folder, **given)
-        gateway, worker = await rig.join()
-        testing = asyncio.create_task(test(rig, gateway, worker))
+        await rig.join()
+        testing = asyncio.create_task(test(rig))
         failing = asyncio.create_task(_watch(rig))
         await asyncio.wait({testing, failing}, return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()

@@ -47,11 +47,7 @@ class Habit:
 class Launch:
     """A step that was launched."""
 
-    formed_at: float
     chunks: list[tuple[Request, int, float]]  # tokens, cost
-    decodes: int
-    prefill: int
-    seconds: float
 
 
 @dataclass(eq=False)
@@ -60,7 +56,7 @@ class Wait:
 
     request: Request
     submitted: float
-    ahead: int  # works of its LIP that waited before it
+    ahead: int  # requests of its LIP that waited before it
     steps: int  # launched before it came
     service: float  # given to all before it came
     waited: float = -1.0  # service given to all while it waited; -1: it still waits
@@ -101,9 +97,8 @@ class Crowd:
         self.waiting: dict[int, dict[Request, None]] = defaultdict(dict)  # by root
         self.service: dict[int, float] = defaultdict(float)  # by root
         self.given = 0.0  # to all
-        # How many steps had been launched when a LIP, or a tenant, had nothing waiting last.
+        # How many steps had been launched when a LIP had nothing waiting last.
         self.lip_emptied = dict.fromkeys(range(1, 1 + len(habits)), 0)
-        self.tenant_emptied = dict.fromkeys((h.tenant for h in habits), 0)
         self._watch = watch
         self._wake = asyncio.Event()
         self._stopping = False
@@ -138,8 +133,7 @@ class Crowd:
 
     def _launched(self, step: Step) -> None:
         chunks = [(part.request, part.count, self._cost(part)) for part in step.chunks]
-        seconds = self.costs.seconds(step.batch)
-        launch = Launch(self.clock.now(), chunks, step.decodes, step.tokens - step.decodes, seconds)
+        launch = Launch(chunks)
         for request, _, cost in chunks:
             self.service[request.root] += cost
             self.given += cost
@@ -250,12 +244,6 @@ class Crowd:
         self._wake.set()
 
     def _note_emptied(self) -> None:
-        busy = set()
-        for root, habit in enumerate(self.habits, 1):
-            if self.waiting[root]:
-                busy.add(habit.tenant)
-            else:
+        for root in self.lip_emptied:
+            if not self.waiting[root]:
                 self.lip_emptied[root] = len(self.launches)
-        for tenant in self.tenant_emptied:
-            if tenant not in busy:
-                self.tenant_emptied[tenant] = len(self.launches)

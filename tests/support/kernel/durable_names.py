@@ -1,7 +1,7 @@
 """Durable names without a kernel: a directory, a loop, and slots that stand for a device."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ class Slots:
         self.absent = self.full = False
 
     def compute(self, file: KVFile) -> None:
-        """Fill a file's slots with what its tokens come to."""
+        """Fill a file's slots with a function of its tokens."""
         self.values[file.slots(np.arange(file.length))] = file.tokens.astype(np.int64) * 7
 
     def of(self, file: KVFile) -> list[int]:
@@ -56,17 +56,13 @@ class Slots:
 
 
 async def inline(work: Callable[[], T]) -> T:
-    """Do what blocks at once, but not before others have had a turn."""
+    """Do blocking work at once, but let other tasks run first."""
     await asyncio.sleep(0)
     return work()
 
 
-def threads(work: Callable[[], T]) -> Awaitable[T]:
-    return asyncio.to_thread(work)
-
-
 class Answers:
-    """What calls have come to, in order."""
+    """The outcomes of calls, in order."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -78,8 +74,8 @@ class Answers:
         return done
 
 
-class Shop:
-    """A KVFS with durable names in `root`, as one kernel's life has it."""
+class DurableRig:
+    """A KVFS with durable names in `root`, as one kernel has it."""
 
     def __init__(self, kvfs: KVFS, root: Path, *, publish: bool = False) -> None:
         self.kvfs = kvfs
@@ -100,7 +96,7 @@ class Shop:
         self.saving.restore(self.directory.open())
 
     def happen(self, what: str, arguments: list[Any]) -> None:
-        """Note it and do it, as a kernel with a journal."""
+        """Record an event and apply it, as a kernel with a journal does."""
         self.events.append((what, arguments))
         getattr(self.saving, what)(*arguments)
 
@@ -127,7 +123,7 @@ class Shop:
         return self.kvfs.open(tenant, path, self.kvfs.tenant(tenant).account)
 
     async def finish(self) -> list[str]:
-        """Wait for all, look at the books, and return the answers."""
+        """Wait for all changes, check the references, and return the answers."""
         await self.saving.close()
         assert not self.faults
         assert not self.saving.references()

@@ -1,4 +1,4 @@
-"""KV files of a real kernel over a real executor, each beside what dense attention says of it.
+"""KV files of a real kernel over a real executor, compared with dense attention.
 
 Every pred compares all its logits with the oracle's, so a scenario only has to edit and go on.
 """
@@ -19,7 +19,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.executor.models import Checkpoint, Float32, as_logits, relative_error
 from tests.support.kernel.dense_attention import Dense
-from tests.support.kernel.rig import ASSETS, KernelRig, options, tokens
+from tests.support.kernel.rig import ASSETS, KernelRig, options, run_beside, tokens
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 _FIRST_HANDLE = 1 << 16
@@ -138,6 +138,11 @@ def at_a_desk(
 ) -> None:
     """Run a scenario over a real executor, its pool full of NaN; all pages must come back."""
 
+    async def test(rig: KernelRig) -> None:
+        assert (await rig.gateway.register(1)).errno == 0
+        await scenario(Desk(rig, Dense(checkpoint)))
+        await rig.gateway.check_integrity()
+
     async def main() -> None:
         executor = TorchExecutor.load(
             checkpoint.directory, dtype="fp32", device="cpu", threads=1,
@@ -148,15 +153,7 @@ def at_a_desk(
         places = TierConfig(pages_a_frame=8)  # what does not fit is kept as tokens alone
         kernel_options = KernelOptions(steps=limits or StepLimits(), places=places)
         kernel = Kernel(executor, describe(ASSETS), RealClock(), kernel_options)
-        running = asyncio.create_task(kernel.run())
-        try:
-            rig = KernelRig(kernel)
-            assert (await rig.gateway.register(1)).errno == 0
-            await scenario(Desk(rig, Dense(checkpoint)))
-            await rig.gateway.check_integrity()
-        finally:
-            await kernel.close()
-            await running
+        await run_beside(kernel, test)
         found = kernel.statistics()
         assert found["pages_free"] == found["pages"]
 

@@ -66,7 +66,7 @@ class Device(CostModel):
         return CostModel.seconds(self, batch) + 1e-6 * host
 
     def told(self) -> int:
-        """Return how many tokens a reader hears of at once: of steps that take no time alone."""
+        """Return how many tokens a reader gets at once, where steps are short."""
         step_ms = (self.fixed_us + self.decode_row_us) / 1000
         return min(max(int(DELIVERY_BATCH_MS_MAX / step_ms), 1), LOOKAHEAD_STEPS_MAX)
 
@@ -81,7 +81,7 @@ class Got:
 
     rate: float  # tokens a second
     first_ms: float  # mean time to a completion's first token
-    p99_ms: float  # between two tokens, or lots of them that are told together
+    p99_ms: float  # between two tokens, or batches of them that are delivered together
     beside: float  # tokens a second of prompts that others had computed meanwhile
     ahead: float  # of all steps those that the device went on with by itself
 
@@ -119,39 +119,28 @@ async def files(worker: Worker, instance: int) -> None:
         await worker.call(instance, Op.KV_TRUNCATE, A, 0)
 
 
-def branches(number: int) -> Flood:
-    """Return a program that decodes so many branches at once, without end."""
-
-    async def one(worker: Worker, instance: int, handle: int) -> None:
-        while True:
-            for token in range(1, 200):
-                assert isinstance(await worker.pred(instance, handle, _ids(token, 1)), bytes)
-            await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
+def in_parallel(number: int, one: Callable[[Worker, int, int], Coroutine[Any, Any, None]]) -> Flood:
+    """Return a program that does `one` thing with so many files at once."""
 
     async def run(worker: Worker, instance: int) -> None:
         handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
+        worker.create(instance, *handles)
         await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
 
     return run
 
 
-def generations(number: int) -> Flood:
-    """Return a program that has so many answers of 200 tokens generated at once, without end."""
+async def _decode(worker: Worker, instance: int, handle: int) -> None:
+    while True:
+        for token in range(1, 200):
+            assert isinstance(await worker.pred(instance, handle, _ids(token, 1)), bytes)
+        await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def one(worker: Worker, instance: int, handle: int) -> None:
-        while True:
-            await worker.generate(instance, handle, _ids(handle, 1), max=200).end
-            await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def run(worker: Worker, instance: int) -> None:
-        handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
-        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
-
-    return run
+async def _generate(worker: Worker, instance: int, handle: int) -> None:
+    while True:
+        await worker.generate(instance, handle, _ids(handle, 1), max=200).end
+        await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
 
 FLOODS: dict[str, list[Flood]] = {
@@ -161,8 +150,8 @@ FLOODS: dict[str, list[Flood]] = {
 }
 FLOODS["all of these"] = [flood for floods in list(FLOODS.values()) for flood in floods]
 # Decodes of others lengthen each step, too: that no rule bounds.
-FLOODS["branches"] = [branches(40)]
-GENERATIONS = [generations(256)]
+FLOODS["branches"] = [in_parallel(40, _decode)]
+GENERATIONS = [in_parallel(256, _generate)]
 
 
 # -- Measuring -------------------------------------------------------------------------------------
@@ -246,8 +235,7 @@ async def _stream(
         await asyncio.sleep(wanted.between_ms / 1000)
         instance, began = next(numbers), loop.time()
         worker = await start(rig, instance, tenant=VICTIM)
-        made = worker.generate(instance, A, _ids(instance, wanted.prompt), max=wanted.tokens)
-        assert await made.end == b""
+        made = await worker.complete(instance, A, _ids(instance, wanted.prompt), max=wanted.tokens)
         await rig.gateway.end(instance)
         assert len(made.times) == wanted.tokens
         found.append([began, *made.times])

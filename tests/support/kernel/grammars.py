@@ -53,7 +53,7 @@ def grammar_of(made: Constraint) -> Grammar:
 def matcher(
     made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False
 ) -> GrammarMatcher:
-    """Return the matcher of a file with these entries, whose text begins at `base`."""
+    """Return a matcher of a file with these entries, whose text begins at `base`."""
     found = GrammarMatcher(made, Text(ids), base, kept=kept)
     found.set_prefix(np.empty(0, np.uint32))
     return found

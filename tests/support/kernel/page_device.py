@@ -1,6 +1,4 @@
-"""A device's slots without a device: what copies and steps leave in every slot of the pool."""
-
-from dataclasses import dataclass, field
+"""KV files without a device: a time that tests set, accounts, and files of a few tenants."""
 
 import numpy as np
 from symphony_kernel.executor.base import Int32, Int64
@@ -8,9 +6,8 @@ from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-
-POISON = -1
 
 
 class ManualTime:
@@ -40,6 +37,53 @@ def extend(file: KVFile, *tokens: int) -> None:
     file.commit(np.array(tokens, np.uint32), np.arange(start, start + n, dtype=np.int32))
 
 
+class FilesRig:
+    """Files of a few tenants in a KVFS whose time passes when a test says so."""
+
+    def __init__(self, frames: int, places: TierConfig | None = None) -> None:
+        self.time = ManualTime()
+        self.kvfs = KVFS(frames, self.time, TenantLimits(pages=frames), places=places)
+        self.files: dict[KVFile, int] = {}  # that are open, with their references
+        self._accounts: dict[str, TenantUsage] = {}
+
+    def account(self, tenant: str = "t") -> TenantUsage:
+        """Return the account of a tenant's files."""
+        if tenant not in self._accounts:
+            self._accounts[tenant] = make_account(self.kvfs, tenant)
+        return self._accounts[tenant]
+
+    def add(self, file: KVFile) -> KVFile:
+        """Note a file as open, so that `check` and `close_all` know of it."""
+        self.files[file] = 1
+        return file
+
+    def create(self, tenant: str = "t") -> KVFile:
+        return self.add(self.kvfs.create(tenant, self.account(tenant)))
+
+    def file(self, entries: int, tenant: str = "t") -> KVFile:
+        """Return a file of so many entries, with the tokens 100, 101 and so on."""
+        file = self.create(tenant)
+        if entries:
+            extend(file, *range(100, 100 + entries))
+        return file
+
+    def fork(self, file: KVFile) -> KVFile:
+        return self.add(self.kvfs.fork(file, self.account(file.tenant)))
+
+    def close(self, *files: KVFile) -> None:
+        for file in files:
+            del self.files[file]
+            self.kvfs.release(file)
+
+    def check(self) -> None:
+        self.kvfs.check_integrity(self.files)
+
+    def close_all(self) -> None:
+        self.check()
+        self.close(*self.files)
+        self.check()
+
+
 def take_copies(kvfs: KVFS) -> list[Int64]:
     """Return the groups of slot copies that the executor would be given now."""
     return [group for batch in kvfs.take_transfers() for group in batch.copies]
@@ -47,49 +91,3 @@ def take_copies(kvfs: KVFS) -> list[Int64]:
 
 def slots_of_pages(pages: Int32) -> Int64:
     return (pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
-
-
-@dataclass
-class DeviceRow:
-    """New entries of one file. The table is a view, as an executor gets it, read when it runs."""
-
-    block_table: Int32
-    start: int
-    values: Int64
-
-    def slots(self) -> Int64:
-        indices = np.arange(self.start, self.start + len(self.values))
-        pages = self.block_table[indices // PAGE_TOKENS].astype(np.int64)
-        return pages * PAGE_TOKENS + indices % PAGE_TOKENS
-
-
-@dataclass
-class DeviceStep:
-    """One step on its way: copies, then freed pages are overwritten with junk, then rows."""
-
-    copies: list[Int64]
-    poisoned: Int64
-    rows: list[DeviceRow] = field(default_factory=list)
-
-
-class SlotStore:
-    """A value for each slot, standing for its K and V."""
-
-    def __init__(self, pages: int) -> None:
-        self.values: Int64 = np.full(pages * PAGE_TOKENS, POISON, np.int64)
-
-    def copy(self) -> "SlotStore":
-        other = SlotStore(0)
-        other.values = self.values.copy()
-        return other
-
-    def apply_copies(self, groups: list[Int64]) -> None:
-        for sources, destinations in groups:
-            assert len(np.unique(destinations)) == len(destinations), "two copies into one slot"
-            self.values[destinations] = self.values[sources]
-
-    def run(self, step: DeviceStep) -> None:
-        self.apply_copies(step.copies)
-        self.values[step.poisoned] = POISON
-        for row in step.rows:
-            self.values[row.slots()] = row.values

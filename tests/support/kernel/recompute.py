@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,13 +9,11 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Batch, Int32, Int64, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.planning import FILE, Step
-from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 
-from tests.support.kernel.page_device import ManualTime, slots_of_pages
+from tests.support.kernel.page_device import FilesRig, slots_of_pages
 
 NOTHING = PredOptions(get=Get.NONE)
 _NO_PLACES: Int32 = np.empty(0, np.int32)
@@ -93,24 +90,12 @@ class RealDevice:
         return asyncio.run(self.executor.after_steps(work))
 
 
-@dataclass
-class Workbench:
+class Workbench(FilesRig):
     """One tenant's files over a device."""
 
-    device: Device
-
-    def __post_init__(self) -> None:
-        frames = self.device.frames
-        self.kvfs = KVFS(frames, ManualTime(), TenantLimits(pages=frames))
-        self.account = self.kvfs.quotas.open(
-            "account", self.kvfs.tenant("t").account, 1 << 30, 1 << 20
-        )
-
-    def create(self) -> KVFile:
-        return self.kvfs.create("t", self.account)
-
-    def fork(self, source: KVFile) -> KVFile:
-        return self.kvfs.fork(source, self.account)
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.frames)
+        self.device = device
 
     def extract(self, source: KVFile, *ranges: tuple[int, int]) -> KVFile:
         file = self.create()
@@ -172,7 +157,7 @@ class Workbench:
                 scratch[number] = self._in_scratch(file, step, steps, scratch)
             for each in step.finished:
                 if each in scratch:
-                    self.kvfs.release(scratch.pop(each))
+                    self.close(scratch.pop(each))
         assert not scratch, "a plan says of each step when it is needed no more"
         self.settle()
         return steps
@@ -196,14 +181,6 @@ class Workbench:
             self.device.run(Batch([], [np.stack((sources, destinations))]))
         return mine
 
-    def close_one(self, file: KVFile) -> None:
-        self.kvfs.release(file)
-
-    def close(self, *files: KVFile) -> None:
-        """Close the last files; nothing may be left."""
-        self.kvfs.release(*files)
-        self.kvfs.check_integrity({})
-
 
 def random_files(bench: Workbench, random: np.random.Generator, calls: int) -> list[KVFile]:
     """Return the files that a random program of edits leaves."""
@@ -218,7 +195,7 @@ def random_files(bench: Workbench, random: np.random.Generator, calls: int) -> l
                     files.append(made)
                 else:
                     index = int(random.integers(len(files)))
-                    bench.kvfs.release(files[index])
+                    bench.close(files[index])
                     files[index] = made
             case 1:
                 start, end = np.sort(random.integers(0, other.length + 1, 2)).tolist()

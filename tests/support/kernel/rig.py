@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 import numpy as np
@@ -84,6 +84,11 @@ class Worker:
         """Send one call that wants none."""
         self.link.send(m.encode(m.Calls([[instance, op, 0, *args]])))
 
+    def create(self, instance: int, *handles: int) -> None:
+        """Make an empty file for each handle."""
+        for handle in handles:
+            self.tell(instance, m.Op.KV_CREATE, handle)
+
     def calls(self, *calls: tuple[Any, ...]) -> list[asyncio.Future[Result]]:
         """Send several calls in one frame; each wants a reply."""
         frame, replies = [], []
@@ -104,7 +109,7 @@ class Worker:
     def generate(
         self, instance: int, handle: int, ids: bytes, eager: bool = True, **given: Any
     ) -> "Generation":
-        """Begin a generation; an `eager` one is told of each record that it was taken."""
+        """Begin a generation; an `eager` one gives credit for each record at once."""
         self._seq += 1
         made = Generation(self, instance, self._seq, eager, 8 * (1 + given.get("logprobs", 0)))
         self.generations[instance, self._seq] = made
@@ -112,6 +117,14 @@ class Worker:
         self.link.send(
             m.encode(m.Calls([[instance, m.Op.GENERATE, self._seq, handle, ids, packed]]))
         )
+        return made
+
+    async def complete(
+        self, instance: int, handle: int, ids: bytes, eager: bool = True, **given: Any
+    ) -> "Generation":
+        """Return a generation that has ended without an error."""
+        made = self.generate(instance, handle, ids, eager, **given)
+        assert await made.end == b""
         return made
 
 
@@ -245,7 +258,14 @@ class KernelRig:
         return Worker(theirs)
 
 
-async def start(rig: KernelRig, instance: int = 1, **given: Any) -> Worker:
+class HasPeers(Protocol):
+    """A rig with a gateway and a worker."""
+
+    gateway: Gateway
+    worker: Worker
+
+
+async def start(rig: HasPeers, instance: int = 1, **given: Any) -> Worker:
     """Register an instance of the worker "w" with an empty file at handle A."""
     answer = await rig.gateway.register(instance, **given)
     assert answer.errno == 0, answer
@@ -277,6 +297,16 @@ def audited(given: KernelOptions | None = None) -> KernelOptions:
     return replace(poisoned(given), audit=AuditOptions(seconds=0.1))
 
 
+async def run_beside(kernel: Kernel, test: Callable[[KernelRig], Coroutine[Any, Any, T]]) -> T:
+    """Run a test beside a kernel until either of them ends."""
+    running = asyncio.create_task(kernel.run())
+    testing = asyncio.create_task(test(KernelRig(kernel)))
+    await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
+    await kernel.close()
+    await running
+    return await testing
+
+
 def with_kernel(
     test: Callable[[KernelRig], Coroutine[Any, Any, T]],
     *,
@@ -295,17 +325,12 @@ def with_kernel(
             else SimulatedExecutor(clock, pages, costs=costs if costs is not None else ANY_MS)
         )
         kernel = Kernel(device, describe(ASSETS), clock, poisoned(kernel_options))
-        running = asyncio.create_task(kernel.run())
-        rig = KernelRig(kernel)
-        testing = asyncio.create_task(test(rig))
-        await asyncio.wait({testing, running}, return_when=asyncio.FIRST_COMPLETED)
-        await kernel.close()
-        await running
+        result = await run_beside(kernel, test)
         statistics = kernel.statistics()
         assert statistics["instances"] == 0
         free = statistics["pages_free"] + statistics["prefix_cache_idle_pages"]
         # Offered pages may be off the device: then all frames are free, and they count besides.
         assert free >= statistics["pages"] or statistics["names"]
-        return await testing
+        return result
 
     return clock.run(main())

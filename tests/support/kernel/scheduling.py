@@ -1,6 +1,7 @@
-"""Works without a kernel around them: files that are only lengths, and a device that counts."""
+"""A scheduler without a kernel: files that are only lengths, and a device that counts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 import numpy as np
 from symphony_kernel.executor.base import Int32, UInt32
@@ -13,9 +14,12 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 from symphony_kernel.request import Request
+from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler, Wait
 
 VOCAB_SIZE = 64
+UNBOUNDED = StepLimits(decode_gap_ms=inf)  # test_fairness has the bound
+COSTS = CostModel(fixed_us=10_000, prefill_token_us=10, decode_row_us=20)
 
 
 class Pool:
@@ -82,8 +86,8 @@ class LengthFile:
 
 def make_work(
     root: int,
-    tokens: int,
-    file: LengthFile | KVFile,
+    tokens: int = 1,
+    file: LengthFile | KVFile | None = None,
     *,
     tenant: str = "t",
     instance: int | None = None,
@@ -91,7 +95,8 @@ def make_work(
     weight: float = 1.0,
     done: Callable[[bytes | int], None] = lambda _: None,
 ) -> Request:
-    """Return a pred of `tokens` tokens at the end of `file`."""
+    """Return a pred of `tokens` tokens at the end of `file`, or of a file of its own."""
+    file = LengthFile(Pool()) if file is None else file
     return Request(
         instance=root if instance is None else instance,
         root=root,
@@ -132,6 +137,61 @@ class Device:
                     for row in polled.batch.rows
                 ],
             )
+
+
+class SchedulerRig:
+    """A scheduler and a device on a virtual clock."""
+
+    def __init__(self, pages: int = 1 << 20, costs: CostModel = COSTS) -> None:
+        self.clock = VirtualClock()
+        self.pool = Pool(pages)
+        self.scheduler = Scheduler(self.clock, pages, VOCAB_SIZE, limits=UNBOUNDED)
+        self.device = Device(self.clock, self.scheduler, costs)
+        self.results: list[tuple[int, bytes | int]] = []
+
+    def note(self, root: int) -> Callable[[bytes | int], None]:
+        return lambda result: self.results.append((root, result))
+
+    def submit(
+        self,
+        root: int,
+        tokens: int = 1,
+        file: LengthFile | None = None,
+        *,
+        tenant: str = "t",
+        options: PredOptions = DEFAULT,
+    ) -> LengthFile:
+        file = file or LengthFile(self.pool)
+        done = self.note(root)
+        self.scheduler.submit(
+            make_work(root, tokens, file, tenant=tenant, options=options, done=done)
+        )
+        return file
+
+    def step(self) -> Step:
+        """Form a step, without computing it."""
+        step = self.scheduler.poll()
+        assert isinstance(step, Step)
+        return step
+
+    def run(self, seconds_max: float = 1e9) -> None:
+        self.clock.run(self.device.run_until_idle(seconds_max))
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.run(self.clock.sleep(seconds))
+
+    def decode(self, root: int, times: int) -> None:
+        """Let a LIP decode: each answer is followed at once by the next pred."""
+        file = LengthFile(self.pool)
+        left = [times]
+
+        def done(result: bytes | int) -> None:
+            self.results.append((root, result))
+            left[0] -= 1
+            if left[0] > 0:
+                self.scheduler.submit(make_work(root, 1, file, done=done))
+
+        self.scheduler.submit(make_work(root, 1, file, done=done))
 
 
 def tokens_of(steps: Iterable[list[tuple[int, int]]], root: int) -> int:

@@ -1,4 +1,4 @@
-"""LIPs that do what a script says, and note all that the kernel answers."""
+"""LIPs that do what a script says, and record the kernel's answers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import KernelRig, options, pairs, tokens
+from tests.support.kernel.rig import HasPeers, options, pairs, tokens
 
 FIRST = 1 << 16
 
@@ -22,9 +22,9 @@ class Script:
 
 
 class Lip:
-    """Runs a script and notes all that the kernel answers."""
+    """Runs a script and records the kernel's answers."""
 
-    def __init__(self, rig: KernelRig, instance: int, script: Script) -> None:
+    def __init__(self, rig: HasPeers, instance: int, script: Script) -> None:
         self.rig, self.instance, self.script = rig, instance, script
         self.files = [FIRST]
         self.answers: list[Any] = []

@@ -1,4 +1,4 @@
-"""Syscalls over real KVFS and a real process table, with a scheduler that only writes down."""
+"""Syscalls over a real KVFS and a real process table, with a scheduler that records requests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +16,7 @@ from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.messages import Op
 from symphony_kernel.request import Request
 from symphony_kernel.syscalls.table import Syscalls
 
@@ -37,14 +38,14 @@ def handle(index: int, generation: int = 1) -> int:
 
 
 class NoGrammars(GrammarCompiler):
-    """Those of a model without a tokenizer, told of at once: here is no loop to wait in."""
+    """Those of a model without a tokenizer, refused at once: there is no loop to wait in."""
 
     def compile(self, tenant: str, kind: int, text: str, done: Callable[[int, str], None]) -> None:
         done(Errno.ENOSYS, "")
 
 
 class RecordingScheduler:
-    """Keeps works until a test computes them; cancels and forgets as the real one does."""
+    """Keeps requests until a test computes them; cancels and drops as the real one does."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -72,7 +73,7 @@ class RecordingScheduler:
         raise AssertionError("no test here traces")
 
     def compute(self, result: bytes = b"result") -> Request:
-        """Compute the oldest work as a step would."""
+        """Compute the oldest request as a step would."""
         request = self.requests.pop(0)
         try:
             request.file.reserve(len(request.tokens))
@@ -132,6 +133,24 @@ class SyscallRig:
     def call(self, instance: int, op: int, *args: Any) -> Result | None:
         """Make a call and return its answer, None when it has to wait."""
         return self.reply(self.send(instance, op, *args))
+
+    def pred(
+        self, instance: int, number: int, *tokens: int, positions: Any = None, **options: Any
+    ) -> int:
+        """Make a pred; return its seq."""
+        packed = msgpack.packb(options) if options else b""
+        return self.send(instance, Op.PRED, number, u32(*tokens), positions, packed)
+
+    def computed(self, instance: int, number: int, *tokens: int, **given: Any) -> int:
+        """Make a pred and compute it, if none waits before it; return its seq."""
+        seq = self.pred(instance, number, *tokens, **given)
+        self.scheduler.compute()
+        return seq
+
+    def filled(self, number: int, length: int) -> None:
+        """Make a file of instance 1 with so many entries."""
+        self.call(1, Op.KV_CREATE, number)
+        self.computed(1, number, *(token % MODEL.vocab_size for token in range(length)))
 
     def unpack(self, instance: int, op: int, *args: Any) -> Any:
         data = self.call(instance, op, *args)

@@ -1,4 +1,4 @@
-"""A device with host memory and a disk, all of them arrays; a thread that works when told to."""
+"""A device with host memory and a disk, all arrays; and a thread that runs when a test says so."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,14 +15,13 @@ from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.kernel.page_device import POISON
-
 T = TypeVar("T")
+POISON = -1
 JUNK = -7  # what a step that failed leaves
 
 
 class ManualRunner:
-    """A thread whose works are done one by one, when a test says so; or at once."""
+    """A thread that does its tasks one by one when a test says so, or at once."""
 
     def __init__(self, at_once: bool = False) -> None:
         self.works: deque[tuple[Callable[[], Any], StepFuture[Any]]] = deque()
@@ -49,7 +48,7 @@ class ManualRunner:
 
 
 class Store:
-    """What lies in each slot of the device and of the host."""
+    """The value in each slot of the device and of the host, standing for its K and V."""
 
     def __init__(self, frames: int, host_slots: int) -> None:
         self.values: Int64 = np.full(frames * PAGE_TOKENS, POISON, np.int64)
@@ -60,7 +59,7 @@ class Store:
         return page.cast("B")
 
     def do(self, batch: Batch) -> None:
-        """Do what comes before the rows, in the order that executors keep."""
+        """Do the transfers before a batch's rows, in the order that executors keep."""
         frames = self.values.reshape(-1, PAGE_TOKENS)
         if batch.saves is not None:
             self.host[batch.saves[1]] = frames[batch.saves[0]]
@@ -74,7 +73,7 @@ class Store:
             frames[batch.loads[1]] = self.host[batch.loads[0]]
 
     def fail(self, batch: Batch) -> None:
-        """What a batch that fails leaves where it would have written."""
+        """Leave junk where a batch that fails would have written."""
         frames = self.values.reshape(-1, PAGE_TOKENS)
         if batch.saves is not None:
             self.host[batch.saves[1]] = JUNK
@@ -91,9 +90,12 @@ def make_tiered(
     directory: Path | None = None,
     runner: ManualRunner | None = None,
     limits: Mapping[str, int] | None = None,
+    pages_a_frame: int = 3,
 ) -> tuple[KVFS, Store]:
-    """Return KVFS over a store; with poison, and three times as many pages as frames."""
-    places = TierConfig(host_slots, disk_slots, pages_a_frame=3, page_bytes=1, poison=True)
+    """Return a KVFS that poisons freed pages, and the store under it."""
+    places = TierConfig(
+        host_slots, disk_slots, pages_a_frame=pages_a_frame, page_bytes=1, poison=True
+    )
     chosen = TenantLimits(**{"pages": frames, **(limits or {})})
     kvfs = KVFS(frames, lambda: 0.0, chosen, places=places)
     store = Store(frames, host_slots)
@@ -107,7 +109,7 @@ def make_tiered(
 
 
 def settle(kvfs: KVFS, store: Store) -> list[Batch]:
-    """Let the device do what it owes; return what that was."""
+    """Let the device do all pending transfers; return them."""
     batches = kvfs.take_transfers()
     for batch in batches:
         store.do(batch)

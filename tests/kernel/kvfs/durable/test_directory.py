@@ -37,7 +37,15 @@ def names(root: Path) -> list[tuple[str, str, int]]:
     return sorted((f.label.tenant, f.label.path, f.label.entries) for f in found)
 
 
-def test_what_was_put_is_found_by_the_next_process(tmp_path: Path) -> None:
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    """A directory with the file "a"."""
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), content(1, 2))
+    return directory
+
+
+def test_files_put_are_found_by_the_next_process(tmp_path: Path) -> None:
     root = tmp_path / "kv"
     directory = opened(root)
     size = directory.put(label("a/b", 2), content(1, 2))
@@ -56,7 +64,7 @@ def test_what_was_put_is_found_by_the_next_process(tmp_path: Path) -> None:
         directory.get("t", "gone")
 
 
-def test_in_the_reserve_files_are_removed_and_none_is_written(tmp_path: Path) -> None:
+def test_disk_reserve_refuses_writes_and_allows_removal(tmp_path: Path) -> None:
     root = tmp_path / "kv"
     opened(root).put(label("a", 1), content(1))
     directory = Directory(root, lambda: IDENTITY, reserve_bytes=1 << 60)  # more than any disk has
@@ -70,7 +78,7 @@ def test_in_the_reserve_files_are_removed_and_none_is_written(tmp_path: Path) ->
     assert names(root) == []
 
 
-def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
+def test_directory_is_private(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
     directory.put(label("a", 1), content(1))
     for path in (tmp_path / "kv").rglob("*"):
@@ -84,12 +92,10 @@ class Cut(BaseException):
 
 
 @pytest.mark.parametrize("instant", range(12))
-def test_a_cut_at_any_instant_leaves_the_old_or_the_new(
-    tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
+def test_put_cut_at_any_instant_leaves_the_old_or_the_new_file(
+    directory: Directory, tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before or after each call to the system that a put makes, the process is gone."""
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+    """The process ends before or after each system call that a put makes."""
     calls = 0
 
     def cutting(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,11 +130,9 @@ def test_a_cut_at_any_instant_leaves_the_old_or_the_new(
     assert not list((tmp_path / "kv").rglob("*.partial"))
 
 
-def test_an_error_of_the_disk_leaves_the_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_failed_put_leaves_the_old_file(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -143,13 +147,12 @@ def test_an_error_of_the_disk_leaves_the_old(
     assert not list((tmp_path / "kv").rglob("*.partial"))
 
 
-def test_the_systems_errors_are_the_systems(tmp_path: Path) -> None:
-    """The library that writes tells of them in words of its own."""
+def test_write_to_a_missing_folder_raises_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "nowhere" / "f", label("a", 1), IDENTITY, content(1))
 
 
-def test_broken_files_are_set_aside_and_said(
+def test_broken_files_are_moved_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "kv"
@@ -172,9 +175,7 @@ def test_broken_files_are_set_aside_and_said(
     assert not list(root.rglob(".tmp*"))
 
 
-def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+def test_open_file_is_unchanged_by_a_put_or_removal(directory: Directory) -> None:
     descriptor = directory.open_checked("t", "a")
     before = os.pread(descriptor, 1 << 20, 0)
     directory.put(label("a", 3), content(3, 4, 5))
@@ -183,9 +184,7 @@ def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_broken_file_is_not_sent(tmp_path: Path) -> None:
-    directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), content(1, 2))
+def test_broken_file_is_not_sent(directory: Directory, tmp_path: Path) -> None:
     path = directory._path("t", "a")
     path.write_bytes(path.read_bytes()[:-1] + b"\xee")
     with pytest.raises(FormatError):
@@ -193,7 +192,7 @@ def test_a_broken_file_is_not_sent(tmp_path: Path) -> None:
     assert names(tmp_path / "kv") == []
 
 
-def test_what_has_no_name_is_gone_with_the_process(tmp_path: Path) -> None:
+def test_unnamed_file_is_gone_with_the_process(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
     descriptor = directory.write_unnamed(label("a", 2), content(1, 2))
     (tmp_path / "copy").write_bytes(os.pread(descriptor, 1 << 20, 0))

@@ -52,7 +52,7 @@ def same(left: Content, right: Content) -> bool:
 
 @pytest.mark.parametrize("identity", [IDENTITY, BFLOAT16])
 @pytest.mark.parametrize("entries", [0, 1, 16, 21])
-def test_what_is_written_is_read(tmp_path: Path, identity: Identity, entries: int) -> None:
+def test_written_file_is_read_back(tmp_path: Path, identity: Identity, entries: int) -> None:
     content = make_content(entries, dtype=identity.dtype)
     label = Label("tenant", "ä/b", entries, public=True, expires_ms=12)
     write(tmp_path / "f", label, identity, content)
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path, identity: Identity, entries: in
     assert found.kv.dtype == content.kv.dtype
 
 
-def test_slots_behind_the_last_entry_do_not_leave_the_server(tmp_path: Path) -> None:
+def test_slots_behind_the_last_entry_are_not_written(tmp_path: Path) -> None:
     content = make_content(21)
     assert content.kv is not None
     assert content.kv[:, :, 1, 5:].any()
@@ -75,7 +75,7 @@ def test_slots_behind_the_last_entry_do_not_leave_the_server(tmp_path: Path) -> 
     assert stored[:, :, 1, :5].all()
 
 
-def test_lineage_and_what_is_plain_are_kept(tmp_path: Path) -> None:
+def test_lineage_and_plain_count_are_kept(tmp_path: Path) -> None:
     whole = make_content(kv=False)
     content = Content(whole.tokens, whole.positions + 3, 0, b"\0how it came\xff")
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content)
@@ -91,9 +91,7 @@ def test_lineage_and_what_is_plain_are_kept(tmp_path: Path) -> None:
         (Identity("tiny", "abc", "float32", "layers=9", 100, 64), "another page layout"),
     ],
 )
-def test_kv_of_another_model_is_left_or_refused(
-    tmp_path: Path, other: Identity, words: str
-) -> None:
+def test_kv_of_another_model_is_not_used(tmp_path: Path, other: Identity, words: str) -> None:
     path = make_file(tmp_path / "f")
     ours = read(path, other)
     assert ours.kv is None
@@ -116,10 +114,10 @@ def test_tokens_outside_the_model_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv", [True, False])
-def test_no_changed_byte_is_overlooked(tmp_path: Path, kv: bool) -> None:
+def test_changed_byte_is_always_detected(tmp_path: Path, kv: bool) -> None:
     """Every byte of the tensors, and of what the metadata says, is covered by a digest.
 
-    Of all but the seal: a wrong one is none, and says nothing of the rest.
+    Except for the seal: a wrong one counts as none.
     """
     path = make_file(tmp_path / "f", kv=kv)
     whole = path.read_bytes()
@@ -133,7 +131,7 @@ def test_no_changed_byte_is_overlooked(tmp_path: Path, kv: bool) -> None:
             assert read_label(path).path != read(path, IDENTITY).lineage.decode()
 
 
-def test_a_file_that_ends_early_is_broken(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = make_file(tmp_path / "f")
     whole = path.read_bytes()
     for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
@@ -181,14 +179,14 @@ BODY = bytes(16)
         ),
     ],
 )
-def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_malformed_file_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):
         read_upload(path, IDENTITY, b"", recompute=True)
 
 
-def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
+def test_file_of_tokens_alone_is_accepted_for_recompute(tmp_path: Path) -> None:
     tokens, positions = np.array([5, 6], np.uint32), np.array([0, 1], np.int32)
     (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions}))
     found = read_upload(tmp_path / "f", IDENTITY, b"", recompute=True)
@@ -203,7 +201,7 @@ def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
     assert (found.plain, found.lineage) == (0, b"")
 
 
-def test_metadata_that_is_null_is_none(tmp_path: Path) -> None:
+def test_null_metadata_is_as_none(tmp_path: Path) -> None:
     header = {"__metadata__": None, "tokens": TOKENS, "positions": POSITIONS}
     (tmp_path / "f").write_bytes(file_of(header, BODY))
     assert len(read_upload(tmp_path / "f", IDENTITY, b"", recompute=True).tokens) == 2
@@ -211,8 +209,8 @@ def test_metadata_that_is_null_is_none(tmp_path: Path) -> None:
         read_upload(tmp_path / "f", IDENTITY, b"")
 
 
-def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> None:
-    """Who uploads K and V of his own makes a file that nothing else is derived from."""
+def test_unsealed_upload_is_trusted_for_its_tokens_only(tmp_path: Path) -> None:
+    """A file with K and V from elsewhere can be used, but nothing is derived from it."""
     whole = make_content()
     content = Content(whole.tokens, whole.positions, 4, b"how", whole.kv)
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content, b"our key")
@@ -231,7 +229,7 @@ def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> Non
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_in_words(tmp_path_factory: Any, data: bytes) -> None:
+def test_random_bytes_are_refused(tmp_path_factory: Any, data: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):

@@ -30,7 +30,7 @@ def told(trail: Trail | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_unpacked_is_what_was_packed(seed: int) -> None:
+def test_packed_trails_are_unpacked_unchanged(seed: int) -> None:
     bench = Workbench(HashDevice(400))
     files = random_files(bench, np.random.default_rng(seed), 40)
     trails = [file.lineage for file in files] + [None, lost_trail(7)]
@@ -39,10 +39,10 @@ def test_what_is_unpacked_is_what_was_packed(seed: int) -> None:
     flags = [(each.length, each.closed, each.linear) for each in back if each is not None]
     assert flags == [(each.length, each.closed, each.linear) for each in trails if each is not None]
     assert len(spans_of(back)) == len(spans_of(trails)), "what was shared is shared"
-    bench.close(*files)
+    bench.close_all()
 
 
-def test_nothing_is_packed_too() -> None:
+def test_empty_list_is_packed() -> None:
     assert unpack(pack([])) == []
     assert unpack(pack([None, None])) == [None, None]
 
@@ -55,7 +55,7 @@ ONE = [-1, 2, numbers("<u4", 5, 6), numbers("<i4", 0, 1), None]
 TRAIL = [-1, 0, numbers("<i8", 0, 2)]
 
 
-def test_bytes_made_by_hand() -> None:
+def test_bytes_made_by_hand_are_unpacked() -> None:
     [trail] = unpack(msgpack.packb([1, [ONE, TRAIL], [1]]))
     assert trail is not None
     assert trail.linear
@@ -95,14 +95,14 @@ def test_bytes_made_by_hand() -> None:
         {"a": 1},
     ],
 )
-def test_what_cannot_be_is_refused(value: Any) -> None:
+def test_invalid_trail_is_refused(value: Any) -> None:
     with pytest.raises(LineageError):
         unpack(msgpack.packb(value))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_damaged_bytes_are_refused_or_are_trails(data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_valid(data: st.DataObject) -> None:
     span = Span(None, np.arange(9, dtype=np.uint32), np.arange(9, dtype=np.int32))
     trail = Trail(None, span, np.array([[1, 4], [6, 9]]))
     tree = Span(trail, np.arange(3, dtype=np.uint32), np.zeros(3, np.int32), np.array([-1, 0, 0]))

@@ -1,4 +1,4 @@
-"""Whatever a program has done to its files, what they hold can be computed again from lineage.
+"""After any edits, what files hold can be recomputed from their lineage.
 
 On a device whose content is a hash of all that an entry has seen, and on the real executors, where
 the native kernels must give the same bits, and torch nearly so.
@@ -50,8 +50,8 @@ def check_in_a_fresh_pool(
         steps = fresh.rebuild(again, np.arange(file.length))
         assert trail is not None or len(steps) <= 1
         check(fresh.content(again), bench.content(file))
-        fresh.kvfs.release(again)
-    fresh.close()
+        fresh.close(again)
+    fresh.check()
 
 
 def check_in_place(
@@ -80,19 +80,19 @@ def used(file: KVFile, pages: Int32) -> Int64:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_course_of_edits(seed: int) -> None:
+def test_files_after_random_edits_are_recomputed(seed: int) -> None:
     random = np.random.default_rng(seed)
     bench = Workbench(HashDevice(FRAMES))
     files = random_files(bench, random, 40)
     bench.kvfs.check_integrity(dict.fromkeys(files, 1))
     check_in_a_fresh_pool(bench, HashDevice(FRAMES), files, exactly)
     check_in_place(bench, files, random, exactly)
-    bench.close(*files)
+    bench.close_all()
     assert not bench.kvfs.lineages.charged("t")
 
 
 @pytest.mark.parametrize("seed", range(60, 76))
-def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
+def test_scratch_bound_covers_any_plan(seed: int) -> None:
     random = np.random.default_rng(seed)
     bench = Workbench(HashDevice(FRAMES))
     files = random_files(bench, random, 40)
@@ -103,7 +103,7 @@ def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
         for share in (1.0, 0.5, 0.1):
             absent = np.flatnonzero(random.random(file.length) < share)
             assert scratch_peak(file.plan(absent)) <= most
-    bench.close(*files)
+    bench.close_all()
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])
@@ -125,7 +125,9 @@ def executors(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_real_executors(executors: tuple[TorchExecutor, TorchExecutor], seed: int) -> None:
+def test_files_are_recomputed_on_real_executors(
+    executors: tuple[TorchExecutor, TorchExecutor], seed: int
+) -> None:
     random = np.random.default_rng(seed)
     devices = [RealDevice(executor, FRAMES) for executor in executors]
     bench = Workbench(devices[0])
@@ -133,4 +135,4 @@ def test_real_executors(executors: tuple[TorchExecutor, TorchExecutor], seed: in
     check = exactly if executors[0].computes == "native" else nearly
     check_in_a_fresh_pool(bench, devices[1], files, check)
     check_in_place(bench, files, random, check)
-    bench.close(*files)
+    bench.close_all()

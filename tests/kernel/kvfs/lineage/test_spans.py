@@ -1,12 +1,11 @@
-"""What files say of where they come from, and what that costs whom."""
+"""Lineage: what files record of where their entries come from, and who pays for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.book import LineageBook
 from symphony_kernel.kvfs.lineage.planning import FILE, NotRecomputableError, Part
 from symphony_kernel.kvfs.lineage.spans import (
@@ -18,18 +17,21 @@ from symphony_kernel.kvfs.lineage.spans import (
     same,
     spans_of,
 )
-from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX, LINEAGE_TENANT_ENTRIES_MIN
 
-from tests.support.kernel.page_device import ManualTime, extend, make_account
+from tests.support.kernel.page_device import FilesRig
 from tests.support.kernel.recompute import HashDevice, Workbench
+from tests.support.refusals import refused
 
 
 @pytest.fixture
-def bench() -> Workbench:
-    return Workbench(HashDevice(100))
+def bench() -> Iterator[Workbench]:
+    """Files that must leave nothing behind."""
+    bench = Workbench(HashDevice(100))
+    yield bench
+    bench.close_all()
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -41,7 +43,7 @@ def shown(trail: Trail | None) -> list[Any]:
     return [] if trail is None else [part.ranges.tolist() for part in trail.parts()]
 
 
-def test_a_plain_file_writes_nothing_down(bench: Workbench) -> None:
+def test_plain_file_has_no_lineage(bench: Workbench) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(5), np.arange(100, 105))
@@ -54,10 +56,9 @@ def test_a_plain_file_writes_nothing_down(bench: Workbench) -> None:
         assert each.origins is None
         assert each.lineage is None
         assert each.recomputable
-    bench.close(file, fork, begun)
 
 
-def test_the_example_of_the_page(bench: Workbench) -> None:
+def test_nested_extracts_have_the_documented_lineage(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(100))
     b = bench.extract(a, (0, 4), (80, 100))
@@ -74,31 +75,28 @@ def test_the_example_of_the_page(bench: Workbench) -> None:
     assert bench.kvfs.lineages.charged("t") == 0
 
 
-def test_forks_share_a_lineage_and_pay_once(bench: Workbench) -> None:
+def test_forks_share_a_lineage_and_are_charged_once(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(50))
     b = bench.extract(a, (10, 50))
-    forks = [bench.fork(b) for _ in range(5)]
-    for number, fork in enumerate(forks):
-        bench.pred(fork, [number + 1])
+    for number in range(5):
+        bench.pred(bench.fork(b), [number + 1])
     assert bench.kvfs.lineages.charged("t") == 50
-    assert len(bench.kvfs.lineages._lineages) == 1
-    bench.close(a, b, *forks)
+    assert bench.kvfs.lineages.statistics().lineages == 1
 
 
-def test_who_goes_on_with_another_tenants_file_pays_for_what_it_adds(bench: Workbench) -> None:
+def test_reader_is_charged_for_the_lineage_it_adds(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(50))
     b = bench.extract(a, (10, 50))
-    other = bench.kvfs.create("other", bench.kvfs.tenant("other").account)
+    other = bench.create("other")
     other.share(b)  # as opening a public name does
     bench.pred(other, [1, 2, 3], parents=[-1, -1, 0])
     assert bench.kvfs.lineages.charged("t") == 50
     assert bench.kvfs.lineages.charged("other") == 53
-    bench.close(a, b, other)
 
 
-def test_taking_from_one_file_often_writes_it_down_once(bench: Workbench) -> None:
+def test_repeated_appends_of_one_source_share_a_span(bench: Workbench) -> None:
     source, target = bench.create(), bench.create()
     for count in (20, 1, 30):
         bench.pred(source, tokens(count))
@@ -107,13 +105,12 @@ def test_taking_from_one_file_often_writes_it_down_once(bench: Workbench) -> Non
     [span] = spans_of([target.lineage])
     assert (span.length, span.tokens.tolist()) == (51, source.tokens.tolist())
     assert shown(target.lineage) == [[[19, 20], [3, 5], [20, 21], [3, 5], [50, 51], [3, 5]]]
-    bench.close(source, target)
 
 
-def test_forks_that_grow_apart_do_not_write_into_one_span(bench: Workbench) -> None:
+def test_diverging_forks_have_their_own_spans(bench: Workbench) -> None:
     one = bench.create()
     bench.pred(one, tokens(10))
-    taken = bench.extract(one, (5, 10))  # one is written down
+    bench.extract(one, (5, 10))  # one is written down
     other = bench.fork(one)
     bench.pred(one, [81, 82])
     bench.pred(other, [83])
@@ -124,15 +121,12 @@ def test_forks_that_grow_apart_do_not_write_into_one_span(bench: Workbench) -> N
     bench.pred(other, [84, 85])
     again = bench.extract(other, (9, 12))
     assert spans_of([again.lineage])[0].tokens[10:].tolist() == [84, 85]
-    bench.close(one, taken, other, one_part, other_part, again)
 
 
 @pytest.mark.parametrize(
     ("length", "expected"), [(20, None), (22, None), (23, [[[0, 20]], [[0, 3]]]), (24, 4), (26, 4)]
 )
-def test_a_truncated_tree_is_forgotten_when_nothing_needs_it(
-    bench: Workbench, length: int, expected: Any
-) -> None:
+def test_truncated_tree_unneeded_is_forgotten(bench: Workbench, length: int, expected: Any) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(4), parents=[-1, 0, 0, 2])
@@ -140,10 +134,9 @@ def test_a_truncated_tree_is_forgotten_when_nothing_needs_it(
     file.truncate(length)
     wanted = [[[0, 20]], [[0, 4]]] if expected == 4 else expected
     assert shown(file.lineage) == (wanted or [])
-    bench.close(file)
 
 
-def test_an_accepted_path_is_closed_and_a_window_is_not(bench: Workbench) -> None:
+def test_accepted_path_is_closed_and_a_window_is_not(bench: Workbench) -> None:
     file = bench.create()
     bench.pred(file, tokens(20))
     bench.pred(file, tokens(5), parents=[-1, -1, 1, 1, 3])
@@ -155,8 +148,7 @@ def test_an_accepted_path_is_closed_and_a_window_is_not(bench: Workbench) -> Non
         other = bench.extract(file, *ranges)
         assert other.lineage is not None
         assert not other.lineage.closed
-        bench.close_one(other)
-    bench.close(file, path)
+        bench.close(other)
 
 
 def speculate(bench: Workbench, file: KVFile, rounds: int) -> KVFile:
@@ -164,13 +156,13 @@ def speculate(bench: Workbench, file: KVFile, rounds: int) -> KVFile:
         bench.pred(file, tokens(4, number), parents=[-1, -1, 1, 1])
         n = file.length - 4
         kept = bench.extract(file, (0, n), (n + 1, n + 2), (n + 3, n + 4))
-        bench.close_one(file)
+        bench.close(file)
         file = kept
         bench.pred(file, [number % 80 + 1])
     return file
 
 
-def test_speculation_without_end_stays_recomputable(
+def test_endless_speculation_stays_recomputable(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_SPANS_MAX", 9)
@@ -182,11 +174,10 @@ def test_speculation_without_end_stays_recomputable(
         assert file.recomputable
         seen.append(len(spans_of([file.lineage])))
     assert max(seen) <= 4
-    assert seen.count(0) > 2, "it was dropped, and began anew"
-    bench.close(file)
+    assert seen.count(0) > 2, "it was dropped and started again"
 
 
-def test_past_a_bound_a_file_is_lost_and_goes_on(
+def test_file_past_the_span_bound_is_lost_and_usable(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_SPANS_MAX", 3)
@@ -196,7 +187,7 @@ def test_past_a_bound_a_file_is_lost_and_goes_on(
         assert file.recomputable
         assert sum(each.kept.lost for each in bench.kvfs.lineages._lineages) == 0
         kept = bench.extract(file, (0, 2), (8, file.length))
-        bench.close_one(file)
+        bench.close(file)
         file = kept
         bench.pred(file, tokens(3, step))
     assert sum(each.kept.lost for each in bench.kvfs.lineages._lineages) == 1
@@ -212,10 +203,9 @@ def test_past_a_bound_a_file_is_lost_and_goes_on(
     said = [file.recomputable, fork.recomputable]
     fork.truncate(0)
     assert [*said, fork.recomputable] == [False, False, True]
-    bench.close(file, fork)
 
 
-def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
+def test_lineage_of_a_tenant_is_bounded(bench: Workbench) -> None:
     assert bench.kvfs.lineages.entries_max == LINEAGE_TENANT_ENTRIES_MIN
     bench.kvfs.lineages.entries_max = 160
     source = bench.create()
@@ -223,13 +213,12 @@ def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
     files = [bench.extract(source, (1, 2)) for _ in range(3)]
     assert [file.recomputable for file in files] == [True, True, False]
     assert bench.kvfs.lineages.charged("t") == 120
-    bench.close_one(files.pop(0))
+    bench.close(files.pop(0))
     files.append(bench.extract(source, (1, 2)))
     assert files[-1].recomputable
-    bench.close(source, *files)
 
 
-def test_a_book_that_does_not_add_up_is_a_bug() -> None:
+def test_lineage_audit_finds_wrong_references() -> None:
     book = LineageBook(1000)
     span = Span(None, np.ones(5, np.uint32), np.arange(5, dtype=np.int32))
     lineage = book.open("t", book.assess("t", Trail(None, span, np.array([[1, 5]]))))
@@ -250,7 +239,7 @@ def test_a_book_that_does_not_add_up_is_a_bug() -> None:
         (range(40), (), 40),
     ],
 )
-def test_a_plain_files_absent_entries_are_computed_in_place(
+def test_absent_entries_of_a_plain_file_are_computed_in_place(
     bench: Workbench, absent: Sequence[int], context: tuple[Any, ...], count: int
 ) -> None:
     file = bench.create()
@@ -262,10 +251,9 @@ def test_a_plain_files_absent_entries_are_computed_in_place(
     assert step.positions.tolist() == file.positions[absent].tolist()
     assert step.parents is None
     assert len(step.tokens) == count
-    bench.close(file)
 
 
-def test_only_what_is_needed_is_computed(bench: Workbench) -> None:
+def test_plan_computes_only_what_is_needed(bench: Workbench) -> None:
     a = bench.create()
     bench.pred(a, tokens(100))
     b = bench.extract(a, (0, 32), (80, 96))
@@ -277,7 +265,6 @@ def test_only_what_is_needed_is_computed(bench: Workbench) -> None:
     assert step.context == (Part(FILE, 0, 32),)
     assert len(step.tokens) == 64
     assert not step.in_place
-    bench.close(a, b)
 
 
 def test_ranges_are_runs_of_entries() -> None:
@@ -287,7 +274,7 @@ def test_ranges_are_runs_of_entries() -> None:
     assert expand(ranges_of(np.arange(0))).tolist() == []
 
 
-def test_the_same_entries_are_the_same_trail() -> None:
+def test_trails_of_the_same_entries_are_equal() -> None:
     span = Span(None, np.ones(9, np.uint32), np.arange(9, dtype=np.int32))
     one, other = (Trail(None, span, np.array([[0, 5]])) for _ in range(2))
     assert same(one, other)
@@ -301,28 +288,23 @@ def test_the_same_entries_are_the_same_trail() -> None:
     assert one.cut(5) is one
 
 
-def test_what_is_away_is_not_edited_without_end() -> None:
-    """What computes it again must be planned in a moment."""
-    kvfs = KVFS(256, ManualTime(), TenantLimits(pages=256), places=TierConfig(pages_a_frame=64))
-    account = make_account(kvfs)
-    file = kvfs.create("t", account)
-    extend(file, *range(1, 33))
+def test_evicted_file_is_edited_a_bounded_number_of_times() -> None:
+    """The plan that recomputes it must be made in a moment."""
+    rig = FilesRig(256, TierConfig(pages_a_frame=64))
+    file = rig.file(32)
 
     def edit() -> None:
-        kvfs.tiers.evict(file.pages, host=False)
-        other = kvfs.create("t", account)
-        extend(other, 7, 8)
+        rig.kvfs.tiers.evict(file.pages, host=False)
+        other = rig.file(2)
         try:
             file.append(other, np.array([1]))
         finally:
-            kvfs.release(other)
+            rig.close(other)
 
     for _ in range(LINEAGE_SPANS_MAX - 1):
         edit()
     assert file.recomputable
     before = file.length
-    with pytest.raises(SyscallError) as refused:
-        edit()
-    assert refused.value.errno is Errno.EDQUOT
+    assert refused(edit) is Errno.EDQUOT
     assert file.length == before
-    kvfs.check_integrity({file: 1})
+    rig.check()

@@ -3,28 +3,28 @@
 import numpy as np
 import pytest
 from symphony_kernel.kvfs.pages.pool import PagePool, page_count
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
+
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(("entries", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2), (4096, 256)])
-def test_entries_fill_pages(entries: int, pages: int) -> None:
+def test_page_count_rounds_up(entries: int, pages: int) -> None:
     assert page_count(entries) == pages
 
 
-def test_pages_are_distinct_and_come_back() -> None:
+def test_pages_are_distinct_and_can_be_allocated_again() -> None:
     pool = PagePool(8)
     first, second = pool.allocate(3), pool.allocate(5)
     assert sorted([*first.tolist(), *second.tolist()]) == list(range(8))
     assert pool.free == 0
-    with pytest.raises(SyscallError) as caught:
-        pool.allocate(1)
-    assert caught.value.errno is Errno.ENOMEM
+    assert refused(pool.allocate, 1) is Errno.ENOMEM
     pool.release(first)
     assert pool.free == 3
     assert sorted(pool.allocate(3).tolist()) == sorted(first.tolist())
 
 
-def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
+def test_page_is_freed_by_its_last_holder() -> None:
     freed: list[int] = []
     pool = PagePool(4, on_freed=lambda pages: freed.extend(pages.tolist()))
     pages = pool.allocate(2)
@@ -34,7 +34,7 @@ def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
     assert sorted(pool.release(pages).tolist()) == sorted(freed) == sorted(pages.tolist())
 
 
-def test_a_page_held_twice_by_one_file_is_freed_once() -> None:
+def test_page_held_twice_by_one_file_is_freed_once() -> None:
     pool = PagePool(4)
     page = pool.allocate(1)
     twice = np.repeat(page, 3)
@@ -45,7 +45,7 @@ def test_a_page_held_twice_by_one_file_is_freed_once() -> None:
     assert pool.free == 4
 
 
-def test_an_audit_finds_a_wrong_count_and_a_wrong_free_list() -> None:
+def test_audit_finds_a_wrong_count_and_a_wrong_free_list() -> None:
     pool = PagePool(4)
     page = int(pool.allocate(1)[0])
     expected = np.zeros(4, np.int64)
@@ -62,7 +62,7 @@ def test_an_audit_finds_a_wrong_count_and_a_wrong_free_list() -> None:
         pool.check_integrity(expected)
 
 
-def test_there_may_be_more_pages_than_frames() -> None:
+def test_pool_with_more_pages_than_frames_maps_them() -> None:
     pool = PagePool(2, pages=5)
     first = pool.allocate(2)
     assert first.tolist() == pool.frame[first].tolist() == [0, 1]
@@ -73,7 +73,7 @@ def test_there_may_be_more_pages_than_frames() -> None:
     pool.check_integrity(np.zeros(5, np.int64))
 
 
-def test_nothing_is_released_or_shared_that_nobody_holds() -> None:
+def test_free_page_cannot_be_released_or_retained() -> None:
     pool = PagePool(4)
     page = pool.allocate(1)
     pool.release(page)
@@ -84,7 +84,7 @@ def test_nothing_is_released_or_shared_that_nobody_holds() -> None:
 
 
 # -- Spares ------------------------------------------------------------------------------------
-def test_a_spare_is_free_and_whoever_lacks_frames_gets_it() -> None:
+def test_spare_frame_counts_as_free_and_is_allocated_last() -> None:
     pool, owner = PagePool(3), object()
     frame = pool.take_spare(owner)
     assert frame is not None
@@ -102,7 +102,7 @@ def test_a_spare_is_free_and_whoever_lacks_frames_gets_it() -> None:
     pool.check_integrity(np.ones(3, np.int64))
 
 
-def test_a_page_may_lie_where_a_spare_was() -> None:
+def test_spare_frame_can_become_a_pages_frame() -> None:
     freed: list[int] = []
     pool, owner = PagePool(4, on_freed=lambda frames: freed.extend(frames.tolist())), object()
     frame = pool.take_spare(owner)
@@ -115,7 +115,7 @@ def test_a_page_may_lie_where_a_spare_was() -> None:
     pool.check_integrity(np.array([1, 0, 0, 0]))
 
 
-def test_a_spare_that_is_left_is_any_frame_again() -> None:
+def test_spare_frame_returned_by_its_owner_is_free() -> None:
     pool, owner, other = PagePool(2), object(), object()
     frame = pool.take_spare(owner)
     assert frame is not None

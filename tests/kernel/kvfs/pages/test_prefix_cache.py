@@ -18,6 +18,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECONDS
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
+from tests.support.refusals import refused
 
 POOL_PAGES, CACHE_PAGES = 40, 12
 TENANTS = st.sampled_from(("a", "b", "c"))
@@ -52,7 +53,7 @@ class ModelTree:
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Which prefixes are found, which go, and who pays."""
+    """Prefixes that are found, that are evicted, and their charges."""
 
     @initialize()
     def start(self) -> None:
@@ -152,7 +153,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.files)
     @rule(choice=CHOICES, length=st.integers(0, 90), n=st.integers(1, 20))
     def cut_and_go_on(self, choice: int, length: int, n: int) -> None:
-        """What was offered stays as it was, whatever its file does."""
+        """Offered pages stay as they were when their file changes."""
         file = self.files[choice % len(self.files)]
         file.truncate(min(length, file.length))
         if file.pages_needed(n) <= self.kvfs.pool.free:
@@ -235,41 +236,26 @@ def offered(kvfs: KVFS, tenant: str, *tokens: int) -> int:
     return taken
 
 
-def test_nothing_is_kept_where_there_is_no_room() -> None:
+def test_cache_without_room_keeps_nothing() -> None:
     kvfs = KVFS(40, ManualTime(), prefix_cache_share=0.0)
     assert offered(kvfs, "t", *range(64)) == 0
     assert kvfs.pool.free == 40
     kvfs.check_integrity({})
 
 
-def test_a_text_longer_than_the_budget_is_kept_as_far_as_it_goes() -> None:
+def test_text_longer_than_the_budget_is_kept_in_part() -> None:
     kvfs = KVFS(40, ManualTime(), prefix_cache_share=0.1)
     assert offered(kvfs, "t", *range(160)) == 64
     assert kvfs.prefix_cache.statistics()["pages"] == 4
     kvfs.check_integrity({})
 
 
-def test_pages_are_found_below_their_own_beginning_only() -> None:
-    """The same sixteen tokens after other ones are another page."""
-    kvfs = KVFS(40, ManualTime())
-    first, second = [1] * PAGE_TOKENS, [2] * PAGE_TOKENS
-    offered(kvfs, "t", *first, *second)
-    account = kvfs.tenant("t").account
-    with pytest.raises(SyscallError) as caught:
-        kvfs.match("t", np.array([*second, 3], np.uint32), account)
-    assert caught.value.errno is Errno.ENOENT
-    file = kvfs.match("t", np.array([*first, *first, 3], np.uint32), account)
-    assert file.tokens.tolist() == first
-
-
-def test_what_is_matched_is_charged_and_refused_past_the_quota() -> None:
+def test_match_is_charged_and_refused_past_the_quota() -> None:
     kvfs = KVFS(40, ManualTime())
     offered(kvfs, "t", *range(64))
     poor = make_account(kvfs, "t", pages=3)
     files = kvfs.tenant("t").files
-    with pytest.raises(SyscallError) as caught:
-        kvfs.match("t", np.arange(65, dtype=np.uint32), poor)
-    assert caught.value.errno is Errno.EDQUOT
+    assert refused(kvfs.match, "t", np.arange(65, dtype=np.uint32), poor) is Errno.EDQUOT
     assert (poor.pages, kvfs.tenant("t").files) == (0, files)
     file = kvfs.match("t", np.arange(49, dtype=np.uint32), poor)
     assert poor.pages == 3
@@ -279,7 +265,7 @@ def test_what_is_matched_is_charged_and_refused_past_the_quota() -> None:
     kvfs.check_integrity({})
 
 
-def test_a_small_tenant_keeps_its_share_beside_a_large_one() -> None:
+def test_small_tenant_keeps_its_share_of_the_cache() -> None:
     kvfs = KVFS(80, ManualTime(), prefix_cache_share=0.5)
     for start in range(5):
         offered(kvfs, "small", *[start + 1] * 32)
@@ -292,7 +278,7 @@ def test_a_small_tenant_keeps_its_share_beside_a_large_one() -> None:
     assert kvfs.prefix_cache.statistics()["pages"] == 40
 
 
-def test_a_tenant_that_is_away_for_long_makes_room() -> None:
+def test_idle_tenants_prefixes_are_evicted() -> None:
     time = ManualTime()
     kvfs = KVFS(80, time, prefix_cache_share=0.5)
     offered(kvfs, "away", *range(160))
@@ -305,7 +291,7 @@ def test_a_tenant_that_is_away_for_long_makes_room() -> None:
     assert kvfs.prefix_cache.statistics()["pages"] == 40
 
 
-def test_lost_pages_go_with_all_that_comes_after_them() -> None:
+def test_lost_page_is_dropped_with_all_behind_it() -> None:
     kvfs = KVFS(40, ManualTime())
     account = kvfs.tenant("t").account
     file = kvfs.create("t", account)
@@ -321,7 +307,7 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     kvfs.prefix_cache.check_integrity()
 
 
-def test_the_index_is_as_large_as_what_is_cached() -> None:
+def test_index_is_as_large_as_what_is_cached() -> None:
     """Thousands of tenants that offered once leave nothing once others have taken their place."""
     kvfs = KVFS(64, ManualTime())
     account = kvfs.quotas.open("all", None, 1 << 30, 1 << 30)
@@ -347,7 +333,7 @@ def test_the_index_is_as_large_as_what_is_cached() -> None:
     assert sum(len(tree.heap) for tree in cache._trees.values()) <= 2 * 32
 
 
-def test_use_without_end_does_not_make_the_index_grow() -> None:
+def test_index_does_not_grow_with_use() -> None:
     kvfs = KVFS(64, ManualTime())
     account = kvfs.tenant("t").account
     kept = kvfs.create("t", account)

@@ -25,13 +25,13 @@ def executor(clock: VirtualClock | None = None, **costs: float) -> SimulatedExec
     return SimulatedExecutor(clock or VirtualClock(), FRAMES, costs=CostModel(**costs))
 
 
-def test_the_host_has_as_much_room_as_the_device() -> None:
+def test_host_has_as_many_slots_as_the_device_by_default() -> None:
     places = places_for(executor(), None, available=lambda: 1 << 40)
     assert (places.host_slots, places.disk_slots) == (FRAMES, 0)
     assert places.pages(FRAMES) == 4 * FRAMES
 
 
-def test_but_no_more_than_a_share_of_the_memory_that_is_left() -> None:
+def test_host_takes_at_most_a_share_of_free_memory() -> None:
     page = executor().pages.layout.page_bytes
     left = 10 * page / HOST_POOL_MEMORY_SHARE
     places = places_for(executor(), None, available=lambda: int(FRAMES * page + left))
@@ -40,7 +40,7 @@ def test_but_no_more_than_a_share_of_the_memory_that_is_left() -> None:
     assert places.pages(FRAMES) == 4 * FRAMES, "the same pages, however much memory there was"
 
 
-def test_an_operator_says_how_much(tmp_path: Path) -> None:
+def test_tiers_have_the_configured_sizes(tmp_path: Path) -> None:
     places = places_for(executor(), 100 * 16 + 5, 300 * 16, tmp_path)
     assert (places.host_slots, places.disk_slots) == (100, 300)
     assert places.pages(FRAMES) == FRAMES + 400
@@ -48,7 +48,7 @@ def test_an_operator_says_how_much(tmp_path: Path) -> None:
     assert (pages_of(None), pages_of(33)) == (UNLIMITED, 2)
 
 
-def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
+def test_disk_tier_takes_at_most_half_of_the_disk_budget(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = executor().pages.layout.page_bytes
@@ -60,13 +60,13 @@ def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
     assert f"disk_bytes_max ({most})" in caplog.text
 
 
-def test_there_are_not_too_many_pages() -> None:
+def test_pages_are_bounded_in_number() -> None:
     assert TierConfig(pages_a_frame=4).pages(1 << 20) == (1 << 20) + TOKENS_PAGES_MAX
     assert TierConfig().pages(8) == 8
     assert available_memory() > 1 << 20
 
 
-def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
+def test_move_cost_is_measured_without_changes() -> None:
     clock = VirtualClock()
     device = executor(clock, page_move_us=7)
     device.open_host(32)
@@ -83,7 +83,7 @@ def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
     clock.run(main())
 
 
-async def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
+async def test_disk_tier_is_an_unnamed_file(tmp_path: Path) -> None:
     device = executor()
     device.open_host(16)
     places = TierConfig(host_slots=16, disk_slots=8, disk_directory=tmp_path)

@@ -12,7 +12,7 @@ MIB = 1 << 20
 SLOT_BYTES = 512
 
 
-async def test_slots_keep_what_was_written(tmp_path: Path) -> None:
+async def test_slot_keeps_what_was_written(tmp_path: Path) -> None:
     spill = SpillFile(tmp_path, 16, SLOT_BYTES)
     written = np.random.default_rng(3).integers(0, 256, (4, SLOT_BYTES)).astype(np.uint8)
     read = np.zeros_like(written)
@@ -24,7 +24,7 @@ async def test_slots_keep_what_was_written(tmp_path: Path) -> None:
     spill.close()
 
 
-async def test_what_was_never_written_is_an_error(tmp_path: Path) -> None:
+async def test_slot_that_was_never_written_cannot_be_read(tmp_path: Path) -> None:
     spill = SpillFile(tmp_path, 4, SLOT_BYTES)
     with pytest.raises(OSError, match="ends early"):
         await spill.read([(2, np.zeros(SLOT_BYTES, np.uint8).data)])
@@ -33,9 +33,7 @@ async def test_what_was_never_written_is_an_error(tmp_path: Path) -> None:
     spill.close()
 
 
-def test_the_reserve_of_the_disk_is_left_and_each_tenant_leaves_as_much_as_it_has(
-    tmp_path: Path,
-) -> None:
+def test_spill_file_leaves_the_disk_reserve_and_fair_shares(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16 * MIB) as folder:
         spill = SpillFile(folder, 1_024, MIB // 16, reserve_bytes=2 * MIB)
         assert spill.has_room()
@@ -48,7 +46,7 @@ def test_the_reserve_of_the_disk_is_left_and_each_tenant_leaves_as_much_as_it_ha
         spill.close()
 
 
-def test_a_directory_that_has_gone_has_no_room(tmp_path: Path) -> None:
+def test_spill_file_without_its_directory_has_no_room(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     spill = SpillFile(tmp_path / "data", 4, SLOT_BYTES, reserve_bytes=1)
     (tmp_path / "data").rmdir()

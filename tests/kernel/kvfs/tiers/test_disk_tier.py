@@ -1,4 +1,4 @@
-"""A kernel whose pages go on to disk: everybody ends, with the same output."""
+"""A kernel whose pages go to disk: all programs end, with the same output."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.kvfs.tiers.tiers import Tier
 
-from tests.support.kernel.rig import ANY_MS, A, KernelRig, decode, ids, start, tokens, with_kernel
+from tests.support.kernel.rig import ANY_MS, KernelRig, with_kernel
+from tests.support.kernel.talks import talks
 
 T = TypeVar("T")
 FRAMES, HOST_SLOTS, DISK_SLOTS = 44, 64, 512
@@ -21,7 +22,7 @@ LIPS = 20
 
 
 class SlowRunner:
-    """Does each work after some virtual time, one after the other."""
+    """Does each task after some virtual time, one after the other."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
@@ -55,39 +56,25 @@ def give_disk(rig: KernelRig, directory: Path) -> SlowRunner:
     return runner
 
 
-async def talk(rig: KernelRig, instance: int) -> list[int]:
-    worker = await start(rig, instance)
-    out: list[int] = []
-    for turn in range(3):
-        text = tokens(*(instance * 100 + turn * 10 + i for i in range(100)))
-        (first,) = ids(await worker.pred(instance, A, text))
-        out += [first, *await decode(worker, instance, A, first, 6)]
-        await asyncio.sleep(0.3)
-    await rig.gateway.end(instance)
-    return out
-
-
-async def talks(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
-    outputs = await asyncio.gather(*(talk(rig, i) for i in range(1, LIPS + 1)))
-    await rig.gateway.check_integrity()
-    return list(outputs), await rig.gateway.statistics()
+async def crowd(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
+    return await talks(rig, LIPS, prompt_tokens=100, decodes=6, pauses=(0.3,) * 3)
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    outputs, _ = with_kernel(talks, pages=4_096, costs=ANY_MS)
+    outputs, _ = with_kernel(crowd, pages=4_096, costs=ANY_MS)
     return outputs
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["a disk", "a disk that fails"])
-def test_what_went_to_disk_comes_to_the_same(
+def test_outputs_of_programs_on_disk_are_the_same(
     tmp_path: Path, expected: list[list[int]], fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
         runner = give_disk(rig, tmp_path)
         if fails:
             asyncio.get_running_loop().call_later(2.0, lambda: setattr(runner, "fails", True))
-        return await talks(rig)
+        return await crowd(rig)
 
     places = TierConfig(host_slots=HOST_SLOTS, pages_a_frame=64)
     options = KernelOptions(places=places)

@@ -1,4 +1,4 @@
-"""A device that is too small for what programs hold: everybody ends, with the same output."""
+"""A device too small for what programs hold: all of them end, with the same output."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,12 +18,13 @@ from tests.support.kernel.rig import (
     A,
     B,
     KernelRig,
-    decode,
     ids,
     start,
     tokens,
     with_kernel,
 )
+from tests.support.kernel.talks import prompt, talks
+from tests.support.run_by import run_by
 
 ROOMY = 4_096
 
@@ -36,38 +37,14 @@ def crowded(
     return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
 
 
-def prompt(instance: int, n: int) -> bytes:
-    return tokens(*((instance * 1_000 + i) % 4_000 + 1 for i in range(n)))
-
-
-async def talk(
-    rig: KernelRig, instance: int, turns: int, prompt_tokens: int, decodes: int
-) -> list[int]:
-    """Some turns of a prompt and a decoded answer each, with a pause that makes the file idle."""
-    worker = await start(rig, instance)
-    out: list[int] = []
-    for turn in range(turns):
-        (first,) = ids(await worker.pred(instance, A, prompt(10 * instance + turn, prompt_tokens)))
-        out += [first, *await decode(worker, instance, A, first, decodes)]
-        await asyncio.sleep(0.01 * (instance % 3) + 0.2 * (turn % 2))
-    await rig.gateway.end(instance)
-    return out
-
-
-async def talks(rig: KernelRig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
-    outputs = await asyncio.gather(*(talk(rig, i, **how) for i in range(1, lips + 1)))
-    await rig.gateway.check_integrity()
-    return list(outputs), await rig.gateway.statistics()
-
-
 @pytest.mark.parametrize(
     "places",
     [{}, {"host_slots": 64}, {"host_slots": 512}],
     ids=["tokens only", "a little host", "host"],
 )
-def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
+def test_outputs_of_ten_times_the_devices_room_are_the_same(places: dict[str, int]) -> None:
     async def test(rig: KernelRig) -> tuple[list[list[int]], dict[str, Any]]:
-        return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
+        return await talks(rig, 20, prompt_tokens=100, decodes=12, pauses=(0.0, 0.2, 0.0))
 
     # Twenty files of 22 pages each: 440 pages on 44 frames.
     expected, _ = with_kernel(test, pages=ROOMY, costs=ANY_MS)
@@ -78,8 +55,8 @@ def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str
 
 
 @pytest.mark.parametrize(("host_slots", "most"), [(0, 14), (16, 16)])
-def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> None:
-    """Without a host an eighth of the device is for what nobody could compute again."""
+def test_pred_that_can_never_fit_gets_enomem_at_once(host_slots: int, most: int) -> None:
+    """Without a host an eighth of the device is for unrecomputable pages."""
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
@@ -90,8 +67,8 @@ def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> 
     crowded(test, 16, host_slots=host_slots)
 
 
-def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
-    """What is copied while it is away takes no frames and no time; there are only so many pages."""
+def test_tenant_with_all_its_pages_leaves_others_some() -> None:
+    """Copies of evicted files take no frames and no time, but pages are bounded."""
 
     async def test(rig: KernelRig) -> Any:
         worker = await start(rig, tenant="greedy")
@@ -113,7 +90,7 @@ def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
     assert isinstance(with_kernel(test, pages=32, kernel_options=options), bytes)
 
 
-def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
+def test_fork_of_an_evicted_file_is_computed_beside_an_open_one() -> None:
     async def test(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         await start(rig, 2)
@@ -126,7 +103,7 @@ def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
     assert crowded(test, 16) == with_kernel(test, pages=ROOMY)
 
 
-def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
+def test_forks_of_a_dropped_file_recompute_it_once() -> None:
     async def test(rig: KernelRig) -> tuple[list[int], int]:
         worker = await start(rig)
         await start(rig, 2)
@@ -152,25 +129,21 @@ def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
     assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
 
 
-def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
-    """A program may wish for its files in turn as often as it likes: others' steps go on."""
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
-        await worker.call(1, Op.KV_CREATE, B)
-        await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
-        await asyncio.sleep(1)
-        before = (await rig.gateway.statistics())["tiers_loaded_pages"]
-        calls: list[tuple[Any, ...]] = []
-        for away, near in ((A, B), (B, A)) * 200:
-            calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
-            calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
-        assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
-        loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
-        assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
-
-    crowded(test, 64, host_slots=128)
+@run_by(crowded, pages=64, host_slots=128)
+async def test_advice_moves_a_bounded_number_of_pages(rig: KernelRig) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
+    await worker.call(1, Op.KV_CREATE, B)
+    await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
+    await asyncio.sleep(1)
+    before = (await rig.gateway.statistics())["tiers_loaded_pages"]
+    calls: list[tuple[Any, ...]] = []
+    for away, near in ((A, B), (B, A)) * 200:
+        calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
+        calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
+    assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
+    loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
+    assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
 
 
 # -- Whose turn it is --------------------------------------------------------------------------
@@ -187,7 +160,7 @@ async def hog(rig: KernelRig, instance: int, tenant: str, over: asyncio.Event) -
     return made
 
 
-def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
+def test_tenants_under_pressure_keep_their_shares() -> None:
     """Four LIPs of one tenant and one of another: it has half of what it has alone, or more."""
 
     async def test(rig: KernelRig, many: int) -> tuple[int, int]:
@@ -205,7 +178,7 @@ def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
     assert many >= alone / 2, "and the other tenant has the rest"
 
 
-def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
+def test_lips_that_never_pause_let_others_run() -> None:
     async def test(rig: KernelRig) -> list[float]:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         hogs = [asyncio.create_task(hog(rig, i, "t", over)) for i in (1, 2, 3)]
@@ -226,12 +199,12 @@ def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
 
 
 async def spoil(rig: KernelRig, instance: int) -> list[int]:
-    """Make files that nobody can compute again, as many as one may; return what was heard."""
+    """Make as many unrecomputable files as allowed; return the answers."""
     worker = await start(rig, instance, tenant="spoiler")
     heard: list[int] = []
     for made in range(1, 41):
         source, file = A + 2 * made, A + 2 * made + 1
-        worker.tell(instance, Op.KV_CREATE, source)
+        worker.create(instance, source)
         assert isinstance(await worker.pred(instance, source, prompt(instance, 60)), bytes)
         made_so = await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60))
         assert isinstance(made_so, int)
@@ -245,17 +218,19 @@ async def spoil(rig: KernelRig, instance: int) -> list[int]:
 
 
 @pytest.mark.parametrize("host_slots", [0, 8, 64])
-def test_who_makes_what_nobody_can_compute_again_hears_it_and_others_do_not(
+def test_unrecomputable_files_past_the_bound_fail_alone(
     host_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_ENTRIES_MAX", 3)
 
     async def test(rig: KernelRig) -> tuple[list[int], list[list[int]]]:
         spoiler = asyncio.create_task(spoil(rig, 50))
-        outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
+        outputs, statistics = await talks(
+            rig, 6, prompt_tokens=70, decodes=8, pauses=(0.0, 0.2) * 2
+        )
         assert statistics["preds_starved"] == 0
         heard = await spoiler
-        # With all of it still there a work comes that needs the largest part of the device.
+        # While all of it is there, a request comes that needs most of the device.
         await start(rig, 60)
         assert isinstance(await rig.worker.pred(60, A, prompt(60, 38 * PAGE_TOKENS)), bytes)
         await rig.gateway.check_integrity()

@@ -12,7 +12,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.executor.native import native_library
-from tests.support.kernel.rig import ASSETS, A, B, KernelRig, options, start, tokens
+from tests.support.kernel.rig import ASSETS, A, B, KernelRig, options, run_beside, start, tokens
 
 LIPS, COUNT = 8, 20
 FRAMES = 9  # of the 64 that the LIPs' files come to
@@ -20,7 +20,7 @@ SCORED = {"get": "argmax", "logprobs": 3}
 
 
 async def program(rig: KernelRig, instance: int) -> list[Any]:
-    """A prompt, tokens behind it, a pause, and both of an extracted file and the file itself."""
+    """Compute a prompt and tokens, pause, and go on with the file and an extract of it."""
     worker = await start(rig, instance)
     prompt = tokens(*((instance * 37 + 11 * i) % 400 + 5 for i in range(70)))
     given = options(**SCORED)
@@ -40,21 +40,17 @@ async def program(rig: KernelRig, instance: int) -> list[Any]:
 
 
 def outcomes(frames: int, places: TierConfig) -> tuple[list[list[Any]], dict[str, Any]]:
+    async def test(rig: KernelRig) -> tuple[list[list[Any]], dict[str, Any]]:
+        said = await asyncio.gather(*(program(rig, i) for i in range(1, LIPS + 1)))
+        await rig.gateway.check_integrity()
+        return list(said), await rig.gateway.statistics()
+
     async def main() -> tuple[list[list[Any]], dict[str, Any]]:
         page_bytes = executor(1 << 20).pages.layout.page_bytes
         device = executor(frames * page_bytes)
         assert device.frame_count == frames
         kernel = Kernel(device, describe(ASSETS), RealClock(), KernelOptions(places=places))
-        running = asyncio.create_task(kernel.run())
-        try:
-            rig = KernelRig(kernel)
-            said = await asyncio.gather(*(program(rig, i) for i in range(1, LIPS + 1)))
-            await rig.gateway.check_integrity()
-            found = await rig.gateway.statistics()
-        finally:
-            await kernel.close()
-            await running
-        return list(said), found
+        return await run_beside(kernel, test)
 
     return asyncio.run(main())
 
@@ -70,8 +66,8 @@ def executor(pool_bytes: int) -> TorchExecutor:
     [TierConfig(pages_a_frame=32, poison=True), TierConfig(128, pages_a_frame=8, poison=True)],
     ids=["tokens only", "host"],
 )
-def test_what_was_off_the_device_comes_back_to_the_last_bit(places: TierConfig) -> None:
-    native_library()  # torch's bits depend on who computes beside
+def test_outputs_of_evicted_files_are_equal_to_the_last_bit(places: TierConfig) -> None:
+    native_library()  # torch's bits depend on the batch
     expected, roomy = outcomes(256, TierConfig())
     said, crowded = outcomes(FRAMES, places)
     assert said == expected

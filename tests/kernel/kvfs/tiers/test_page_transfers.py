@@ -1,6 +1,7 @@
-"""What the device owes: one batch as long as a batch's own order is the order asked for."""
+"""Page transfers: one batch, as long as its own order equals the order of the requests."""
 
 import numpy as np
+import pytest
 from symphony_kernel.executor.base import Batch, Int32, Int64
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
@@ -28,7 +29,7 @@ def kinds(batches: list[Batch]) -> list[str]:
     ]
 
 
-def test_what_can_go_together_goes_together() -> None:
+def test_independent_transfers_are_one_batch() -> None:
     made = transfers()
     made.load(numbers(1), numbers(5))
     made.copy(entry(2), entry(3))
@@ -42,39 +43,31 @@ def test_what_can_go_together_goes_together() -> None:
     assert made.take() == []
 
 
-def test_a_copy_of_what_is_loaded_comes_after_it() -> None:
-    for source, destination in ((5, 3), (3, 5)):
-        made = transfers()
-        made.load(numbers(1), numbers(5))
-        made.copy(entry(source), entry(destination))
-        assert kinds(made.take()) == ["l", "c"]
-
-
-def test_a_save_of_what_is_written_comes_after_it() -> None:
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([("load", 1, 5), ("copy", 5, 3)], ["l", "c"]),
+        ([("load", 1, 5), ("copy", 3, 5)], ["l", "c"]),
+        ([("copy", 2, 3), ("save", 3, 0), ("load", 4, 6), ("save", 6, 2)], ["c", "sl", "s"]),
+        ([("load", 1, 5), ("save", 2, 1), ("save", 3, 1)], ["l", "s", "s"]),
+        ([("load", 1, 5), ("load", 2, 5)], ["l", "l"]),
+    ],
+    ids=["copy of a loaded page", "copy over a loaded page", "save of a written page",
+         "save over a host slot that is read", "two loads of a frame"],
+)  # fmt: skip
+def test_dependent_transfers_are_in_later_batches(
+    requests: list[tuple[str, int, int]], expected: list[str]
+) -> None:
     made = transfers()
-    made.copy(entry(2), entry(3))
-    made.save(numbers(3), numbers(0))
-    made.load(numbers(4), numbers(6))
-    made.save(numbers(6), numbers(2))
-    assert kinds(made.take()) == ["c", "sl", "s"]
+    for what, source, target in requests:
+        if what == "copy":
+            made.copy(entry(source), entry(target))
+        else:
+            getattr(made, what)(numbers(source), numbers(target))
+    assert kinds(made.take()) == expected
 
 
-def test_a_host_slot_is_read_before_it_is_written_again() -> None:
-    made = transfers()
-    made.load(numbers(1), numbers(5))
-    made.save(numbers(2), numbers(1))
-    made.save(numbers(3), numbers(1))
-    assert kinds(made.take()) == ["l", "s", "s"]
-
-
-def test_a_frame_is_loaded_twice_in_order() -> None:
-    made = transfers()
-    made.load(numbers(1), numbers(5))
-    made.load(numbers(2), numbers(5))
-    assert kinds(made.take()) == ["l", "l"]
-
-
-def test_only_frames_that_are_still_free_are_poisoned() -> None:
+def test_poison_covers_only_frames_that_are_still_free() -> None:
     made = transfers()
     made._pool.page[[1, 2]] = -1
     made.poison.append(numbers(1, 2))

@@ -1,4 +1,4 @@
-"""Any course of calls on a device that is too small comes to what it comes to on a large one."""
+"""Random calls on a device that is too small have the answers of a large one."""
 
 import asyncio
 from typing import Any
@@ -33,10 +33,10 @@ class TooLargeError(Exception):
 
 
 async def answers(lip: Lip) -> list[Any]:
-    """Return what a LIP hears; a file that can never fit is no course of ours."""
+    """Return a LIP's answers; a script whose file can never fit is left out."""
     try:
         heard = await lip.run()
-    except (AssertionError, OverflowError) as error:  # it goes on with an errno for a length
+    except (AssertionError, OverflowError) as error:  # it used an errno as a length
         raise TooLargeError from error
     for answer in heard:
         refused = answer in (-Errno.ENOMEM, -Errno.EDQUOT)
@@ -93,7 +93,7 @@ def outcomes(scripts: list[Script], frames: int, places: TierConfig, steps: Step
     0,
     StepLimits(tokens=64, rows=1, quantum=16),
 )
-def test_together_and_crowded_each_gets_what_it_gets_with_room(
+def test_programs_under_pressure_get_what_they_get_with_room(
     scripts: list[Script], frames: int, host_slots: int, steps: StepLimits
 ) -> None:
     places = TierConfig(host_slots, pages_a_frame=64, poison=True)

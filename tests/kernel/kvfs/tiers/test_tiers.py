@@ -1,9 +1,10 @@
-"""Tiers call by call: who goes where, what moves and what does not, budgets, and faults."""
+"""Tiers call by call: moves, budgets and faults."""
 
 import errno
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tiers.tiers import Tier
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 from tests.support.kernel.page_device import extend, make_account
 from tests.support.kernel.tier_device import ManualRunner, Store, make_tiered, settle
+from tests.support.refusals import refused
 
 
 def tiered(frames: int = 8, host: int = 6, **limits: int) -> tuple[KVFS, Store, KVFile]:
@@ -46,7 +48,7 @@ def values(store: Store, file: KVFile) -> list[int]:
 
 
 # -- Device and host -----------------------------------------------------------------------------
-def test_a_file_goes_to_the_host_and_comes_back() -> None:
+def test_file_is_evicted_to_the_host_and_loaded_again() -> None:
     kvfs, store, file = tiered()
     assert file.tier is Tier.DEVICE
     left = kvfs.tiers.evict(file.pages)
@@ -66,7 +68,7 @@ def test_a_file_goes_to_the_host_and_comes_back() -> None:
     check(kvfs, file)
 
 
-def test_a_fork_s_pages_move_once_for_both() -> None:
+def test_shared_pages_move_once_for_both_files() -> None:
     kvfs, store, file = tiered()
     fork = kvfs.fork(file, make_account(kvfs))
     kvfs.tiers.evict(file.pages)
@@ -78,7 +80,7 @@ def test_a_fork_s_pages_move_once_for_both() -> None:
     assert kvfs.tiers.statistics()["saved_pages"] == 3
 
 
-def test_to_evict_what_has_not_changed_moves_nothing() -> None:
+def test_eviction_of_unchanged_pages_saves_nothing() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     kvfs.tiers.fetch(file.pages)
@@ -93,7 +95,7 @@ def test_to_evict_what_has_not_changed_moves_nothing() -> None:
     assert kvfs.tiers.statistics()["saved_pages"] == 4
 
 
-def test_copies_of_pages_on_the_device_make_way() -> None:
+def test_host_copies_of_pages_on_the_device_are_replaced() -> None:
     kvfs, store, file = tiered(host=4)
     kvfs.tiers.evict(file.pages)
     kvfs.tiers.fetch(file.pages)
@@ -106,7 +108,7 @@ def test_copies_of_pages_on_the_device_make_way() -> None:
     check(kvfs, file, other)
 
 
-def test_what_finds_no_room_becomes_tokens_or_stays() -> None:
+def test_eviction_to_a_full_host_drops_or_keeps_pages() -> None:
     kvfs, _, file = tiered(host=2)
     left = kvfs.tiers.evict(file.pages[::-1], keep=True)
     assert left.tolist() == file.pages[:0:-1].tolist()
@@ -119,25 +121,23 @@ def test_what_finds_no_room_becomes_tokens_or_stays() -> None:
     assert kvfs.tiers.statistics()["dropped_pages"] == 1
 
 
-def test_without_the_host_nothing_is_saved() -> None:
+def test_eviction_without_the_host_saves_nothing() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages, host=False)
     assert tiers(kvfs, file) == [Tier.TOKENS] * 3
     assert all(batch.saves is None for batch in settle(kvfs, store))
 
 
-def test_a_fetch_that_has_no_frames_changes_nothing() -> None:
+def test_fetch_without_free_frames_changes_nothing() -> None:
     kvfs, store, file = tiered(frames=4)
     kvfs.tiers.evict(file.pages)
     other = computed(kvfs, store, 32)
-    with pytest.raises(SyscallError) as caught:
-        kvfs.tiers.fetch(file.pages)
-    assert caught.value.errno is Errno.ENOMEM
+    assert refused(kvfs.tiers.fetch, file.pages) is Errno.ENOMEM
     assert file.tier is Tier.HOST
     check(kvfs, file, other)
 
 
-def test_pages_come_to_be_computed_again() -> None:
+def test_dropped_pages_get_frames_to_be_recomputed() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages, host=False)
     kvfs.tiers.give_frames(file.pages)
@@ -153,7 +153,7 @@ def test_pages_come_to_be_computed_again() -> None:
     assert values(store, file) == list(range(40))
 
 
-def test_freed_pages_leave_nothing_anywhere() -> None:
+def test_released_file_leaves_nothing_in_any_tier() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages[:2])
     slots = file.pages.copy()
@@ -167,12 +167,10 @@ def test_freed_pages_leave_nothing_anywhere() -> None:
 
 
 # -- Budgets -------------------------------------------------------------------------------------
-def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
+def test_tenants_page_budget_counts_pages_on_the_device() -> None:
     kvfs, store, file = tiered(pages=4)
     account, tenant = file.owner, file.owner.root
-    with pytest.raises(SyscallError) as caught:
-        extend(file, *range(40))
-    assert caught.value.errno is Errno.EDQUOT
+    assert refused(extend, file, *range(40)) is Errno.EDQUOT
     assert tenant.pages_max - (tenant.pages - tenant.absent) == 1
     kvfs.tiers.evict(file.pages)
     assert tenant.pages_max - (tenant.pages - tenant.absent) == 4
@@ -180,7 +178,7 @@ def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
     extend(computed(kvfs, store, 40), *range(20))
 
 
-def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
+def test_pages_past_the_host_budget_become_tokens() -> None:
     kvfs, store, file = tiered(host_pages=2)
     kvfs.tiers.evict(file.pages)
     assert tiers(kvfs, file) == [Tier.HOST, Tier.HOST, Tier.TOKENS]
@@ -190,7 +188,7 @@ def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
     check(kvfs, file, other)
 
 
-def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
+def test_moved_pages_charge_the_new_owners_tiers() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages[:1])
     settle(kvfs, store)
@@ -202,7 +200,7 @@ def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
 
 
 # -- Costs ---------------------------------------------------------------------------------------
-def test_moving_is_dearer_where_computing_is_cheap() -> None:
+def test_move_is_chosen_only_where_recompute_costs_more() -> None:
     kvfs, store, file = tiered()
     assert kvfs.tiers.cheaper_to_move(1), "nothing is known yet"
     kvfs.tiers.token_seconds = lambda: 1e-3
@@ -218,7 +216,7 @@ def test_moving_is_dearer_where_computing_is_cheap() -> None:
 
 
 # -- Faults --------------------------------------------------------------------------------------
-def test_a_save_that_fails_leaves_tokens() -> None:
+def test_failed_save_leaves_tokens() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     (batch,) = kvfs.take_transfers()
@@ -229,7 +227,7 @@ def test_a_save_that_fails_leaves_tokens() -> None:
     check(kvfs, file)
 
 
-def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
+def test_failed_load_is_an_error_of_the_file_and_its_copies() -> None:
     kvfs, store, file = tiered()
     other = computed(kvfs, store, 16)
     kvfs.tiers.evict(file.pages)
@@ -244,7 +242,7 @@ def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
     check(kvfs, file, copy, other)
 
 
-def test_an_audit_finds_slots_that_are_wrong() -> None:
+def test_audit_finds_wrong_host_slots() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
     settle(kvfs, store)
@@ -258,40 +256,37 @@ def test_an_audit_finds_slots_that_are_wrong() -> None:
 
 
 # -- Disk ----------------------------------------------------------------------------------------
-@pytest.fixture
-def runner() -> ManualRunner:
-    return ManualRunner()
+class OnDisk(NamedTuple):
+    kvfs: KVFS
+    store: Store
+    file: KVFile
+    runner: ManualRunner
 
 
 @pytest.fixture
-def disk(tmp_path: Path, runner: ManualRunner) -> Iterator[tuple[KVFS, Store, KVFile]]:
+def disk(tmp_path: Path) -> Iterator[OnDisk]:
     """Four host slots, one kept for reading; of four pages three go to the host, and on to disk."""
+    runner = ManualRunner()
     kvfs, store = make_tiered(8, 4, 8, tmp_path, runner)
     file = computed(kvfs, store, 64)
     kvfs.tiers.evict(file.pages[:3], keep=True)
     settle(kvfs, store)
-    yield kvfs, store, file
+    yield OnDisk(kvfs, store, file, runner)
     kvfs.tiers.spill_tier.close()
 
 
-def off_the_device(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> tuple[KVFS, Store, KVFile]:
-    """Have three of the file's pages on the host, and one on disk."""
-    kvfs, store, file = disk
-    while runner.works:
-        runner.do()
-    kvfs.tiers.evict(file.pages[3:], keep=True)
-    settle(kvfs, store)
+@pytest.fixture
+def off_the_device(disk: OnDisk) -> OnDisk:
+    """Three of the file's pages on the host, and one on disk."""
+    disk.runner.stop()
+    disk.kvfs.tiers.evict(disk.file.pages[3:], keep=True)
+    settle(disk.kvfs, disk.store)
     return disk
 
 
-def test_pages_go_on_to_disk_while_few_host_slots_are_free(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
-    while runner.works:
-        runner.do()
+def test_pages_go_to_disk_while_few_host_slots_are_free(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
+    runner.stop()
     assert (kvfs.tiers.disk[file.pages[:3]] >= 0).all()
     # So their slots can be had at once.
     assert len(kvfs.tiers.evict(file.pages[3:], keep=True)) == 1
@@ -300,12 +295,9 @@ def test_pages_go_on_to_disk_while_few_host_slots_are_free(
     check(kvfs, file)
 
 
-def test_the_disk_gets_nothing_that_the_device_has_not_saved(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
-    while runner.works:
-        runner.do()
+def test_page_goes_to_disk_only_after_its_save(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
+    runner.stop()
     kvfs.tiers.evict(file.pages[3:], keep=True)
     assert not runner.works
     (batch,) = kvfs.take_transfers()
@@ -318,10 +310,8 @@ def test_the_disk_gets_nothing_that_the_device_has_not_saved(
     assert kvfs.tiers.disk[file.pages[3]] >= 0
 
 
-def test_a_page_on_disk_comes_by_way_of_the_host(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = off_the_device(disk, runner)
+def test_page_on_disk_is_loaded_through_the_host(off_the_device: OnDisk) -> None:
+    kvfs, store, file, runner = off_the_device
     arrived: list[Int32] = []
     kvfs.tiers.on_arrived = arrived.append
     fetched = kvfs.tiers.fetch(file.pages)
@@ -336,16 +326,14 @@ def test_a_page_on_disk_comes_by_way_of_the_host(
     check(kvfs, file)
 
 
-def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
-    kvfs, store, file = off_the_device(disk, runner)
+def test_page_written_during_its_read_is_not_waited_for(off_the_device: OnDisk) -> None:
+    """Once it was read for ever, and a copy into it looped."""
+    kvfs, store, file, runner = off_the_device
     arrived: list[Int32] = []
     kvfs.tiers.on_arrived = arrived.append
     (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
     kvfs.tiers.drop_copies(page)
-    assert [pages.tolist() for pages in arrived] == [[page]], "whoever waits looks again"
+    assert [pages.tolist() for pages in arrived] == [[page]], "requests that wait look again"
     assert kvfs.pool.frame[page] < 0
     assert kvfs.tiers.tier_of(np.array([page], np.int32)).tolist() == [Tier.TOKENS]
     settle(kvfs, store)
@@ -354,10 +342,10 @@ def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
     check(kvfs, file)
 
 
-def test_a_disk_that_cannot_be_read_leaves_tokens(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+def test_failed_disk_read_leaves_tokens(
+    off_the_device: OnDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kvfs, _, file = off_the_device(disk, runner)
+    kvfs, _, file, runner = off_the_device
     reading = kvfs.tiers.fetch(file.pages).reading
     runner.failing = OSError("worn out")
     runner.stop()
@@ -366,10 +354,8 @@ def test_a_disk_that_cannot_be_read_leaves_tokens(
     check(kvfs, file)
 
 
-def test_a_page_may_end_while_the_disk_has_its_slot(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
-) -> None:
-    kvfs, store, file = disk
+def test_page_released_during_a_disk_write_frees_its_slot(disk: OnDisk) -> None:
+    kvfs, store, file, runner = disk
     assert runner.works
     kvfs.release(file)
     check(kvfs)
@@ -382,11 +368,9 @@ def test_a_page_may_end_while_the_disk_has_its_slot(
 
 
 @pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
-def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
-    tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
-) -> None:
-    """A page's bytes are one here."""
-    runner.at_once = True
+def test_tenant_past_its_disk_budget_blocks_none(tmp_path: Path, limits: dict[str, int]) -> None:
+    """A page has one byte here."""
+    runner = ManualRunner(at_once=True)
     kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
     first, second = computed(kvfs, store, 32), computed(kvfs, store, 32, "u")
     kvfs.tiers.evict(first.pages, keep=True)
@@ -399,13 +383,10 @@ def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
     kvfs.tiers.spill_tier.close()
 
 
-def test_a_disk_that_was_full_is_written_again(
-    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
-) -> None:
-    kvfs, store, file = disk
+def test_disk_once_full_is_written_again(disk: OnDisk, caplog: pytest.LogCaptureFixture) -> None:
+    kvfs, store, file, runner = disk
     runner.failing = OSError(errno.ENOSPC, "no space is left")
-    while runner.works:
-        runner.do()
+    runner.stop()
     assert (kvfs.tiers.disk < 0).all()
     check(kvfs, file)
     runner.failing = None

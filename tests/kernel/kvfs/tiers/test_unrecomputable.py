@@ -1,49 +1,37 @@
-"""Files that nobody can compute again: what they may take of everybody's room, and who pays."""
+"""Unrecomputable files: how much room they may take, and who pays for it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, UNRECOMPUTABLE_DEVICE_SHARE
 
-from tests.support.kernel.page_device import ManualTime, extend, make_account
+from tests.support.kernel.page_device import FilesRig, extend
+from tests.support.refusals import refused
 
 FRAMES = 64
-WHATS = ("plain", "lost", "lost", "fork", "append", "extend", "close", "clear")
+WHAT = ("plain", "lost", "lost", "fork", "append", "extend", "close", "clear")
 
 
-class SmallDevice:
+class SmallDevice(FilesRig):
     """A device, host slots below it, and tenants with lost files."""
 
-    def __init__(self, host_slots: int = 0) -> None:
-        self.time = ManualTime()
-        places = TierConfig(host_slots, pages_a_frame=64)
-        limits = TenantLimits(pages=FRAMES)
-        self.kvfs = KVFS(FRAMES, self.time, limits, places=places)
-        self.files: dict[KVFile, int] = {}
+    def __init__(self, host_slots: int) -> None:
+        super().__init__(FRAMES, TierConfig(host_slots, pages_a_frame=64))
 
-    def unrecomputable(self, tenant: str) -> int:
-        return self.kvfs.tenant(tenant).account.unrecomputable
-
-    def plain(self, tenant: str, entries: int) -> KVFile:
-        file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
-        self.files[file] = 1
-        extend(file, *range(1, entries + 1))
-        return file
+    def unrecomputable(self, *tenants: str) -> list[int]:
+        return [self.kvfs.tenant(tenant).account.unrecomputable for tenant in tenants]
 
     def lost(self, tenant: str, entries: int) -> KVFile:
-        """A file as another server might have sent it, its K and V on the device."""
-        file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
-        self.files[file] = 1
+        """Return a file as another server might have sent it, its K and V on the device."""
+        file = self.create(tenant)
         tokens = np.arange(entries, dtype=np.uint32)
         try:
             file.fill(tokens, tokens.astype(np.int32), 0, lost_trail(entries))
@@ -62,18 +50,13 @@ class SmallDevice:
             self.kvfs.tiers.mark_filled(lost)
         self.kvfs.eviction.eviction_order.add(file)
 
-    def fork(self, file: KVFile) -> KVFile:
-        fork = self.kvfs.fork(file, make_account(self.kvfs, file.tenant))
-        self.files[fork] = 1
-        return fork
-
-    def close(self, *files: KVFile) -> None:
-        for file in files:
-            del self.files[file]
-            self.kvfs.release(file)
+    def show(self, file: KVFile) -> KVFile:
+        """Publish a file of tenant "a"; return a view of tenant "b"."""
+        self.kvfs.put_name("shown", self.kvfs.snapshot(file, "shown"), Name(public=True))
+        return self.add(self.kvfs.open("b", "public/a/shown", self.account("b")))
 
     def clear(self, frames: int) -> bool:
-        """Take frames of all, as for a work that nothing else may go on before."""
+        """Take frames of all files, as for a request with the best claim."""
         eviction = self.kvfs.eviction
 
         def take() -> bool:
@@ -84,116 +67,97 @@ class SmallDevice:
 
         return take() or (eviction.rank_unranked() and take())
 
-    def check(self) -> None:
-        self.kvfs.check_integrity(self.files)
 
-
-def refused(call: Callable[[], object]) -> Errno:
-    with pytest.raises(SyscallError) as error:
-        call()
-    return error.value.errno
-
-
-def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -> None:
+@pytest.fixture
+def device() -> Iterator[SmallDevice]:
+    """Forty host slots; the books must be right at the end, and empty when all is closed."""
     device = SmallDevice(host_slots=40)
+    yield device
+    device.close_all()
+
+
+def test_tenant_may_hold_half_of_the_unrecomputable_room_left(device: SmallDevice) -> None:
     room = device.kvfs.quotas.unrecomputable_max
     assert FRAMES * UNRECOMPUTABLE_DEVICE_SHARE < room < 40
     first = device.lost("a", room // 2 * PAGE_TOKENS)
-    assert refused(lambda: device.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
+    assert refused(device.lost, "a", 2 * PAGE_TOKENS) is Errno.EDQUOT
     second = device.lost("b", room // 4 * PAGE_TOKENS)
-    assert refused(lambda: device.lost("b", 2 * PAGE_TOKENS)) is Errno.EDQUOT
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (room // 2, room // 4)
+    assert refused(device.lost, "b", 2 * PAGE_TOKENS) is Errno.EDQUOT
+    assert device.unrecomputable("a", "b") == [room // 2, room // 4]
     device.check()
     device.close(first)
-    assert device.unrecomputable("a") == 0
+    assert device.unrecomputable("a") == [0]
     device.close(device.lost("a", room // 3 * PAGE_TOKENS), second)
     assert device.kvfs.quotas.unrecomputable_pages == 0
-    device.check()
 
 
-def test_an_operators_bound_on_the_host_is_one_on_what_is_tied() -> None:
-    device = SmallDevice(host_slots=40)
+def test_host_budget_bounds_unrecomputable_pages(device: SmallDevice) -> None:
     device.kvfs.tenant("a").account.host_max = 3
     device.lost("a", 3 * PAGE_TOKENS)
-    assert refused(lambda: device.lost("a", 1)) is Errno.EDQUOT
+    assert refused(device.lost, "a", 1) is Errno.EDQUOT
     device.lost("b", 5 * PAGE_TOKENS)
-    device.check()
 
 
-def test_a_page_is_charged_once_and_until_the_last_lost_file_has_let_go_of_it() -> None:
-    device = SmallDevice(host_slots=40)
+def test_unrecomputable_page_is_charged_once_until_released(device: SmallDevice) -> None:
     file = device.lost("a", 2 * PAGE_TOKENS + 5)
     fork = device.fork(file)
-    assert device.unrecomputable("a") == 3
+    assert device.unrecomputable("a") == [3]
     extend(fork, 1)  # its own copy of the last page
-    assert device.unrecomputable("a") == 4
+    assert device.unrecomputable("a") == [4]
     extend(fork, *range(2 * PAGE_TOKENS))
-    assert device.unrecomputable("a") == 6
+    assert device.unrecomputable("a") == [6]
     device.kvfs.save(fork, "kept", replace=False)
     device.close(file, fork)
-    assert device.unrecomputable("a") == 5
+    assert device.unrecomputable("a") == [5]
     device.check()
     device.kvfs.remove("a", "kept")
-    assert device.unrecomputable("a") == 0
-    device.check()
+    assert device.unrecomputable("a") == [0]
 
 
-def test_who_holds_a_page_of_a_lost_file_otherwise_is_not_charged_for_ever() -> None:
-    device = SmallDevice(host_slots=40)
-    plain = device.plain("a", 2 * PAGE_TOKENS)
+def test_shared_page_is_charged_only_while_a_lost_file_has_it(device: SmallDevice) -> None:
+    plain = device.file(2 * PAGE_TOKENS, "a")
     lost = device.lost("a", PAGE_TOKENS)
     lost.append(plain, np.arange(2 * PAGE_TOKENS))
-    assert device.unrecomputable("a") == 3, (
+    assert device.unrecomputable("a") == [3], (
         "two pages are shared with a file that could do without a copy"
     )
     device.check()
     lost.truncate(2 * PAGE_TOKENS)
-    assert device.unrecomputable("a") == 2
+    assert device.unrecomputable("a") == [2]
     lost.truncate(0)
-    assert device.unrecomputable("a") == 0
+    assert device.unrecomputable("a") == [0]
     assert not lost.unrecomputable
     extend(lost, 1)
-    assert device.unrecomputable("a") == 0
-    device.check()
+    assert device.unrecomputable("a") == [0]
 
 
-def test_what_a_reader_goes_on_with_is_the_readers_once_nobody_else_has_it() -> None:
-    device = SmallDevice(host_slots=40)
+def test_reader_is_charged_for_a_removed_public_lost_file(device: SmallDevice) -> None:
     file = device.lost("a", 2 * PAGE_TOKENS)
-    name = device.kvfs.snapshot(file, "shown")
-    device.kvfs.put_name("shown", name, Name(public=True))
+    view = device.show(file)
     device.close(file)
-    account = make_account(device.kvfs, "b")
-    view = device.kvfs.open("b", "public/a/shown", account)
-    device.files[view] = 1
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (2, 0)
+    assert device.unrecomputable("a", "b") == [2, 0]
     extend(view, 1)
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (2, 1)
+    assert device.unrecomputable("a", "b") == [2, 1]
     device.kvfs.remove("a", "shown")
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 3)
+    assert device.unrecomputable("a", "b") == [0, 3]
     device.check()
     device.close(view)
-    assert device.unrecomputable("b") == 0
-    device.check()
+    assert device.unrecomputable("b") == [0]
 
 
-def test_another_tenants_page_is_charged_to_who_ties_it() -> None:
-    device = SmallDevice(host_slots=40)
-    file = device.plain("a", 2 * PAGE_TOKENS)
-    device.kvfs.put_name("shown", device.kvfs.snapshot(file, "shown"), Name(public=True))
-    view = device.kvfs.open("b", "public/a/shown", make_account(device.kvfs, "b"))
-    device.files[view] = 1
+def test_public_page_in_a_lost_file_is_charged_to_its_tenant(device: SmallDevice) -> None:
+    file = device.file(2 * PAGE_TOKENS, "a")
+    view = device.show(file)
     lost = device.lost("b", PAGE_TOKENS)
     lost.append(view, np.arange(2 * PAGE_TOKENS))
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 3)
+    assert device.unrecomputable("a", "b") == [0, 3]
     device.close(lost)
-    assert (device.unrecomputable("a"), device.unrecomputable("b")) == (0, 0)
-    device.check()
+    assert device.unrecomputable("a", "b") == [0, 0]
 
 
-def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not() -> None:
+def test_recomputable_host_copies_make_room_for_lost_files() -> None:
     device = SmallDevice(host_slots=16)
-    others = [device.plain("b", 6 * PAGE_TOKENS) for _ in range(3)]
+    others = [device.file(6 * PAGE_TOKENS, "b") for _ in range(3)]
     device.time.seconds += 1
     for file in others:
         device.kvfs.tiers.evict(file.pages)
@@ -207,19 +171,19 @@ def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not()
     device.check()
 
 
-def test_a_pred_on_a_device_of_its_own_copies_hears_enomem_and_nobody_waits_for_it() -> None:
-    """A copy on write takes a page beside the one that it copies."""
+def test_copy_on_write_without_a_free_page_gets_enomem() -> None:
+    """A copy on write takes a page in addition to the one that it copies."""
     device = SmallDevice(host_slots=16)
-    file = device.plain("a", FRAMES * PAGE_TOKENS - 1)
+    file = device.file(FRAMES * PAGE_TOKENS - 1, "a")
     device.fork(file)
-    assert refused(lambda: extend(file, 1)) is Errno.ENOMEM
+    assert refused(extend, file, 1) is Errno.ENOMEM
     device.check()
 
 
 @pytest.mark.parametrize("host_slots", [0, 5, 12, 80])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed: int) -> None:
-    """But for a share of it that is known before, where the host has no room for that."""
+def test_device_can_be_cleared_under_any_files(host_slots: int, seed: int) -> None:
+    """Except for a known share of it, where the host has no room for unrecomputable pages."""
     device = SmallDevice(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
     usable = device.kvfs.eviction.usable
@@ -229,12 +193,10 @@ def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed:
     for _ in range(150):
         tenant = chance.choice("abc")
         files = [file for file in device.files if file.tenant == tenant]
-        what = chance.choice(
-            ("plain", "lost", "lost", "fork", "append", "extend", "close", "clear")
-        )
+        what = chance.choice(WHAT)
         try:
             if what == "plain" or not files:
-                device.plain(tenant, chance.randrange(1, 200))
+                device.file(chance.randrange(1, 200), tenant)
             elif what == "lost":
                 device.lost(tenant, chance.randrange(1, 100))
             elif what == "fork":
