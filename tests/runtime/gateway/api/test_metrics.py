@@ -11,28 +11,20 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.metrics.counters import OTHERS, RunMetrics, kind_of
 
 from tests.e2e import programs as guests
-from tests.support.gateway.metrics import DECODE, Series, names, tenants, value
-from tests.support.gateway.metrics import scrape as scrape_url
+from tests.support.gateway.metrics import DECODE, names, scrape, tenants, value
 from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
-
-
-async def scrape(system: SystemRig, key: str) -> Series:
-    return await scrape_url(system.url, key)
 
 
 @run_by(with_system, "tmp_path")
 async def test_run_counters_follow_runs(system: SystemRig, client: Client) -> None:
     system.gateway.services.kernel_metrics._now = lambda: float("inf")  # never old enough
-    before = await scrape(system, system.key)
+    before = await scrape(system.url, system.key)
     assert value(before, "num_requests_running") == 0
-    for name, wasm in (
-        ("decode", DECODE),
-        ("trap", guests.TRAP_WASM),
-        ("spin", guests.SPIN_WASM),
-        ("hang", guests.HANG_WASM),
-    ):
-        await client.upload(wasm, name)
+    await client.upload(DECODE, "decode")
+    await client.upload(guests.TRAP_WASM, "trap")
+    await client.upload(guests.SPIN_WASM, "spin")
+    await client.upload(guests.HANG_WASM, "hang")
     result = await client.run("decode")
     assert result["exit_code"] == 0, result
     await client.run("trap")
@@ -40,7 +32,7 @@ async def test_run_counters_follow_runs(system: SystemRig, client: Client) -> No
     await client.cancel(await client.start("hang"))
     held = await client.start("hang")
     system.gateway.services.kernel_metrics._asked = float("-inf")
-    series = await scrape(system, system.key)
+    series = await scrape(system.url, system.key)
     counts = {
         "runs_live": 1, "runs_started_total": 5, "preds_total": 5, "steps_total": 5,
         "iteration_tokens_total_sum": 12, "iteration_tokens_total_count": 5,
@@ -66,7 +58,7 @@ async def test_run_counters_follow_runs(system: SystemRig, client: Client) -> No
 async def test_held_pages_count_as_cache_usage(system: SystemRig, client: Client) -> None:
     await client.upload(guests.SAVE_WASM, "save")
     await client.run("save")
-    series = await scrape(system, system.key)
+    series = await scrape(system.url, system.key)
     pages = value(series, "kv_pages")
     assert value(series, "kv_cache_usage_perc") == pytest.approx(1 / pages)
     assert value(series, "kv_pages_free") == pages - 1
@@ -82,7 +74,7 @@ async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: Cl
             await client.upload(DECODE, "decode")
             for _ in range(times):
                 await client.run("decode")
-        admin = await scrape(system, system.admin_key)
+        admin = await scrape(system.url, system.admin_key)
         assert tenants(admin) == {"default", "acme"}
         assert value(admin, "request_success_total", tenant="default") == 3
         assert value(admin, "request_success_total", tenant="acme") == 1
@@ -91,7 +83,7 @@ async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: Cl
         assert value(admin, "role_up") == 3
         assert value(admin, "role_resident_memory_bytes", role="gateway") > 1 << 20
         assert value(admin, "http_responses_total", route="startRun", status="200") == 4
-        own = await scrape(system, key)
+        own = await scrape(system.url, key)
         assert tenants(own) == set()
         assert value(own, "request_success_total") == 1
         assert value(own, "generation_tokens_total") == 5
@@ -107,7 +99,7 @@ async def test_metrics_page_names_every_family(system: SystemRig, client: Client
     described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
     await client.upload(DECODE, "decode")
     await client.run("decode")
-    served = names(await scrape(system, system.admin_key))
+    served = names(await scrape(system.url, system.admin_key))
     histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
     parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
     assert described == served - parts | histograms
@@ -138,7 +130,7 @@ async def test_readiness_names_missing_roles_and_progress(system: SystemRig, _: 
 async def test_lone_tenant_sees_sums_without_labels(system: SystemRig, client: Client) -> None:
     await client.upload(DECODE, "decode")
     await client.run("decode")
-    alone, admin = await scrape(system, system.key), await scrape(system, system.admin_key)
+    alone, admin = await scrape(system.url, system.key), await scrape(system.url, system.admin_key)
     assert tenants(alone) == set()
     assert {"num_requests_running", "kv_cache_usage_perc", "steps_total"} <= names(alone)
     assert names(alone) < names(admin)

@@ -486,12 +486,9 @@ async def test_worker_that_connects_again_ends_its_runs(system: SystemRig, clien
 @run_by(with_system, "tmp_path")
 async def test_ended_runs_leave_no_garbage(system: SystemRig, client: Client) -> None:
     """With cycles in them, ended runs and their messages would stay for thousands of others."""
-    for name, program in (
-        ("speaker", guests.SPEAKER_WASM),
-        ("parrot", guests.PARROT_WASM),
-        ("trap", guests.TRAP_WASM),
-    ):
-        await client.upload(program, name)
+    await client.upload(guests.SPEAKER_WASM, "speaker")
+    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.upload(guests.TRAP_WASM, "trap")
     await run_all_kinds(system, client)
     with left_to_collector("symphony_runtime.gateway") as left:
         for _ in range(2):

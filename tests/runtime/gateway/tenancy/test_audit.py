@@ -24,9 +24,7 @@ from tests.support.run_by import run_by
 NOW = 1_795_262_400_000
 
 
-def denied(
-    address: str = "10.0.0.1", action: str = "listRuns", status: int = 401
-) -> AuditedRequest:
+def denied(address: str = "::1", action: str = "listRuns", status: int = 401) -> AuditedRequest:
     return AuditedRequest(None, address, action, "/v1/runs", status)
 
 
