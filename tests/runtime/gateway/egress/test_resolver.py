@@ -35,16 +35,12 @@ class SlowNames:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
 
-async def until_asked(names: SlowNames, count: int) -> None:
-    await until(lambda: len(names.asked) >= count)
-
-
 async def test_slow_names_take_their_tenants_places_only() -> None:
     names = SlowNames()
     lookups = ResolverThreads(names)
     slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
     waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
-    await until_asked(names, TENANT_LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     (found,) = await other.resolve("a.test", 80)
     assert (found["host"], found["port"]) == ("127.0.0.1", 80)
     with pytest.raises(socket.gaierror):
@@ -59,7 +55,7 @@ async def test_place_is_taken_until_its_thread_is_done() -> None:
     names = SlowNames()
     mine = ResolverThreads(names).resolver_for("t")
     waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
-    await until_asked(names, TENANT_LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     for each in waiting:
         each.cancel()
     await asyncio.wait(waiting)
@@ -77,7 +73,7 @@ async def test_lookups_of_all_tenants_are_bounded() -> None:
         asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
         for i in range(LOOKUPS_MAX + 5)
     ]
-    await until_asked(names, LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= LOOKUPS_MAX)
     given_up = waiting.pop()
     given_up.cancel()
     await asyncio.wait([given_up])
