@@ -51,13 +51,19 @@ def postgres() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def postgres_url(postgres: Cluster) -> str:
+    """The URL of an empty PostgreSQL."""
+    return postgres.new_url()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest) -> str:
     """Where a store is: "" for SQLite, and the URL of an empty PostgreSQL."""
     if request.param == "sqlite":
         return ""
-    cluster: Cluster = request.getfixturevalue("postgres")
-    return cluster.new_url()
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -145,3 +145,22 @@ REFUSED_WASM = wasm(
         ],
     )
 )
+
+
+def talk(size: int, then: str = "") -> bytes:
+    """Return a program that sends so many bytes, its input's first digit times, and then more."""
+    return wasm(
+        main(
+            f"""
+            (drop (call $input_read (i32.const 0) (i32.const 2)))
+            (local.set $n (i32.sub (i32.load8_u (i32.const 0)) (i32.const 48)))
+            (block $done (loop $next
+              (br_if $done (i32.eqz (local.get $n)))
+              (drop (call $send (i32.const 0) (i32.const {size})))
+              (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+              (br $next)))
+            {then}
+            (i32.const 0)""",
+            locals_="(local $n i32)",
+        )
+    )

@@ -7,11 +7,15 @@ async def scenario() -> None:
 
 import asyncio
 import contextlib
+import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
 from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
@@ -30,6 +34,7 @@ from symphony_runtime.client import Client, ClientError, ServerError
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.gateway.routes import undocumented
@@ -38,6 +43,19 @@ from tests.support.sockets import make_socket_folder
 
 WORKER_SECRET = b"w" * 32
 GATEWAY_SECRET = b"g" * 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The whole answer to a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
 
 
 class SystemRig:
@@ -124,6 +142,12 @@ class SystemRig:
         await self.kernel.close()
         await self._running
 
+    async def restart_kernel(self) -> None:
+        """Put a new kernel in the place of this one, with the worker linked to it."""
+        await self.stop_kernel()
+        await self.start_kernel()
+        await self.link_worker_to_kernel()
+
     async def link_worker(self) -> None:
         await self.link_worker_to_kernel()
         await self.worker.attach_gateway(await connect_unix(self.config.socket))
@@ -165,6 +189,37 @@ class SystemRig:
     def client(self) -> Client:
         return Client(self.url, self.key)
 
+    def admin(self) -> Client:
+        return Client(self.url, self.admin_key)
+
+    def session(self, key: str | None = None, **headers: str) -> aiohttp.ClientSession:
+        """Return a session for requests by path, with the default tenant's key or this one."""
+        headers = {"Authorization": f"Bearer {key or self.key}", **headers}
+        return aiohttp.ClientSession(self.url, headers=headers)
+
+    async def ask(
+        self, method: str, path: str, *, key: str | None = None, **options: Any
+    ) -> Answer:
+        """Make one request with the default tenant's key or this one."""
+        async with (
+            self.session(key) as session,
+            session.request(method, path, **options) as response,
+        ):
+            return Answer(response.status, response.headers, await response.read())
+
+    async def add_tenant(self, tenant: str = "acme", **options: Any) -> str:
+        """Create a tenant and return a key of it."""
+        async with self.admin() as admin:
+            await admin.create_tenant(tenant, **options)
+            key: str = (await admin.create_key(tenant))["key"]
+            return key
+
+    @contextlib.asynccontextmanager
+    async def tenant(self, tenant: str = "acme", **options: Any) -> AsyncIterator[Client]:
+        """Create a tenant; its client for the length of a block."""
+        async with Client(self.url, await self.add_tenant(tenant, **options)) as client:
+            yield client
+
 
 Scenario = Callable[[SystemRig, Client], Awaitable[None]]
 
@@ -177,10 +232,29 @@ def with_system(data_dir: Path, scenario: Scenario, **config: Any) -> None:
     asyncio.run(play())
 
 
+def with_admin(data_dir: Path, scenario: Scenario) -> None:
+    """Run a scenario with the client of an operator."""
+
+    async def whole(system: SystemRig, _: Client) -> None:
+        async with system.admin() as admin:
+            await scenario(system, admin)
+
+    with_system(data_dir, whole)
+
+
+async def refused(asked: Awaitable[Any]) -> ServerError:
+    """Return the error that a request of a client ends with."""
+    with pytest.raises(ServerError) as caught:
+        await asked
+    return caught.value
+
+
 async def refusal(asked: Awaitable[Any]) -> tuple[int, str]:
-    """Return status and kind of the problem that a request ends with."""
+    """Return status and kind of the problem that a request, or a call of a service, ends with."""
     try:
         await asked
+    except Problem as problem:
+        return problem.status, problem.kind
     except ServerError as error:
         return error.status, error.problem["type"].rpartition(":")[2]
     raise AssertionError("the request was not refused")

@@ -1,7 +1,6 @@
 """A run that cannot be served soon is refused, with an estimate of when it could be."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
 from tests.runtime.gateway.admission.test_retry_estimates import Time
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 
@@ -20,10 +20,10 @@ class KnownLoad(ServerLoad):
     """A load whose waits are known."""
 
     def __init__(self, waits: dict[str, ExpectedWait]) -> None:
-        super().__init__(self._nobody)
+        super().__init__(self._ask)
         self.waits = waits
 
-    async def _nobody(self) -> dict[str, Any]:
+    async def _ask(self) -> dict[str, Any]:
         raise AssertionError
 
     def refresh(self) -> None:
@@ -43,13 +43,16 @@ def admission(
     return Admission(AdmissionBounds(**bounds), KnownLoad(waits or {}), memory, time)
 
 
-def refused(of: Admission, tenant: str = "a", tenant_runs: int = 0, runs: int = 0) -> Problem:
+def refused(
+    of: Admission, tenant: str = "a", tenant_runs: int = 0, runs: int = 0
+) -> tuple[int, str, dict[str, Any]]:
+    """Return the status, the Retry-After and the fields with which a run is refused."""
     with pytest.raises(Problem) as problem:
         of.check_run(tenant, tenant_runs, runs)
-    return problem.value
+    return problem.value.status, problem.value.headers["Retry-After"], problem.value.fields
 
 
-def test_what_a_run_would_wait_is_bounded() -> None:
+def test_run_with_too_long_a_wait_is_refused() -> None:
     waits = {
         "own": ExpectedWait(50.0, 90.0),
         "others": ExpectedWait(10.0, 45.5),
@@ -57,28 +60,26 @@ def test_what_a_run_would_wait_is_bounded() -> None:
     }
     here = admission(Time(), waits, queue_seconds=30.0)
     here.check_run("ok", 0, 0)
-    here.check_run("nobody", 0, 0)
-    own, others = refused(here, "own"), refused(here, "others")
-    assert (own.status, own.headers["Retry-After"]) == (429, "20")
-    assert (others.status, others.headers["Retry-After"]) == (503, "16")
+    here.check_run("without waits", 0, 0)
+    assert refused(here, "own")[:2] == (429, "20")
+    assert refused(here, "others")[:2] == (503, "16")
     assert here.refused == {"tenant_queue": 1, "queue": 1}
     admission(Time(), waits, queue_seconds=0).check_run("own", 0, 0)
 
 
-def test_no_run_begins_when_memory_is_short() -> None:
+def test_run_with_too_little_memory_left_is_refused() -> None:
     time = Time()
     here = admission(time, left=99, memory_free_bytes=100)
     for _ in range(4):
         here.count_end("a", 1)
         time.now += 6.0
-    problem = refused(here)
-    assert (problem.status, problem.headers["Retry-After"]) == (503, "6")
+    assert refused(here)[:2] == (503, "6")
     admission(time, left=100, memory_free_bytes=100).check_run("a", 0, 0)
     admission(time, left=None).check_run("a", 0, 0)
     admission(time, left=0, memory_free_bytes=0).check_run("a", 0, 0)
 
 
-def test_a_tenants_limit_is_waited_for_at_its_own_pace() -> None:
+def test_run_over_a_limit_is_told_its_tenants_pace() -> None:
     time = Time()
     here = admission(time, tenant_runs=2, runs=100)
     for number in range(20):
@@ -86,25 +87,21 @@ def test_a_tenants_limit_is_waited_for_at_its_own_pace() -> None:
         if number % 10 == 0:
             here.count_end("slow", 1)
         time.now += 2.0
-    fast, slow = refused(here, "fast", 2), refused(here, "slow", 2)
-    assert (fast.status, fast.headers["Retry-After"]) == (429, "2")
-    assert (slow.status, slow.headers["Retry-After"]) == (429, "20")
-    assert slow.fields == {"limit": 2}
-    everybody = refused(here, "slow", 0, 100)
-    assert (everybody.status, everybody.headers["Retry-After"]) == (503, "2")
+    assert refused(here, "fast", 2) == (429, "2", {"limit": 2})
+    assert refused(here, "slow", 2) == (429, "20", {"limit": 2})
+    assert refused(here, "slow", 0, 100)[:2] == (503, "2")
 
 
-def test_while_it_shuts_down_the_rest_of_the_drain_is_told() -> None:
+def test_run_during_shutdown_is_told_the_rest_of_the_drain() -> None:
     time = Time()
     here = admission(time, drain_seconds=20.0)
     here.drain()
     assert here.draining
     time.now += 5.0
-    problem = refused(here)
-    assert (problem.status, problem.headers["Retry-After"]) == (503, "17")
+    assert refused(here)[:2] == (503, "17")
 
 
-def test_what_is_away_is_told_as_long_as_it_is_away() -> None:
+def test_outage_retry_time_grows_with_its_age() -> None:
     time = Time()
     here = admission(time)
     assert here.unavailable("kernel", "gone").headers["Retry-After"] == "1"
@@ -113,15 +110,6 @@ def test_what_is_away_is_told_as_long_as_it_is_away() -> None:
     assert here.unavailable("worker", "gone").headers["Retry-After"] == "1"
     here.note_available()
     assert here.unavailable("kernel", "gone").headers["Retry-After"] == "1"
-
-
-async def refusal(client: Client) -> ServerError:
-    async with asyncio.timeout(20):
-        while True:
-            error = await started(client)
-            if error is not None:
-                return error
-            await asyncio.sleep(0.05)
 
 
 async def started(client: Client) -> ServerError | None:
@@ -149,18 +137,16 @@ FLOOD = guests.wasm(
 )
 
 
-async def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
-    """One tenant's preds wait for longer than they may; probes, cancels and deletes go on."""
-    async with (
-        SystemRig(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as system,
-        system.client() as client,
-    ):
-        await client.upload(FLOOD, "flood")
-        await client.upload(guests.HANG_WASM, "hang")
-        await client.upload(guests.HELLO_WASM, "hello")
-        ended = (await client.run("hello"))["id"]
-        live = [await client.start("flood") for _ in range(4)]
-        error = await refusal(client)
+@run_by(with_system, "tmp_path", step_ms=50.0, queue_seconds_max=5.0)
+async def test_flood_of_preds_is_refused_and_cancels_go_on(_: SystemRig, client: Client) -> None:
+    await client.upload(FLOOD, "flood")
+    await client.upload(guests.HANG_WASM, "hang")
+    await client.upload(guests.HELLO_WASM, "hello")
+    ended = (await client.run("hello"))["id"]
+    live = [await client.start("flood") for _ in range(4)]
+    async with asyncio.timeout(20):
+        while (error := await started(client)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         assert (error.status, error.problem["type"]) == (429, "urn:symphony:problem:queue-full")
         assert error.retry_after is not None
         assert error.retry_after >= 1
@@ -168,12 +154,11 @@ async def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> N
         await client.delete_run(ended)
         for run in live:
             assert (await client.cancel(run))["status"] == "killed"
-        async with asyncio.timeout(20):
-            while await started(client):  # noqa: ASYNC110 - there is nothing to wait on
-                await asyncio.sleep(0.1)
+        while await started(client):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
-def test_memory_left_is_read_at_most_twice_a_second() -> None:
+def test_memory_guard_reads_at_most_twice_a_second() -> None:
     time, found = Time(), [3, 2, 1]
     memory = MemoryGuard(found.pop, time)
     assert [memory.left() for _ in range(5)] == [1] * 5

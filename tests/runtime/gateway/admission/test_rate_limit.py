@@ -1,18 +1,11 @@
-"""Requests a second: what a tenant's clients hear, and when they may come again."""
+"""Requests a second: which of a tenant's requests are refused, and when they may be repeated."""
 
 import pytest
 from symphony_runtime.config.limits import Limits, parse_limits
 from symphony_runtime.gateway.admission.rate_limit import RateLimiters, tokens_refused
 from symphony_runtime.gateway.errors import Problem
 
-
-class Time:
-    """A clock that is set."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.runtime.gateway.admission.test_retry_estimates import Time
 
 
 def rates(reached: list[tuple[str, str]], clock: Time, **limits: int) -> RateLimiters:
@@ -20,7 +13,7 @@ def rates(reached: list[tuple[str, str]], clock: Time, **limits: int) -> RateLim
     return RateLimiters(Limits(parse_limits(limits)), note, clock)
 
 
-def test_one_too_many_is_refused_until_there_is_room() -> None:
+def test_request_over_the_rate_is_refused_until_there_is_room() -> None:
     reached: list[tuple[str, str]] = []
     clock = Time()
     held = rates(reached, clock, requests_per_second=2)
@@ -40,7 +33,7 @@ def test_one_too_many_is_refused_until_there_is_room() -> None:
         held.take_request("acme")
 
 
-def test_headers_are_as_openai_has_them() -> None:
+def test_rate_headers_are_openais() -> None:
     clock = Time()
     held = rates([], clock, requests_per_second=10)
     assert held.headers("acme") == {
@@ -58,14 +51,12 @@ def test_headers_are_as_openai_has_them() -> None:
     assert held.headers("acme", (600, 0, 0))["x-ratelimit-reset-tokens"] == "1m0s"
 
 
-def test_who_has_had_its_tokens_hears_when_there_are_some() -> None:
+def test_refusal_for_tokens_says_when_there_are_some() -> None:
     problem = tokens_refused(600, 0, 2_300)
     assert (problem.status, problem.headers["Retry-After"]) == (429, "3")
 
 
-def test_buckets_that_are_full_are_forgotten_when_there_are_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_full_buckets_past_a_number_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time()
     held = rates([], clock, requests_per_second=2)
     monkeypatch.setattr("symphony_runtime.gateway.admission.rate_limit._TENANTS_MAX", 8)

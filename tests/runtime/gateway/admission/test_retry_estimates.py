@@ -3,14 +3,15 @@ from symphony_runtime.gateway.admission.retry_estimates import EventInterval, Ou
 
 
 class Time:
-    def __init__(self) -> None:
-        self.now = 1_000.0
+    """A clock that is set."""
+
+    now = 1_000.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def test_a_pace_is_the_mean_of_late() -> None:
+def test_interval_is_the_mean_of_recent_events() -> None:
     time = Time()
     pace = EventInterval(time)
     assert pace.seconds() == 1.0
@@ -20,7 +21,7 @@ def test_a_pace_is_the_mean_of_late() -> None:
     assert pace.seconds() == 3.0
 
 
-def test_after_a_pause_it_may_be_as_long_again() -> None:
+def test_interval_after_a_pause_is_the_pause() -> None:
     time = Time()
     pace = EventInterval(time)
     for _ in range(10):
@@ -32,10 +33,10 @@ def test_after_a_pause_it_may_be_as_long_again() -> None:
     time.now += 0.5
     assert pace.seconds() < 202.0
     time.now += 61.0
-    assert 61.0 < pace.seconds() < 62.0, "what was before the pause is forgotten"
+    assert 61.0 < pace.seconds() < 62.0, "events before the pause are forgotten"
 
 
-def test_what_is_away_may_be_as_long_again() -> None:
+def test_outage_estimate_is_its_age() -> None:
     time = Time()
     absence = Outage(time)
     assert absence.seconds() == 0.0

@@ -1,4 +1,4 @@
-"""Turns: one at a time of a tenant, whoever else there is."""
+"""One call at a time of each tenant."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ import pytest
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 
 
-async def test_a_tenant_has_one_at_a_time_and_in_order() -> None:
-    turns, told = TenantLocks(), list[str]()
+async def test_lock_admits_one_call_of_a_tenant_in_order() -> None:
+    locks, told = TenantLocks(), list[str]()
     may_end = asyncio.Event()
 
     async def call(tenant: str, name: str) -> None:
-        async with turns.of(tenant):
+        async with locks.of(tenant):
             told.append(name)
             await may_end.wait()
 
@@ -19,23 +19,23 @@ async def test_a_tenant_has_one_at_a_time_and_in_order() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert told == ["a1", "b1"]
-    assert len(turns) == 2
+    assert len(locks) == 2
     may_end.set()
     await asyncio.gather(*calls)
     assert told == ["a1", "b1", "a2", "a3"]
-    assert len(turns) == 0
+    assert len(locks) == 0
 
 
-async def test_who_gives_up_or_fails_leaves_its_turn_to_the_next() -> None:
-    turns = TenantLocks()
+async def test_lock_of_a_failed_or_cancelled_call_goes_to_the_next() -> None:
+    locks = TenantLocks()
 
     async def fail() -> None:
-        async with turns.of("a"):
+        async with locks.of("a"):
             await asyncio.sleep(0)
             raise KeyError("mine")
 
     async def wait() -> bool:
-        async with turns.of("a"):
+        async with locks.of("a"):
             return True
 
     failing, waiting, last = (asyncio.create_task(f()) for f in (fail, wait, wait))
@@ -44,4 +44,4 @@ async def test_who_gives_up_or_fails_leaves_its_turn_to_the_next() -> None:
     with pytest.raises(KeyError):
         await failing
     assert await last
-    assert len(turns) == 0
+    assert len(locks) == 0

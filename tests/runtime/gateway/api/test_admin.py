@@ -1,9 +1,8 @@
-"""Operators' routes over HTTP: tenants, keys, usage, the audit log, and what follows at once."""
+"""Operators' routes over HTTP: tenants, keys, usage, the audit log, and their effects at once."""
 
 import asyncio
 import csv
 import io
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,26 +12,17 @@ from symphony_runtime.gateway.api.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import Scenario, SystemRig, refusal
+from tests.support.gateway.system import SystemRig, refusal, with_admin
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
-
-PATIENCE = 20
-
-
-def administer(tmp_path: Path, scenario: Scenario) -> None:
-    async def main() -> None:
-        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-            await scenario(system, admin)
-
-    asyncio.run(main())
 
 
 async def all_of(listing: Any) -> list[Any]:
     return [item async for item in listing]
 
 
-@run_by(administer, "tmp_path")
-async def test_tenants_come_and_change_and_go(system: SystemRig, admin: Client) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_tenant_is_created_changed_and_deleted(system: SystemRig, admin: Client) -> None:
     made = await admin.create_tenant("acme", weight=2, quotas={"live_runs": 3})
     assert made == await admin.tenant("acme")
     assert (made["made_by"], made["suspended"], made["keys"]) == ("operator", False, 0)
@@ -68,27 +58,21 @@ async def test_tenants_come_and_change_and_go(system: SystemRig, admin: Client) 
         await admin.delete_tenant("acme")
         assert await refusal(all_of(acme.runs())) == (401, "unauthorized")
     assert await refusal(admin.tenant("acme")) == (404, "not-found")
-    # What it used stays in the books.
+    # Its usage stays in the books.
     assert [(u["tenant"], u["runs"]) async for u in admin.usage()] == [("acme", 1)]
 
 
-@run_by(administer, "tmp_path")
-async def test_a_weight_outlives_a_kernel(system: SystemRig, admin: Client) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_weight_of_a_tenant_outlives_a_kernel(system: SystemRig, admin: Client) -> None:
     await admin.create_tenant("acme", weight=4)
-    await system.stop_kernel()
-    await system.start_kernel()
-    await system.link_worker_to_kernel()
+    await system.restart_kernel()
     queue = system.kernel._scheduler._queue
-    async with asyncio.timeout(PATIENCE):
-        while queue._tenant("acme").weight != 4:  # noqa: ASYNC110 - the gateway tells it
-            await asyncio.sleep(0.01)
+    await until(lambda: queue._tenant("acme").weight == 4)
 
 
-@run_by(administer, "tmp_path")
-async def test_a_suspended_tenant_ends_and_only_that_one(system: SystemRig, admin: Client) -> None:
-    await admin.create_tenant("acme")
-    key = (await admin.create_key("acme"))["key"]
-    async with Client(system.url, key) as acme, system.client() as other:
+@run_by(with_admin, "tmp_path")
+async def test_suspended_tenant_ends_and_no_other(system: SystemRig, admin: Client) -> None:
+    async with system.tenant() as acme, system.client() as other:
         for client in (acme, other):
             await client.upload(guests.PARROT_WASM, name="parrot")
         runs = [await client.start("parrot") for client in (acme, other)]
@@ -96,11 +80,9 @@ async def test_a_suspended_tenant_ends_and_only_that_one(system: SystemRig, admi
         assert (await anext(events)).data["status"] == "running"
         shown = await admin.change_tenant("acme", suspended=True)
         assert (shown["suspended"], shown["live_runs"]) == (True, 0)
-        # Who reads hears why it ended.
-        *_, last = await all_of(events)
-        assert (last.data["status"], last.data["reason"]) == (
-            "killed", "the tenant was suspended"
-        )  # fmt: skip
+        # A reader is told why the run ended.
+        last = (await all_of(events))[-1].data
+        assert (last["status"], last["reason"]) == ("killed", "the tenant was suspended")
         for asked in (acme.result(runs[0]), acme.upload(guests.PARROT_WASM), acme.metrics()):
             assert await refusal(asked) == (403, "suspended")
         await other.send(runs[1], b"still here", close=True)
@@ -110,49 +92,43 @@ async def test_a_suspended_tenant_ends_and_only_that_one(system: SystemRig, admi
         assert [u["tenant"] async for u in admin.usage()] == ["acme", "default"]
 
 
-@run_by(administer, "tmp_path")
-async def test_a_revoked_key_is_cut_off_from_what_it_has_open(
-    system: SystemRig, admin: Client
-) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_revoked_key_loses_its_open_connections(system: SystemRig, admin: Client) -> None:
     made, kept = [await admin.create_key("default", name=name) for name in ("gone", "kept")]
     names = {key["name"] for key in await admin.keys("default")}  # of one instant in any order
     assert names == {"first start", "gone", "kept"}
     async with (
         Client(system.url, made["key"]) as gone,
         Client(system.url, kept["key"]) as stays,
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {made['key']}"}) as session,
+        system.session(made["key"]) as session,
     ):
         await gone.upload(guests.PARROT_WASM, name="parrot")
         run = await gone.start("parrot")
         events = [client.events(run) for client in (gone, stays)]
         for each in events:
             await anext(each)
-        socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
+        socket = await session.ws_connect(f"/v1/runs/{run}/ws")
         await admin.revoke_key("default", made["id"])
         with pytest.raises(ConnectionFailed):
-            await asyncio.wait_for(all_of(events[0]), PATIENCE)
-        message = await socket.receive(timeout=PATIENCE)
+            await asyncio.wait_for(all_of(events[0]), 20)
+        message = await socket.receive(timeout=20)
         assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
         assert await refusal(gone.result(run)) == (401, "unauthorized")
-        # The run is the tenant's, and so goes on for its other keys.
+        # The run is its tenant's: the tenant's other keys still reach it.
         await stays.send(run, b"hello", close=True)
         assert (await all_of(events[1]))[-1].data["status"] == "exited"
 
 
-@run_by(administer, "tmp_path")
-async def test_a_key_that_only_reads_changes_nothing(system: SystemRig, admin: Client) -> None:
-    eyes = (await admin.create_key("default", role="read-only"))["key"]
-    looks = (await admin.create_key(None, role="read-only"))["key"]
-    async with aiohttp.ClientSession() as session:
-        for route in ROUTES:
-            if route.access is Access.OPEN:
-                continue
-            key = looks if route.access is Access.ADMIN else eyes
-            url = system.url + filled(route.path)
-            headers = {"Authorization": f"Bearer {key}"}
-            async with session.request(route.method, url, headers=headers) as response:
-                refused = response.status == 403
-                assert refused is route.writes, route.name
+@run_by(with_admin, "tmp_path")
+async def test_read_only_key_changes_nothing(system: SystemRig, admin: Client) -> None:
+    reader = (await admin.create_key("default", role="read-only"))["key"]
+    operator = (await admin.create_key(None, role="read-only"))["key"]
+    for route in ROUTES:
+        if route.access is Access.OPEN:
+            continue
+        key = operator if route.access is Access.ADMIN else reader
+        answer = await system.ask(route.method, filled(route.path), key=key)
+        assert (answer.status == 403) is route.writes, route.name
     assert {route.name for route in ROUTES if route.method == "GET" and route.writes} == {
         "websocket"
     }
@@ -161,10 +137,8 @@ async def test_a_key_that_only_reads_changes_nothing(system: SystemRig, admin: C
     assert {note["status"] for note in denied} == {403}
 
 
-@run_by(administer, "tmp_path")
-async def test_keys_are_shown_once_rotate_and_keep_operators_in(
-    system: SystemRig, admin: Client
-) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_key_is_shown_once_and_rotates(system: SystemRig, admin: Client) -> None:
     (first,) = await admin.keys(None)
     assert await refusal(admin.revoke_key(None, first["id"])) == (409, "last-admin-key")
     made = await admin.rotate_key(None, first["id"], grace_ms=600_000)
@@ -178,7 +152,7 @@ async def test_keys_are_shown_once_rotate_and_keep_operators_in(
         for wrong in ({"role": "admin"}, {"role": "root"}, {"expires_ms": 5}, {"more": 1}):
             assert (await refusal(renewed.create_key("default", **wrong)))[0] == 400
         assert await refusal(renewed.create_key(None, role="tenant")) == (400, "bad-role")
-        assert await refusal(renewed.create_key("nobody")) == (404, "not-found")
+        assert await refusal(renewed.create_key("none")) == (404, "not-found")
         # Another tenant's path finds no key.
         await renewed.create_tenant("acme")
         (key,) = await renewed.keys("default")
@@ -188,23 +162,19 @@ async def test_keys_are_shown_once_rotate_and_keep_operators_in(
         assert made["key"] not in repr(notes)
 
 
-@run_by(administer, "tmp_path")
-async def test_gateways_are_listed_and_those_that_are_there_stay(
-    system: SystemRig, admin: Client, *, tmp_path: Path
-) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_gateway_that_is_alive_is_listed_and_stays(system: SystemRig, admin: Client) -> None:
     (here,) = await all_of(admin.gateways())
-    name = (tmp_path / "gateway.id").read_text().strip()
+    name = (system.data_dir / "gateway.id").read_text().strip()
     assert (here["id"], here["here"], here["forgetting"]) == (name, True, [])
     assert await refusal(admin.drop_gateway(name)) == (409, "alive")
-    assert await refusal(admin.drop_gateway("nobody")) == (404, "not-found")
+    assert await refusal(admin.drop_gateway("none")) == (404, "not-found")
     assert await all_of(admin.gateways()) == [here]
 
 
-@run_by(administer, "tmp_path")
-async def test_usage_is_told_by_page_and_as_csv(system: SystemRig, admin: Client) -> None:
-    await admin.create_tenant("acme")
-    key = (await admin.create_key("acme"))["key"]
-    async with Client(system.url, key) as acme, system.client() as other:
+@run_by(with_admin, "tmp_path")
+async def test_usage_is_shown_by_page_and_as_csv(system: SystemRig, admin: Client) -> None:
+    async with system.tenant() as acme, system.client() as other:
         for client in (acme, other):
             await client.upload(guests.SAVE_WASM, name="save")
             result = await client.run("save")
@@ -223,8 +193,8 @@ async def test_usage_is_told_by_page_and_as_csv(system: SystemRig, admin: Client
     assert (await admin._json("GET", "/v1/admin/usage", query))["data"] == used[1:]
 
 
-@run_by(administer, "tmp_path")
-async def test_what_is_done_and_denied_is_noted(system: SystemRig, admin: Client) -> None:
+@run_by(with_admin, "tmp_path")
+async def test_audit_notes_changes_and_denials(system: SystemRig, admin: Client) -> None:
     await admin.create_tenant("acme")
     await refusal(admin.create_tenant("acme"))
     for key in ("sym_x_y", system.key):

@@ -1,26 +1,23 @@
 """Large results: the same JSON as at once, in pieces."""
 
-import asyncio
-import json
-from pathlib import Path
+from functools import partial
 
-import aiohttp
 import pytest
+from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.results import PIECE_BYTES, result_pieces
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 from symphony_runtime.gateway.runs.events.stream import insert_events, pack_final, stored_cursor
-from symphony_runtime.gateway.runs.record import Record, encode_message
+from symphony_runtime.gateway.runs.record import encode_message
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e.programs import wasm
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.stores import make_record, with_sqlite
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
-RECORD = Record(
-    7, "run-7", "tenant", "sha256:00", None, "_start", "exited", 0, "", 1, {"wall_ms": 5},
-    {"cpu_ms": 1}, 1, 2,
-)  # fmt: skip
+RECORD = make_record(7, status="exited", exit_code=0, usage={"cpu_ms": 1}, ended_ms=2)
 TEXT = 'a\u00fc\u20ac\U0001f600\n"\\\x00'
 SENDER = wasm(
     main(
@@ -45,20 +42,13 @@ SENDER = wasm(
         [b"x", b"\xff"] * 2_000,
     ],
 )
-def test_pieces_are_the_json_of_the_whole_and_none_is_large(
-    tmp_path: Path, messages: list[bytes]
-) -> None:
-    async def scenario() -> list[bytes]:
-        store = Store(tmp_path / "db")
-        row = pack_final(1, 0, [("log", {}), *(("message", message) for message in messages)])
-        await store.write(lambda connection: insert_events(connection, 7, row))
-        pieces = result_pieces(RECORD.view(), lambda: stored_cursor(store, 7, 0, "tenant"))
-        found = [piece async for piece in pieces]
-        assert store.stored_events.held == 0
-        await store.close()
-        return found
-
-    pieces = asyncio.run(scenario())
+@run_by(with_sqlite, "tmp_path")
+async def test_result_pieces_are_small_and_join(store: Store, *, messages: list[bytes]) -> None:
+    row = pack_final(1, 0, [("log", {}), *(("message", message) for message in messages)])
+    await store.write(partial(insert_events, run=7, row=row))
+    reading = result_pieces(RECORD.view(), lambda: stored_cursor(store, 7, 0, "tenant"))
+    pieces = [piece async for piece in reading]
+    assert store.stored_events.held == 0
     shown = [encode_message(message) for message in messages]
     output = "".join(message for message in shown if isinstance(message, str))
     assert b"".join(pieces) == to_json({**RECORD.view(), "output": output, "messages": shown})
@@ -67,17 +57,13 @@ def test_pieces_are_the_json_of_the_whole_and_none_is_large(
     assert len(pieces) >= sum(map(len, messages)) // (PIECE_BYTES + 7 * PART_BYTES)
 
 
-async def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, system.client() as client:
-        await client.upload(SENDER, "sender")
-        headers = {"Authorization": f"Bearer {system.key}"}
-        async with aiohttp.ClientSession(system.url, headers=headers) as session:
-            async with session.post("/v1/programs/sender/runs", json={}) as response:
-                began = json.loads(await response.read())
-                assert response.content_type == "application/json"
-            async with session.get(f"/v1/runs/{began['id']}") as response:
-                found = json.loads(await response.read())
-        assert found == began
-        assert began["messages"] == ["\0" * 32_768, {"base64": "/w=="}] * 4
-        assert began["output"] == "\0" * 4 * 32_768
-        assert began["status"] == "exited"
+@run_by(with_system, "tmp_path")
+async def test_large_result_is_answered_whole(system: SystemRig, client: Client) -> None:
+    await client.upload(SENDER, "sender")
+    answer = await system.ask("POST", "/v1/programs/sender/runs", json={})
+    assert answer.headers["Content-Type"].startswith("application/json")
+    began = answer.json
+    assert (await system.ask("GET", f"/v1/runs/{began['id']}")).json == began
+    assert began["messages"] == ["\0" * 32_768, {"base64": "/w=="}] * 4
+    assert began["output"] == "\0" * 4 * 32_768
+    assert began["status"] == "exited"

@@ -1,4 +1,4 @@
-"""The WebSocket of a run: messages both ways, and going on where a connection broke."""
+"""The WebSocket of a run: messages both ways, and continuing after a broken connection."""
 
 import asyncio
 import base64
@@ -15,34 +15,34 @@ from symphony_runtime.client import Client, message_bytes
 from symphony_runtime.gateway.api import run_streams
 
 from tests.e2e.programs import PARROT_WASM, wasm
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
-Scenario = Callable[[SystemRig, Client, aiohttp.ClientSession], Awaitable[None]]
+Session = aiohttp.ClientSession
+Scenario = Callable[[Client, Session, str], Awaitable[None]]
 
 
-def with_system(tmp_path: Path, scenario: Scenario) -> None:
-    async def run() -> None:
-        async with SystemRig(tmp_path) as system, system.client() as client:
-            headers = {"Authorization": f"Bearer {system.key}"}
-            async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(40):
-                await client.upload(PARROT_WASM, name="parrot")
-                await scenario(system, client, session)
+def with_parrot(tmp_path: Path, scenario: Scenario) -> None:
+    """Run a scenario with a live run, which sends back every message."""
 
-    asyncio.run(run())
+    async def whole(system: SystemRig, client: Client) -> None:
+        async with system.session() as session, asyncio.timeout(40):
+            await client.upload(PARROT_WASM, name="parrot")
+            run = await client.start("parrot")
+            await scenario(client, session, run)
+            await client.cancel(run)
+
+    with_system(tmp_path, whole)
 
 
 async def events_of(socket: Any) -> list[dict[str, Any]]:
     return [json.loads(frame.data) async for frame in socket if frame.type is WSMsgType.TEXT]
 
 
-@run_by(with_system, "tmp_path")
-async def test_a_client_goes_on_where_its_connection_broke(
-    system: SystemRig, client: Client, session: aiohttp.ClientSession
-) -> None:
-    run = await client.start("parrot")
-    path = f"{system.url}/v1/runs/{run}/ws?events=1"
+@run_by(with_parrot, "tmp_path")
+async def test_client_continues_a_broken_socket(client: Client, session: Session, run: str) -> None:
+    path = f"/v1/runs/{run}/ws?events=1"
     async with session.ws_connect(path) as socket:
         assert json.loads(await socket.receive_str())["event"] == "status"
         for text in ("one", "two"):
@@ -62,19 +62,16 @@ async def test_a_client_goes_on_where_its_connection_broke(
         rest = await events_of(socket)
         assert socket.close_code == aiohttp.WSCloseCode.OK
     assert [event["event"] for event in rest] == ["log", "usage", "status"]
-    # The same events with the same ids as over the events route, after the end, too.
+    # The same events with the same ids as over the events route, also after the end.
     async with session.ws_connect(path) as socket:
         whole = await events_of(socket)
     told = [(event.id, event.kind, event.data) async for event in client.events(run)]
     assert [(e["id"], e["event"], e["data"]) for e in whole] == told
 
 
-@run_by(with_system, "tmp_path")
-async def test_without_events_only_messages_come(
-    system: SystemRig, client: Client, session: aiohttp.ClientSession
-) -> None:
-    run = await client.start("parrot")
-    async with session.ws_connect(f"{system.url}/v1/runs/{run}/ws") as socket:
+@run_by(with_parrot, "tmp_path")
+async def test_plain_socket_has_messages_only(client: Client, session: Session, run: str) -> None:
+    async with session.ws_connect(f"/v1/runs/{run}/ws") as socket:
         await socket.send_str("hé")
         assert await socket.receive_str() == "hé"
         await socket.send_bytes(b"\xff")
@@ -83,73 +80,54 @@ async def test_without_events_only_messages_come(
         assert (await socket.receive()).extra == "exited"
 
 
-@run_by(with_system, "tmp_path")
-async def test_what_is_too_large_closes_the_socket_and_ends_nothing(
-    system: SystemRig, client: Client, session: aiohttp.ClientSession
-) -> None:
-    run = await client.start("parrot")
-    path = f"{system.url}/v1/runs/{run}/ws"
-    async with session.ws_connect(path, max_msg_size=0) as socket:
+@run_by(with_parrot, "tmp_path")
+async def test_huge_message_closes_its_socket(client: Client, session: Session, run: str) -> None:
+    async with session.ws_connect(f"/v1/runs/{run}/ws", max_msg_size=0) as socket:
         await socket.send_bytes(b"x" * (MESSAGE_BYTES_MAX + 2))
         assert (await socket.receive()).type is WSMsgType.CLOSE
         assert socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
     assert (await client.result(run))["status"] == "running"
-    await client.cancel(run)
 
 
-def test_a_client_that_answers_no_ping_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_parrot, "tmp_path")
+async def test_client_that_answers_no_ping_is_kept(
+    client: Client, session: Session, run: str, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_streams, "_HEARTBEAT_SECONDS", 0.1)
-
-    async def scenario(system: SystemRig, client: Client, session: aiohttp.ClientSession) -> None:
-        run = await client.start("parrot")
-        path = f"{system.url}/v1/runs/{run}/ws"
-        async with session.ws_connect(path, autoping=False) as socket:
-            for _ in range(5):
-                assert (await socket.receive()).type is WSMsgType.PING
-            await socket.send_str("still there")
-            while (frame := await socket.receive()).type is WSMsgType.PING:
-                pass
-            assert frame.data == "still there"
-        await client.cancel(run)
-
-    with_system(tmp_path, scenario)
+    async with session.ws_connect(f"/v1/runs/{run}/ws", autoping=False) as socket:
+        for _ in range(5):
+            assert (await socket.receive()).type is WSMsgType.PING
+        await socket.send_str("still there")
+        while (frame := await socket.receive()).type is WSMsgType.PING:
+            pass
+        assert frame.data == "still there"
 
 
 @pytest.mark.parametrize(("query", "key", "status"), [
     ("", "", 401), ("", "sym_a_b", 401), ("?after=x", None, 400), ("?events=maybe", None, 400),
 ])  # fmt: skip
-@run_by(with_system, "tmp_path")
-async def test_who_may_not(
-    system: SystemRig,
-    client: Client,
-    session: aiohttp.ClientSession,
-    *,
-    query: str,
-    key: str | None,
-    status: int,
+@run_by(with_parrot, "tmp_path")
+async def test_socket_with_a_wrong_key_or_query_is_refused(
+    _: Client, session: Session, run: str, *, query: str, key: str | None, status: int
 ) -> None:
-    run = await client.start("parrot")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     with pytest.raises(WSServerHandshakeError) as caught:
-        await session.ws_connect(f"{system.url}/v1/runs/{run}/ws{query}", headers=headers)
+        await session.ws_connect(f"/v1/runs/{run}/ws{query}", headers=headers)
     assert caught.value.status == status
-    await client.cancel(run)
 
 
 @pytest.mark.parametrize(
     "message",
     [b"\xff" * MESSAGE_BYTES_MAX, "\u00e4\u20ac".encode() * 200_000, b"x" * 6_145, b"y" * 6_144],
 )
-@run_by(with_system, "tmp_path")
-async def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
-    system: SystemRig, client: Client, session: aiohttp.ClientSession, *, message: bytes
+@run_by(with_parrot, "tmp_path")
+async def test_large_message_comes_whole(
+    client: Client, session: Session, _: str, *, message: bytes
 ) -> None:
     send = f"(drop (call $send (i32.const 0) (i32.const {len(message)}))) (i32.const 0)"
     await client.upload(wasm(main(send, data(0, message), pages=17)), name="large")
     run = (await client.run("large"))["id"]
-    path = f"{system.url}/v1/runs/{run}/ws"
+    path = f"/v1/runs/{run}/ws"
     options: Any = {"max_msg_size": 8 * MESSAGE_BYTES_MAX, "compress": 15}
     async with session.ws_connect(path, **options) as socket:
         assert not socket.compress  # hundreds of kilobytes for each that has it

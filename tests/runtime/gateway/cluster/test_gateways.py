@@ -4,11 +4,9 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from symphony_runtime.client import Client, ConnectionFailed, ServerError
 from symphony_runtime.gateway.storage.changes import gateway_name
@@ -16,15 +14,26 @@ from symphony_runtime.gateway.storage.database import StoreError
 
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.system import SystemRig, refused, with_system
+from tests.support.gateway.waiting import until
+from tests.support.run_by import run_by
 
-PATIENCE = 20
 
+def between_two(
+    tmp_path: Path, url: str, scenario: Callable[[SystemRig, SystemRig], Awaitable[None]]
+) -> None:
+    """Run a scenario with two gateways on one database."""
 
-async def until(asked: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await asked():  # noqa: ASYNC110 - another gateway's doing
-            await asyncio.sleep(0.05)
+    async def main() -> None:
+        async with (
+            SystemRig(tmp_path / "first", store=url) as first,
+            SystemRig(tmp_path / "second", store=url) as second,
+        ):
+            await scenario(first, second)
+
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    asyncio.run(main())
 
 
 async def status_of(asked: Awaitable[Any]) -> int:
@@ -35,29 +44,27 @@ async def status_of(asked: Awaitable[Any]) -> int:
     return 200
 
 
-def test_gateways_share_tenants_keys_programs_and_names(tmp_path: Path, postgres: Cluster) -> None:
-    async def scenario() -> None:
-        url = postgres.new_url()
-        async with AsyncExitStack() as stack:
-            first, second = [
-                await stack.enter_async_context(SystemRig(tmp_path / name, store=url))
-                for name in ("first", "second")
-            ]
-            admin = await stack.enter_async_context(Client(first.url, first.admin_key))
-            made = await admin.create_key("default", name="shared")
-            here = await stack.enter_async_context(Client(first.url, made["key"]))
-            there = await stack.enter_async_context(Client(second.url, made["key"]))
-            assert not (tmp_path / "second" / "default.key").exists()
+async def drain(events: Any) -> None:
+    async for _ in events:
+        pass
+
+
+@run_by(between_two, "tmp_path", "postgres_url")
+async def test_gateways_share_tenants_and_programs(first: SystemRig, second: SystemRig) -> None:
+    async with first.admin() as admin:
+        made = await admin.create_key("default", name="shared")
+        async with Client(first.url, made["key"]) as here, Client(second.url, made["key"]) as there:
+            assert not (second.data_dir / "default.key").exists()
 
             async def is_known() -> bool:
                 return await status_of(anext(aiter(there.runs()), None)) == 200
 
             await until(is_known)
-
-            # What one has taken the other runs, and a name moves for both.
+            # Both gateways run what one has stored, and a name moves for both.
             parrot = await here.upload(guests.PARROT_WASM, name="it")
             run = await there.start("it")
             local = await here.start("it")
+            assert local != run
             echo = await here.upload(guests.HELLO_WASM, name="it")
 
             async def has_moved() -> bool:
@@ -66,56 +73,33 @@ def test_gateways_share_tenants_keys_programs_and_names(tmp_path: Path, postgres
             await until(has_moved)
             assert (await there.program(parrot["id"]))["name"] is None
             assert (await there.run("it"))["status"] == "exited"
-
-            # A live run is its own gateway's, and is told to be.
+            # A live run belongs to one gateway; the other one says so.
             assert (await here.result(run))["status"] == "running"
             for asked in (here.cancel(run), here.send(run, b"x"), anext(here.events(run))):
                 assert await status_of(asked) == 409
             seqs = [h.gateway.services.runs.live("default")[0].seq >> 32 for h in (first, second)]
             assert seqs[0] != seqs[1]
-
-            # A key that is revoked here is cut off there.
+            # A key that is revoked at one gateway is cut off at the other.
             events = there.events(run)
             await anext(events)
             await admin.revoke_key("default", made["id"])
             with pytest.raises(ConnectionFailed):
-                async with asyncio.timeout(PATIENCE):
-                    await asyncio.gather(*[_drain(events)])
+                await asyncio.wait_for(drain(events), 20)
             assert await status_of(there.result(run)) == 401
-
-            # A tenant that is suspended here ends there, and its weight is known there.
+            # A tenant that is suspended at one ends at the other, which also knows its weight.
             await admin.change_tenant("default", suspended=True, weight=3)
-            live = second.gateway.services.runs
-
-            async def has_ended() -> bool:
-                return not live.live("default")
-
-            await until(has_ended)
-            weights = second.kernel._scheduler._queue
-            assert weights._tenant("default").weight == 3
+            await until(lambda: not second.gateway.services.runs.live("default"))
+            assert second.kernel._scheduler._queue._tenant("default").weight == 3
             assert first.gateway.services.runs.live("default") == []
-            assert local != run
 
+
+async def test_restarted_gateway_fails_only_its_runs(tmp_path: Path, postgres_url: str) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    asyncio.run(scenario())
-
-
-async def _drain(events: Any) -> None:
-    async for _ in events:
-        pass
-
-
-async def test_a_gateway_that_starts_again_fails_its_own_runs_only(
-    tmp_path: Path, postgres: Cluster
-) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    url = postgres.new_url()
-    async with SystemRig(tmp_path / "first", store=url) as first, first.client() as client:
+    async with SystemRig(tmp_path / "first", store=postgres_url) as first, first.client() as client:
         await client.upload(guests.PARROT_WASM, name="it")
         run = await client.start("it")
-        async with SystemRig(tmp_path / "second", store=url):
+        async with SystemRig(tmp_path / "second", store=postgres_url):
             assert (await client.result(run))["status"] == "running"
         await client.send(run, b"still here", close=True)
         async for event in client.events(run):
@@ -123,38 +107,32 @@ async def test_a_gateway_that_starts_again_fails_its_own_runs_only(
         assert last.data["status"] == "exited"
 
 
-async def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -> None:
-    async with (
-        SystemRig(tmp_path, store=postgres.new_url()) as system,
-        system.client() as client,
-    ):
+def test_database_that_is_away_is_named_in_answers(tmp_path: Path, postgres: Cluster) -> None:
+    async def scenario(system: SystemRig, client: Client) -> None:
         store = system.gateway.services.store
-        database = store._database
         connection = store._reader_connection
         connection._url = f"postgresql:///none?host={tmp_path}"  # type: ignore[attr-defined]
         assert postgres.cut_connections()
-        with pytest.raises(ServerError, match="database is away") as error:
-            await client.result("run_x")
-        assert error.value.status == 503
-        async with aiohttp.ClientSession() as session:
-            headers = {"Authorization": f"Bearer {system.key}"}
-            async with session.get(f"{system.url}/v1/models", headers=headers) as response:
-                assert response.status == 503
-                assert (await response.json())["error"]["type"] == "server_error"
-        connection._url = database._url  # type: ignore[attr-defined]
-        with pytest.raises(ServerError, match="no such run"):
-            await client.result("run_x")
+        error = await refused(client.result("run_x"))
+        assert error.status == 503
+        assert "database is away" in str(error)
+        answer = await system.ask("GET", "/v1/models")
+        assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
+        connection._url = store._database._url  # type: ignore[attr-defined]
+        assert "no such run" in str(await refused(client.result("run_x")))
+
+    with_system(tmp_path, scenario, store=postgres.new_url())
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00"])
-def test_a_file_without_a_name_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+def test_gateway_id_file_without_a_name_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "gateway.id").write_bytes(content)
     with pytest.raises(StoreError, match="has no gateway's name"):
         gateway_name(tmp_path)
 
 
-def test_a_name_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_file: int) -> None:
+def test_gateway_id_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:

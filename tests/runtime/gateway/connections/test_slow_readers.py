@@ -1,4 +1,4 @@
-"""What waits for clients that do not read is bounded, for one connection and for one tenant."""
+"""Unread output of clients that do not read is bounded, by connection and by tenant."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import WRITE_BYTES_HIGH
 from symphony_runtime.gateway.connections import slow_readers as watched
@@ -18,24 +17,27 @@ from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 
 from benchmarks.readers import MESSAGE_BYTES, MESSAGES, SEVEN
 from tests.support.gateway.system import SystemRig
+from tests.support.gateway.waiting import until
 
 
 @contextlib.asynccontextmanager
-async def house_with_run(tmp_path: Path, **config: Any) -> AsyncIterator[tuple[SystemRig, str]]:
-    async with SystemRig(tmp_path, **config) as system, system.client() as client:
+async def system_with_run(tmp_path: Path, seconds: float) -> AsyncIterator[tuple[SystemRig, str]]:
+    """A system with a long run, in which a reader that takes nothing may stay so long."""
+    async with (
+        SystemRig(tmp_path, slow_reader_seconds=seconds) as system,
+        system.client() as client,
+    ):
         await client.upload(SEVEN, "seven")
         yield system, (await client.run("seven"))["id"]
 
 
-def request(system: SystemRig, path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {system.key}\r\n\r\n".encode()
-
-
-def deaf(system: SystemRig, path: str, receive: int = 4_096) -> socket.socket:
+def deaf(system: SystemRig, path: str, headers: str = "", receive: int = 4_096) -> socket.socket:
+    """A client that asks and does not read."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
     client.connect(("127.0.0.1", system.gateway.port))
-    client.sendall(request(system, path))
+    request = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {system.key}\r\n"
+    client.sendall(f"{request}{headers}\r\n".encode())
     client.setblocking(False)
     return client
 
@@ -51,14 +53,8 @@ def has_ended(client: socket.socket) -> bool:
     return True
 
 
-async def until(condition: Any, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - there is nothing to wait on
-            await asyncio.sleep(0.02)
-
-
-async def test_what_waits_for_one_that_does_not_read_is_small(tmp_path: Path) -> None:
-    async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (system, run):
+async def test_unread_output_of_deaf_readers_is_small(tmp_path: Path) -> None:
+    async with system_with_run(tmp_path, 60.0) as (system, run):
         readers = system.gateway.services.slow.readers
         paths = [f"/v1/runs/{run}/events", f"/v1/runs/{run}"]
         clients = [deaf(system, paths[number % 2]) for number in range(20)]
@@ -72,10 +68,10 @@ async def test_what_waits_for_one_that_does_not_read_is_small(tmp_path: Path) ->
         await until(lambda: not system.gateway.services.runs._store.stored_events.held)
 
 
-async def test_a_slow_but_steady_reader_gets_everything(tmp_path: Path) -> None:
-    """It takes ten times as long as one that takes nothing may stay."""
-    async with house_with_run(tmp_path, slow_reader_seconds=0.5) as (system, run):
-        client = deaf(system, f"/v1/runs/{run}/events?follow=0", 65_536)
+async def test_reader_that_is_slow_but_steady_gets_everything(tmp_path: Path) -> None:
+    """It takes ten times as long as a reader that takes nothing may stay."""
+    async with system_with_run(tmp_path, 0.5) as (system, run):
+        client = deaf(system, f"/v1/runs/{run}/events?follow=0", receive=65_536)
         loop, taken = asyncio.get_running_loop(), 0
         began = loop.time()
         while loop.time() - began < 5.0:
@@ -91,31 +87,22 @@ async def test_a_slow_but_steady_reader_gets_everything(tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_reader_of_5_kib_a_second_is_not_stuck_by_default() -> None:
-    """A system that tells of its progress each 128 KiB only: all of 25.6 s."""
-    told, rate = 128 << 10, 5 << 10
+def test_reader_of_5_kib_a_second_is_not_stuck_by_default() -> None:
+    """On a system that reports progress each 128 KiB only, which is every 25.6 s."""
+    step, rate = 128 << 10, 5 << 10
     request: Any = SimpleNamespace(writer=SimpleNamespace(output_size=10 << 20))
     writing, readers = _Writing(cast(asyncio.Transport, None), request), SlowReaders()
     for now in range(200):
-        size = request.writer.output_size - now * rate // told * told
+        size = request.writer.output_size - now * rate // step * step
         assert not readers._is_stuck(writing, size, now), f"after {now} s"
     assert readers._is_stuck(writing, size, 200 + 31)
 
 
-async def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: Path) -> None:
-    async with house_with_run(tmp_path, slow_reader_seconds=60.0) as (system, run):
-        services = system.gateway.services
-        services.slow.readers._bytes_max = 300_000
-        async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {system.admin_key}"}
-        ) as admin:
-            tenants = f"{system.url}/v1/admin/tenants"
-            async with admin.post(tenants, json={"id": "other"}) as response:
-                assert response.status == 201
-            async with admin.post(f"{tenants}/other/keys", json={}) as response:
-                key = (await response.json())["key"]
-        headers = {"Authorization": f"Bearer {key}"}
-        async with aiohttp.ClientSession(system.url, headers=headers) as other:
+async def test_readers_past_their_tenants_bound_are_cut_and_no_others(tmp_path: Path) -> None:
+    async with system_with_run(tmp_path, 60.0) as (system, run):
+        readers = system.gateway.services.slow.readers
+        readers._bytes_max = 300_000
+        async with system.session(await system.add_tenant("other")) as other:
             async with other.post("/v1/programs?name=seven", data=SEVEN) as response:
                 assert response.status in (200, 201)
             async with other.post("/v1/programs/seven/runs", json={}) as response:
@@ -123,9 +110,9 @@ async def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: P
             # The other tenant reads nothing either, but that is little.
             async with other.get(f"/v1/runs/{theirs}/events") as quiet:
                 clients = [deaf(system, f"/v1/runs/{run}/events") for _ in range(20)]
-                await until(lambda: services.slow.readers.cut)
+                await until(lambda: readers.cut)
                 await asyncio.sleep(1.2)
-                assert 0 < services.slow.readers.cut < 20
+                assert 0 < readers.cut < 20
                 assert any(map(has_ended, clients))
                 size = 0
                 async for line in quiet.content.iter_any():
@@ -135,15 +122,13 @@ async def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: P
             client.close()
 
 
-async def test_nothing_is_looked_at_without_readers(tmp_path: Path) -> None:
-    async with house_with_run(tmp_path, slow_reader_seconds=0.2) as (system, _):
+async def test_timer_without_readers_stops(tmp_path: Path) -> None:
+    async with system_with_run(tmp_path, 0.2) as (system, _):
         readers: SlowReaders = system.gateway.services.slow.readers
         await until(lambda: readers._timer is None)
 
 
-async def test_heaps_are_trimmed_in_a_thread_one_trim_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_heap_is_trimmed_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     go, trims = threading.Event(), list[threading.Thread]()
 
     def trim() -> None:

@@ -22,12 +22,14 @@ from symphony_runtime.config.egress import parse_http as parse_rules
 from symphony_runtime.gateway.egress.http import HttpEgress
 from yarl import URL
 
+from tests.support.gateway.egress import serving
+
 HERE = ["127.0.0.0/8", "::1/128"]
 Answer = dict[str, Any]
 
 
 class Names(AbstractResolver):
-    """Gives each name's addresses in turn, the last ones for ever."""
+    """Gives each name's addresses in turn, the last ones from then on."""
 
     def __init__(self, names: dict[str, list[list[str]]]) -> None:
         self._names = names
@@ -51,7 +53,7 @@ class Names(AbstractResolver):
 
 
 class Site:
-    """A server on 127.0.0.1 that tells what it was asked; `seen` is all of it."""
+    """A server on 127.0.0.1 that returns its request; `seen` are all requests."""
 
     def __init__(self) -> None:
         self.seen: list[web.Request] = []
@@ -91,22 +93,27 @@ class Site:
 @asynccontextmanager
 async def site() -> AsyncIterator[Site]:
     found = Site()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
-    await runner.setup()
-    listening = web.TCPSite(runner, "127.0.0.1", 0)
-    await listening.start()
-    found.port = runner.addresses[0][1]
-    try:
+    async with serving(found.handle) as found.port:
         yield found
+
+
+Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def stream_server(handle: Handle) -> AsyncIterator[str]:
+    """A server of streams on 127.0.0.1; give its URL."""
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        await runner.cleanup()
+        server.close()
+        await server.wait_closed()
 
 
 @asynccontextmanager
 async def raw_server(answer: bytes) -> AsyncIterator[str]:
-    """A server that answers anything with these bytes."""
+    """A server that answers every request with these bytes."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -114,12 +121,8 @@ async def raw_server(answer: bytes) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with stream_server(handle) as url:
+        yield url
 
 
 def rule(*urls: str, networks: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -153,7 +156,7 @@ async def egress(*rules: dict[str, Any], names: Names | None = None) -> AsyncIte
 
 
 async def refused(call: Awaitable[Answer], errno: Errno = Errno.EACCES) -> str:
-    """Check that a call fails so; return the words."""
+    """Check that a call fails with this error; return its words."""
     with pytest.raises(SyscallError) as caught:
         await call
     assert caught.value.errno is errno, caught.value
@@ -161,7 +164,7 @@ async def refused(call: Awaitable[Answer], errno: Errno = Errno.EACCES) -> str:
 
 
 # --- What is allowed -----------------------------------------------------------------------------
-async def test_a_request_goes_out_as_it_was_meant() -> None:
+async def test_request_goes_out_as_the_program_made_it() -> None:
     async with site() as there, egress(rule(there.url, methods=["GET", "POST"])) as ask:
         found = await ask(there.url + "/a/../b?q=1%20#part", headers={"X-One": "ä"})
         assert found["status"] == 200
@@ -178,13 +181,13 @@ async def test_a_request_goes_out_as_it_was_meant() -> None:
         assert (both["set-cookie"], both["x-a"]) == ("a=1, b\nc=2", "1, 2")
 
 
-async def test_by_default_nothing_is_allowed() -> None:
+async def test_request_without_a_rule_is_refused() -> None:
     async with site() as there, egress() as ask:
         assert "allow list" in await refused(ask(there.url))
         assert not there.seen
 
 
-async def test_only_what_a_rule_names() -> None:
+async def test_request_outside_a_rules_paths_is_refused() -> None:
     async with site() as there, egress(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
         for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
                      "/v1/...;/x", "/v1/;a"):  # fmt: skip
@@ -200,7 +203,7 @@ async def test_only_what_a_rule_names() -> None:
         assert (await ask(f"{there.url}/v1/", tenant="u"))["status"] == 200
 
 
-async def test_names_below_one() -> None:
+async def test_rule_for_a_domain_covers_names_below_it() -> None:
     names = Names({"a.b.test": [["127.0.0.1"]], "a.b.c.b.test": [["127.0.0.1"]]})
     async with site() as there:
         below = rule(f"http://*.b.test:{there.port}", networks=HERE)
@@ -212,7 +215,7 @@ async def test_names_below_one() -> None:
 
 
 # --- Addresses -----------------------------------------------------------------------------------
-async def test_a_name_that_means_an_inner_address_is_refused() -> None:
+async def test_name_of_an_inner_address_is_refused() -> None:
     inner = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "10.0.0.1", "0.0.0.0"]
     names = Names({f"n{i}.test": [[address]] for i, address in enumerate(inner)})
     async with site() as there:
@@ -224,7 +227,7 @@ async def test_a_name_that_means_an_inner_address_is_refused() -> None:
         assert not there.seen
 
 
-async def test_a_name_that_changes_its_mind_wins_nothing() -> None:
+async def test_name_that_changes_its_address_is_refused() -> None:
     """DNS rebinding: public when it is checked, this machine when it is asked again."""
     async with site() as there:
         turns = [["203.0.113.1", "127.0.0.1"], ["127.0.0.1"]]
@@ -237,7 +240,7 @@ async def test_a_name_that_changes_its_mind_wins_nothing() -> None:
         assert not there.seen
 
 
-async def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> None:
+async def test_kept_connection_serves_one_rule_and_tenant_only() -> None:
     names = Names({"a.test": [["127.0.0.1"]]})
     async with site() as there:
         url = f"http://a.test:{there.port}"
@@ -254,7 +257,7 @@ async def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> N
 @pytest.mark.parametrize(
     "target", ["http://u:p@a.test/", "http://other.test/", "http://a.test:PORT/secret"]
 )
-async def test_redirect_to_what_no_rule_covers_is_refused(target: str) -> None:
+async def test_redirect_outside_the_rules_is_refused(target: str) -> None:
     names = Names({"a.test": [["127.0.0.1"]]})
     async with site() as there:
         there.redirect_to = target.replace("PORT", str(there.port))
@@ -266,7 +269,7 @@ async def test_redirect_to_what_no_rule_covers_is_refused(target: str) -> None:
         assert len(there.seen) == 1
 
 
-async def test_redirects_are_followed_as_browsers_do() -> None:
+async def test_redirect_is_followed_as_browsers_do() -> None:
     async with site() as first, site() as second:
         both = rule(first.url, second.url, methods=["GET", "HEAD", "POST", "PUT"])
         async with egress(both) as ask:
@@ -292,7 +295,7 @@ async def test_redirects_are_followed_as_browsers_do() -> None:
             assert first.seen[-1].headers["authorization"] == "secret"
 
 
-async def test_redirects_have_an_end() -> None:
+async def test_redirects_past_their_number_are_refused() -> None:
     async with site() as there, egress(rule(there.url)) as ask:
         there.redirect_to = "/302"
         assert "redirects" in await refused(ask(f"{there.url}/302"), Errno.EIO)
@@ -300,7 +303,7 @@ async def test_redirects_have_an_end() -> None:
 
 
 # --- Limits --------------------------------------------------------------------------------------
-async def test_sizes_and_times() -> None:
+async def test_answer_past_its_size_or_time_is_refused() -> None:
     async with site() as there, egress(rule(there.url)) as ask:
         found = await ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX}")
         assert len(found["body"]) == HTTP_BODY_BYTES_MAX
@@ -310,23 +313,20 @@ async def test_sizes_and_times() -> None:
 
 
 @pytest.mark.parametrize(("method", "times"), [("GET", 2), ("PUT", 1), ("DELETE", 1), ("POST", 1)])
-async def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
-    """Of a server that hears a request and closes: a GET it hears once more, nothing else."""
+async def test_request_with_effects_is_sent_once(method: str, times: int) -> None:
+    """To a server that reads a request and closes: only a GET is sent again, once."""
     heard = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, egress(rule(url, methods=[method])) as ask:
+    async with stream_server(handle) as url, egress(rule(url, methods=[method])) as ask:
         await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
     assert len(heard) == times
 
 
-async def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
-    """What is being read; it is free again with the end of the calls."""
+async def test_bodies_of_a_tenants_calls_are_bounded_together() -> None:
     size, go = HTTP_BODY_BYTES_MAX - 1, asyncio.Event()
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HTTP_BODY_BYTES_MAX
 
@@ -338,9 +338,7 @@ async def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, egress(rule(url, tenants=["t", "u"])) as ask:
+    async with stream_server(handle) as url, egress(rule(url, tenants=["t", "u"])) as ask:
         fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
         calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
         done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -350,13 +348,13 @@ async def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
         assert len((await ask(url, tenant="u"))["body"]) == HTTP_BODY_BYTES_MAX
         for call in rest:
             assert len((await call)["body"]) == HTTP_BODY_BYTES_MAX
-        assert (await ask(url))["status"] == 200
+        assert (await ask(url))["status"] == 200, "the end of the calls frees their bytes"
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
+async def test_few_answers_of_status_1xx_are_skipped() -> None:
     end = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
     async with raw_server(few + end) as url, egress(rule(url)) as ask:
@@ -378,12 +376,12 @@ MANY = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 100) for i in range(100_000))
     (b"this is no HTTP\r\n\r\n", Errno.EIO),
     (b"", Errno.EIO),
 ], ids=["many", "long", "together", "short", "chunks", "garbage", "nothing"])  # fmt: skip
-async def test_answers_that_are_none(answer: bytes, errno: Errno) -> None:
+async def test_answer_that_is_no_http_is_refused(answer: bytes, errno: Errno) -> None:
     async with raw_server(answer) as url, egress(rule(url)) as ask:
         await refused(ask(url), errno)
 
 
-async def test_a_compressed_answer_is_not_unpacked() -> None:
+async def test_compressed_answer_is_not_unpacked() -> None:
     bomb = b"\x1f\x8b" + b"z" * 100
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     async with raw_server(head + bomb) as url, egress(rule(url)) as ask:
@@ -391,7 +389,7 @@ async def test_a_compressed_answer_is_not_unpacked() -> None:
         assert (found["body"], found["headers"]["content-encoding"]) == (bomb, "gzip")
 
 
-async def test_nobody_there_and_no_such_name() -> None:
+async def test_absent_server_or_name_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -400,7 +398,7 @@ async def test_nobody_there_and_no_such_name() -> None:
         await refused(ask("http://no-such-name.invalid/"), Errno.EIO)
 
 
-async def test_an_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site() as proxy, site() as there, egress(rule(there.url)) as ask:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)

@@ -1,4 +1,4 @@
-"""Secrets reach the hosts that they are for, and nobody else: not even the program."""
+"""Secrets reach the hosts that they are for, and no program or other host."""
 
 import asyncio
 import base64
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import msgpack
 import pytest
 from aiohttp import web
@@ -21,7 +20,7 @@ from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Secret
 
-from tests.support.gateway.egress import ask
+from tests.support.gateway.egress import ask, serving
 from tests.support.gateway.system import SystemRig
 from tests.support.run_by import run_by
 
@@ -30,7 +29,7 @@ TOKEN = {"authorization": "Bearer {{secret:TOKEN}}"}
 
 
 class Echo:
-    """A server that tells what it was asked, in many ways; or sends on to elsewhere."""
+    """A server that returns the secret it was sent, in many forms; or redirects elsewhere."""
 
     def __init__(self) -> None:
         self.seen: list[str | None] = []
@@ -38,12 +37,12 @@ class Echo:
         self.elsewhere = ""
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         told = request.headers.get("Authorization")
@@ -53,9 +52,8 @@ class Echo:
             return web.Response(status=307, headers={"Location": self.elsewhere})
         if request.path == "/told":
             secret = quote(told.removeprefix("Bearer ").upper(), safe="")
-            return web.Response(
-                status=302, headers={"Location": f"http://nowhere.test/?t={secret}"}
-            )
+            location = f"http://nowhere.test/?t={secret}"
+            return web.Response(status=302, headers={"Location": location})
         if request.path == "/large":
             return web.Response(text=f"{'x' * 100_000}{told}")
         if request.path == "/packed":
@@ -71,16 +69,9 @@ class Echo:
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[Echo]:
-    found, app = Echo(), web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.port = runner.addresses[0][1]
-    try:
+    found = Echo()
+    async with serving(found.handle) as found.port:
         yield found
-    finally:
-        await runner.cleanup()
 
 
 Call = Callable[..., Awaitable[dict[str, Any]]]
@@ -125,7 +116,7 @@ async def refused(errno: Errno, work: Awaitable[Any]) -> str:
 
 
 @run_by(with_web)
-async def test_it_is_put_in_and_no_echo_comes_back(here: Echo, _: Echo, call: Call) -> None:
+async def test_secret_is_inserted_and_its_echo_removed(here: Echo, _: Echo, call: Call) -> None:
     answer = await call(f"{here.url}/x")
     assert here.seen == [f"Bearer {VALUE}"]
     text = answer["body"].decode()
@@ -138,7 +129,7 @@ async def test_it_is_put_in_and_no_echo_comes_back(here: Echo, _: Echo, call: Ca
 
 
 @run_by(with_web)
-async def test_it_goes_nowhere_else(here: Echo, there: Echo, call: Call) -> None:
+async def test_secret_goes_to_its_hosts_only(here: Echo, there: Echo, call: Call) -> None:
     assert "may not go to" in await refused(Errno.EACCES, call(f"{there.url}/x"))
     assert "no secret 'OTHER'" in await refused(
         Errno.ENOENT, call(f"{here.url}/x", authorization="{{secret:OTHER}}")
@@ -153,32 +144,28 @@ async def test_it_goes_nowhere_else(here: Echo, there: Echo, call: Call) -> None
 
 
 @run_by(with_web, hosts=lambda here, there: [here.host, there.host])
-async def test_another_origin_gets_nothing_even_where_the_secret_may_go(
-    here: Echo, there: Echo, call: Call
-) -> None:
+async def test_redirected_request_carries_no_secret(here: Echo, there: Echo, call: Call) -> None:
     await call(f"{here.url}/away")
     assert there.seen == [None]
 
 
 @run_by(with_web)
-async def test_what_goes_wrong_behind_a_redirect_does_not_tell_it(
-    here: Echo, _: Echo, call: Call
-) -> None:
+async def test_error_behind_a_redirect_hides_the_secret(here: Echo, _: Echo, call: Call) -> None:
     words = await refused(Errno.EACCES, call(f"{here.url}/told"))
     assert "sesame" not in words.lower()
     assert here.seen == [f"Bearer {VALUE}"]
-    # Of a request without a secret everything is told.
+    # The error of a request without a secret has the whole URL.
     assert "nowhere.test" in await refused(Errno.EACCES, call(f"{here.url}/told", accept="a"))
 
 
 @run_by(with_web)
-async def test_a_large_answer_is_looked_through_too(here: Echo, _: Echo, call: Call) -> None:
+async def test_large_answer_is_searched_for_the_secret(here: Echo, _: Echo, call: Call) -> None:
     answers = await asyncio.gather(*(call(f"{here.url}/large") for _ in range(3)))
     assert {answer["body"][-11:] for answer in answers} == {b"xBearer ***"}
 
 
 @run_by(with_web)
-async def test_a_request_names_a_few_secrets_only(here: Echo, _: Echo, call: Call) -> None:
+async def test_request_with_too_many_secrets_is_refused(here: Echo, _: Echo, call: Call) -> None:
     many = {f"x-{i}": f"{{{{secret:S{i}}}}}" for i in range(REQUEST_SECRETS_MAX + 1)}
     assert "at most" in await refused(Errno.EINVAL, call(f"{here.url}/x", **many))
     again = {f"x-{i}": "{{secret:TOKEN}}" for i in range(REQUEST_SECRETS_MAX + 1)}
@@ -186,29 +173,23 @@ async def test_a_request_names_a_few_secrets_only(here: Echo, _: Echo, call: Cal
 
 
 @run_by(with_web, plain=False)
-async def test_without_tls_it_goes_to_this_machine_only_by_leave(
-    here: Echo, _: Echo, call: Call
-) -> None:
+async def test_secret_without_tls_needs_leave(here: Echo, _: Echo, call: Call) -> None:
     assert "https only" in await refused(Errno.EACCES, call(f"{here.url}/x"))
     assert here.seen == []
 
 
-async def test_a_program_never_sees_it(tmp_path: Path) -> None:
+async def test_program_never_sees_a_secret(tmp_path: Path) -> None:
     async with echo() as here:
         rules = [{"tenants": ["default"], "urls": [here.url]}]
         async with (
             SystemRig(tmp_path, http=rules, secrets_plain_loopback=True) as system,
             system.client() as client,
-            aiohttp.ClientSession(
-                system.url, headers={"Authorization": f"Bearer {system.key}"}
-            ) as session,
         ):
             body = {"value": VALUE, "hosts": [here.host]}
-            async with session.put("/v1/secrets/TOKEN", json=body) as response:
-                assert response.status == 201
-            told = await ask(client, "http", {"url": f"{here.url}/x", "headers": TOKEN})
+            assert (await system.ask("PUT", "/v1/secrets/TOKEN", json=body)).status == 201
+            asked = await ask(client, "http", {"url": f"{here.url}/x", "headers": TOKEN})
             assert here.seen == [f"Bearer {VALUE}"]
-            assert told.value["body"].startswith(b"Bearer ***")
+            assert asked.value["body"].startswith(b"Bearer ***")
             runs = [await client.result(run["id"]) async for run in client.runs()]
             assert VALUE not in str(runs)
     for path in tmp_path.rglob("*"):

@@ -1,4 +1,4 @@
-"""Lookups of names: one tenant's slow ones, and everybody else's."""
+"""Lookups of names: one tenant's slow ones do not delay the others'."""
 
 import asyncio
 import socket
@@ -16,10 +16,11 @@ from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.resolver import ResolverThreads
 
 from tests.runtime.gateway.egress.test_http import HERE, rule, site
+from tests.support.gateway.waiting import until
 
 
 class SlowNames:
-    """A lookup that answers `slow` names no sooner than it is let."""
+    """A lookup that answers `slow` names only after `go` is set."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -34,18 +35,12 @@ class SlowNames:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
 
-async def until_asked(names: SlowNames, count: int) -> None:
-    async with asyncio.timeout(20):
-        while len(names.asked) < count:  # noqa: ASYNC110 - of other threads
-            await asyncio.sleep(0.005)
-
-
-async def test_a_tenants_slow_names_take_its_own_places_only() -> None:
+async def test_slow_names_take_their_tenants_places_only() -> None:
     names = SlowNames()
     lookups = ResolverThreads(names)
     slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
     waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
-    await until_asked(names, TENANT_LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     (found,) = await other.resolve("a.test", 80)
     assert (found["host"], found["port"]) == ("127.0.0.1", 80)
     with pytest.raises(socket.gaierror):
@@ -55,12 +50,12 @@ async def test_a_tenants_slow_names_take_its_own_places_only() -> None:
     assert len(await asyncio.gather(*waiting)) == 50
 
 
-async def test_a_place_is_taken_until_its_thread_is_done() -> None:
-    """Also where nobody waits for it any more."""
+async def test_place_is_taken_until_its_thread_is_done() -> None:
+    """Also where the caller has given up."""
     names = SlowNames()
     mine = ResolverThreads(names).resolver_for("t")
     waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
-    await until_asked(names, TENANT_LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     for each in waiting:
         each.cancel()
     await asyncio.wait(waiting)
@@ -71,14 +66,14 @@ async def test_a_place_is_taken_until_its_thread_is_done() -> None:
     assert len(await one_more) == 1
 
 
-async def test_all_tenants_together_have_a_bound() -> None:
+async def test_lookups_of_all_tenants_are_bounded() -> None:
     names = SlowNames()
     lookups = ResolverThreads(names)
     waiting = [
         asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
         for i in range(LOOKUPS_MAX + 5)
     ]
-    await until_asked(names, LOOKUPS_MAX)
+    await until(lambda: len(names.asked) >= LOOKUPS_MAX)
     given_up = waiting.pop()
     given_up.cancel()
     await asyncio.wait([given_up])
@@ -88,7 +83,7 @@ async def test_all_tenants_together_have_a_bound() -> None:
     assert len(await lookups.resolver_for(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
 
 
-async def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
+async def test_slow_name_ends_its_own_calls_only() -> None:
     names = SlowNames()
     async with site() as there:
         allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])

@@ -1,4 +1,4 @@
-"""A tenant's flood of requests begins in turns: others' need not wait for it."""
+"""A tenant's flood of requests begins a few at a time, so others' need not wait for it."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def begin(fair_start: FairStart, tenant: str, begun: list[str]) -> None:
     begun.append(tenant)
 
 
-async def test_others_begin_before_a_flood_has() -> None:
+async def test_request_begins_before_anothers_flood_has() -> None:
     fair_start, begun = FairStart(4), list[str]()
     flood = [asyncio.create_task(begin(fair_start, "flood", begun)) for _ in range(100)]
     for _ in range(3):
@@ -24,7 +24,7 @@ async def test_others_begin_before_a_flood_has() -> None:
     assert 4 <= len(before) <= 17, "four of the flood in a pass"
 
 
-async def test_a_few_begin_at_once() -> None:
+async def test_few_requests_begin_at_once() -> None:
     fair_start = FairStart(4)
     for _ in range(4):
         with pytest.raises(StopIteration):  # without a pass of the loop
@@ -32,7 +32,7 @@ async def test_a_few_begin_at_once() -> None:
     assert not len(fair_start)
 
 
-async def test_who_goes_away_takes_no_turn() -> None:
+async def test_cancelled_request_takes_no_turn() -> None:
     fair_start, begun = FairStart(1), list[str]()
     tasks = [asyncio.create_task(begin(fair_start, "t", begun)) for _ in range(10)]
     await asyncio.sleep(0)

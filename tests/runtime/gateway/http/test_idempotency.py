@@ -1,14 +1,12 @@
 """A request that comes twice under one Idempotency-Key has effects once."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from symphony_runtime.client import Client
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http import idempotency as module
@@ -17,15 +15,15 @@ from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e import programs as guests
-from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.stores import with_store
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.stores import open_store, with_store
+from tests.support.gateway.system import SystemRig, refusal, with_system
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 
 DAY_MS = 86_400_000
 
 
-class Here:
+class Gateway:
     """Keys in a store of their own, and a count of what was done."""
 
     def __init__(self, store: Store, boot: int = 1) -> None:
@@ -48,15 +46,28 @@ class Here:
         if self.error is not None:
             raise self.error
 
+    async def held(self, key: str, outcome: str) -> "asyncio.Task[tuple[str, bool]]":
+        """Begin a request that acts until the gate opens."""
+        self.gate.clear()
+        count = len(self.acts)
+        task = asyncio.create_task(self.perform(key, "d", outcome))
+        await until(lambda: len(self.acts) > count)
+        return task
+
 
 def in_store(
-    tmp_path: Path, scenario: Callable[[Here, Store], Awaitable[None]], url: str = ""
+    tmp_path: Path, url: str, scenario: Callable[[Gateway, Store], Awaitable[None]]
 ) -> None:
-    with_store(tmp_path, url, lambda store: scenario(Here(store), store))
+    with_store(tmp_path, url, lambda store: scenario(Gateway(store), store))
+
+
+@pytest.fixture
+def sqlite_url() -> str:
+    return ""
 
 
 async def counted(store: Store) -> dict[str, int]:
-    """Each tenant's keys: as they are counted, which is what there are."""
+    """Each tenant's keys, after a check that they are counted right."""
     kept = await store.read(
         lambda c: c.execute("SELECT tenant, keys FROM idempotency_counts").fetchall()
     )
@@ -67,149 +78,130 @@ async def counted(store: Store) -> dict[str, int]:
     return found
 
 
-@run_by(in_store, "tmp_path")
-async def test_the_second_gets_what_the_first_got(here: Here, store: Store) -> None:
-    assert await here.perform("k", "d", "one") == ("one", False)
-    assert await here.perform("k", "d", "two") == ("one", True)
-    assert await here.perform("k", "d", "other", tenant="b") == ("other", False)
-    assert await Here(store, 2).perform("k", "d", "later") == ("one", True), "after a restart"
-    assert here.acts == [("one", False), ("other", False)]
-    with pytest.raises(Problem) as problem:
-        await here.perform("k", "else", "three")
-    assert problem.value.status == 422
+@run_by(in_store, "tmp_path", "sqlite_url")
+async def test_second_request_gets_the_firsts_outcome(gateway: Gateway, store: Store) -> None:
+    assert await gateway.perform("k", "d", "one") == ("one", False)
+    assert await gateway.perform("k", "d", "two") == ("one", True)
+    assert await gateway.perform("k", "d", "other", tenant="b") == ("other", False)
+    assert await Gateway(store, 2).perform("k", "d", "later") == ("one", True), "after a restart"
+    assert gateway.acts == [("one", False), ("other", False)]
+    assert (await refusal(gateway.perform("k", "else", "three")))[0] == 422
 
 
-@run_by(in_store, "tmp_path")
-async def test_who_comes_meanwhile_waits_for_it(here: Here, store: Store) -> None:
-    here.gate.clear()
-    first = asyncio.create_task(here.perform("k", "d", "one"))
-    while not here.acts:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    second = asyncio.create_task(here.perform("k", "d", "two"))
-    with pytest.raises(Problem) as problem:
-        await here.perform("k", "else", "three")
-    assert problem.value.status == 422
-    here.gate.set()
+@run_by(in_store, "tmp_path", "sqlite_url")
+async def test_second_request_waits_for_the_first(gateway: Gateway, _: Store) -> None:
+    first = await gateway.held("k", "one")
+    second = asyncio.create_task(gateway.perform("k", "d", "two"))
+    assert (await refusal(gateway.perform("k", "else", "three")))[0] == 422
+    gateway.gate.set()
     assert [await first, await second] == [("one", False), ("one", True)]
-    assert len(here.acts) == 1
+    assert len(gateway.acts) == 1
 
 
-@run_by(in_store, "tmp_path")
-async def test_what_fails_lets_go_of_its_key(here: Here, store: Store) -> None:
-    here.gate.clear()
-    here.error = Problem(503, "unavailable", "not now")
-    tries = [asyncio.create_task(here.perform("k", "d", "one")) for _ in range(3)]
-    while not here.acts:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    here.gate.set()
+@run_by(in_store, "tmp_path", "sqlite_url")
+async def test_failed_request_releases_its_key(gateway: Gateway, _: Store) -> None:
+    gateway.error = Problem(503, "unavailable", "not now")
+    first = await gateway.held("k", "one")
+    tries = [first, *(asyncio.create_task(gateway.perform("k", "d", "one")) for _ in range(2))]
+    await asyncio.sleep(0)
+    gateway.gate.set()
     found = await asyncio.gather(*tries, return_exceptions=True)
     assert [isinstance(each, Problem) and each.status for each in found] == [503] * 3
-    here.error = None
-    assert await here.perform("k", "else", "two") == ("two", False)
+    gateway.error = None
+    assert await gateway.perform("k", "else", "two") == ("two", False)
 
 
-@run_by(in_store, "tmp_path")
-async def test_a_gateway_that_died_in_between_goes_on_under_the_same_id(
-    here: Here, store: Store
+@run_by(in_store, "tmp_path", "sqlite_url")
+async def test_request_of_a_dead_gateway_continues_under_its_id(
+    gateway: Gateway, store: Store
 ) -> None:
-    here.gate.clear()
-    dying = asyncio.create_task(here.perform("k", "d", "one"))
-    while not here.acts:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    after = Here(store, 2)  # the one that died never came to note anything
+    dying = await gateway.held("k", "one")
+    after = Gateway(store, 2)  # the gateway that died did not note that it was done
     assert await after.perform("k", "d", "two") == ("one", False)
     assert after.acts == [("one", True)]
-    here.gate.set()
+    gateway.gate.set()
     await dying
 
 
-def test_keys_are_kept_for_a_day_and_bounded(
-    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+@run_by(in_store, "tmp_path", "store_url")
+async def test_keys_are_kept_for_a_day_and_bounded(
+    gateway: Gateway, store: Store, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TENANT_IDEMPOTENCY_KEYS_MAX", 3)
-
-    async def scenario(here: Here, store: Store) -> None:
-        for number in range(3):
-            await here.perform(f"k{number}", "d", "one")
-            here.now += 1_000
-        with pytest.raises(Problem) as problem:
-            await here.perform("more", "d", "one")
-        assert (problem.value.status, problem.value.headers["Retry-After"]) == (429, "300")
-        await here.perform("k0", "d", "two")
-        await here.perform("more", "d", "one", tenant="b")
-        here.now += DAY_MS - 3_000
-        assert await here.perform("k0", "else", "new") == ("new", False)
-        assert await here.keys.purge() == 0
-        assert await counted(store) == {"a": 3, "b": 1}
-        here.error = Problem(503, "unavailable", "not now")
-        for _ in range(3):  # who is refused has no key
-            with pytest.raises(Problem):
-                await here.perform("fails", "d", "one", tenant="b")
-        assert await counted(store) == {"a": 3, "b": 1}
-        here.error = None
-        here.now += DAY_MS
-        assert await here.keys.purge() == 4
-        assert await counted(store) == {}
-
-    in_store(tmp_path, scenario, store_url)
+    for number in range(3):
+        await gateway.perform(f"k{number}", "d", "one")
+        gateway.now += 1_000
+    with pytest.raises(Problem) as problem:
+        await gateway.perform("more", "d", "one")
+    assert (problem.value.status, problem.value.headers["Retry-After"]) == (429, "300")
+    await gateway.perform("k0", "d", "two")
+    await gateway.perform("more", "d", "one", tenant="b")
+    gateway.now += DAY_MS - 3_000
+    assert await gateway.perform("k0", "else", "new") == ("new", False)
+    assert await gateway.keys.purge() == 0
+    assert await counted(store) == {"a": 3, "b": 1}
+    gateway.error = Problem(503, "unavailable", "not now")
+    for _ in range(3):  # a request that is refused has no key
+        await refusal(gateway.perform("fails", "d", "one", tenant="b"))
+    assert await counted(store) == {"a": 3, "b": 1}
+    gateway.error = None
+    gateway.now += DAY_MS
+    assert await gateway.keys.purge() == 4
+    assert await counted(store) == {}
 
 
-def test_a_new_key_takes_some_old_ones_along_and_no_more(
-    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+@run_by(in_store, "tmp_path", "store_url")
+async def test_new_key_purges_a_few_old_ones(
+    gateway: Gateway, store: Store, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a claim costs the same whatever the tenant has kept."""
+    """So a claim costs the same, however many keys the tenant has."""
     monkeypatch.setattr(module, "_CLAIM_PURGE_KEYS", 2)
     monkeypatch.setattr(module, "TENANT_IDEMPOTENCY_KEYS_MAX", 6)
-
-    async def scenario(here: Here, store: Store) -> None:
-        for number in range(6):
-            await here.perform(f"k{number}", "d", "one")
-            here.now += 1
-        here.now += DAY_MS
-        await here.perform("new", "d", "one")
-        assert await counted(store) == {"a": 5}
-        # One that is old and there still counts as gone: it is nobody's.
-        assert await here.perform("k5", "else", "two") == ("two", False)
-        assert await here.perform("k5", "else", "three") == ("two", True)
-        assert await counted(store) == {"a": 2}
-
-    in_store(tmp_path, scenario, store_url)
+    for number in range(6):
+        await gateway.perform(f"k{number}", "d", "one")
+        gateway.now += 1
+    gateway.now += DAY_MS
+    await gateway.perform("new", "d", "one")
+    assert await counted(store) == {"a": 5}
+    # A key that is too old and still there counts as gone.
+    assert await gateway.perform("k5", "else", "two") == ("two", False)
+    assert await gateway.perform("k5", "else", "three") == ("two", True)
+    assert await counted(store) == {"a": 2}
 
 
 # --- Several gateways ----------------------------------------------------------------------------
 def between_two(
-    tmp_path: Path, postgres: Cluster, scenario: Callable[[Here, Here], Awaitable[None]]
+    folder: Path, url: str, scenario: Callable[[Gateway, Gateway], Awaitable[None]]
 ) -> None:
     """Run a scenario with the keys of two gateways, of starts 1 and 2, on one PostgreSQL."""
 
     async def main() -> None:
-        url = postgres.new_url()
-        async with AsyncExitStack() as stack:
-            heres = []
-            for name in ("first", "second"):
-                (tmp_path / name).mkdir()
-                store = Store(tmp_path / name / "db", url)
-                stack.push_async_callback(store.close)
-                heres.append(Here(store, await enter(store, name)))
-            await scenario(*heres)
+        async with (
+            open_store(folder / "first", url) as one,
+            open_store(folder / "second", url) as two,
+        ):
+            first = Gateway(one, await enter(one, "first"))
+            await scenario(first, Gateway(two, await enter(two, "second")))
 
+    for name in ("first", "second"):
+        (folder / name).mkdir()
     asyncio.run(main())
 
 
 async def enter(store: Store, name: str) -> int:
-    """A gateway starts; its start's number."""
+    """Start a gateway; return its start's number."""
     boot = await store.write(lambda c: next_boot(c, name))
     await Members(store, name, boot, lambda: 0).record_start()
     return boot
 
 
-@run_by(between_two, "tmp_path", "postgres")
-async def test_of_two_gateways_in_the_same_moment_one_begins(first: Here, second: Here) -> None:
+@run_by(between_two, "tmp_path", "postgres_url")
+async def test_key_at_two_gateways_begins_one_request(first: Gateway, second: Gateway) -> None:
     both = (("a", first), ("b", second))
     asked = [
-        here.perform(f"k{number}", "d", f"{which}{number}")
+        gateway.perform(f"k{number}", "d", f"{which}{number}")
         for number in range(20)
-        for which, here in both
+        for which, gateway in both
     ]
     found = await asyncio.gather(*asked)
     for one, other in zip(found[::2], found[1::2], strict=True):
@@ -218,31 +210,22 @@ async def test_of_two_gateways_in_the_same_moment_one_begins(first: Here, second
     assert len(first.acts) + len(second.acts) == 20
 
 
-@run_by(between_two, "tmp_path", "postgres")
-async def test_what_another_gateway_is_at_is_waited_for(
-    first: Here, second: Here, *, monkeypatch: pytest.MonkeyPatch
+@run_by(between_two, "tmp_path", "postgres_url")
+async def test_key_in_use_elsewhere_is_waited_for(
+    first: Gateway, second: Gateway, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Until it is let go.
-    first.gate.clear()
+    # Until the request there has failed.
     first.error = Problem(503, "unavailable", "not now")
-    one = asyncio.create_task(first.perform("k", "d", "one"))
-    while not first.acts:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    one = await first.held("k", "one")
     two = asyncio.create_task(second.perform("k", "d", "two"))
     await asyncio.sleep(0.02)
-    with pytest.raises(Problem) as problem:
-        await second.perform("k", "else", "three")
-    assert problem.value.status == 422
+    assert (await refusal(second.perform("k", "else", "three")))[0] == 422
     first.gate.set()
     assert await two == ("two", False)
-    with pytest.raises(Problem):
-        await one
+    await refusal(one)
     assert second.acts == [("two", False)]
-    # Until whoever is at it has started anew.
-    first.gate.clear()
-    dying = asyncio.create_task(first.perform("l", "d", "one"))
-    while len(first.acts) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    # Until the gateway there has started again.
+    dying = await first.held("l", "one")
     waiting = asyncio.create_task(second.perform("l", "d", "two"))
     await asyncio.sleep(0.1)
     assert len(second.acts) == 1
@@ -252,77 +235,57 @@ async def test_what_another_gateway_is_at_is_waited_for(
     first.error = None
     first.gate.set()
     await dying
-    # Not for ever.
+    # At most for a bounded time.
     monkeypatch.setattr(module, "IDEMPOTENCY_ELSEWHERE_SECONDS_MAX", 0.1)
-    third = Here(first.keys._store, await enter(first.keys._store, "first"))
-    third.gate.clear()
-    slow = asyncio.create_task(third.perform("m", "d", "one"))
-    while not third.acts:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    with pytest.raises(Problem) as problem:
-        await second.perform("m", "d", "two")
-    assert (problem.value.status, problem.value.kind) == (409, "idempotency-under-way")
+    third = Gateway(first.keys._store, await enter(first.keys._store, "first"))
+    slow = await third.held("m", "one")
+    assert await refusal(second.perform("m", "d", "two")) == (409, "idempotency-under-way")
     third.gate.set()
     assert await slow == ("one", False)
 
 
 # --- Through HTTP --------------------------------------------------------------------------------
-async def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, system.client() as client:
-        ask = Asking(system)
-        await client.upload(guests.ECHO_WASM, "echo")
-        await client.upload(guests.HANG_WASM, "hang")
-        first = await ask.start("echo", "k", "hi")
-        again = await ask.start("echo", "k", "hi")
-        assert first[:2] == again[:2] == (200, first[1])
-        assert (first[2], again[2]) == (None, "true")
-        assert (first[1]["output"], first[1]["exit_code"]) == ("hi", 7)
-        assert (await ask.start("echo", "k", "other"))[0] == 422
-        # Detached and streamed: the same run, live or not.
-        both = await asyncio.gather(*(ask.start("hang", "h", "", detach=1) for _ in range(5)))
-        runs = {document["id"] for status, document, _ in both if status == 202}
-        assert len(runs) == 1
-        assert len(await client.live_runs()) == 1
-        await client.cancel(runs.pop())
-        text = (await ask.start("echo", "s", "hi", stream=True))[1]
-        assert (await ask.start("echo", "s", "hi", stream=True))[1] == text
-        assert text.count("event: message") == 1
-        # One that was deleted is not started again.
-        await client.delete_run(first[1]["id"])
-        assert (await ask.start("echo", "k", "hi"))[0] == 410
-        assert len([run async for run in client.runs()]) == 2
-        # A second upload does not move a name back.
-        await ask.upload(guests.HELLO_WASM, "u1")
-        await ask.upload(guests.ECHO_WASM, "u2")
-        status, program, replayed = await ask.upload(guests.HELLO_WASM, "u1")
-        assert (status, replayed) == (200, "true")
-        assert (await client.program("named"))["id"] != program["id"]
-        for bad in ("", "x" * 256, "ä"):
-            assert (await ask.start("echo", bad, "hi"))[0] == 400
+@run_by(with_system, "tmp_path")
+async def test_keyed_runs_and_uploads_have_effects_once(system: SystemRig, client: Client) -> None:
+    async def post(path: str, key: str, **body: Any) -> tuple[int, Any, str | None]:
+        answer = await system.ask("POST", path, headers={"Idempotency-Key": key}, **body)
+        stream = answer.headers["Content-Type"].startswith("text/event-stream")
+        shown = answer.body.decode() if stream else answer.json
+        return answer.status, shown, answer.headers.get("Idempotent-Replayed")
 
+    async def start(key: str, text: str, program: str = "echo", **options: Any) -> Any:
+        detach = int(program == "hang")
+        path = f"/v1/programs/{program}/runs?detach={detach}"
+        return await post(path, key, json={"input": text, **options})
 
-class Asking:
-    """Asks with a key; answers are (status, document or text, the header of a second answer)."""
+    async def upload(wasm: bytes, key: str) -> tuple[int, Any, str | None]:
+        return await post("/v1/programs?name=named", key, data=wasm)
 
-    def __init__(self, system: SystemRig) -> None:
-        self._house = system
-
-    async def start(
-        self, program: str, key: str, text: str, **options: Any
-    ) -> tuple[int, Any, Any]:
-        detach = options.pop("detach", 0)
-        body = json.dumps({"input": text, **options}).encode()
-        return await self._post(f"/v1/programs/{program}/runs?detach={detach}", key, body)
-
-    async def upload(self, wasm: bytes, key: str) -> tuple[int, Any, Any]:
-        return await self._post("/v1/programs?name=named", key, wasm)
-
-    async def _post(self, path: str, key: str, body: bytes) -> tuple[int, Any, Any]:
-        headers = {"Authorization": f"Bearer {self._house.key}", "Idempotency-Key": key}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.post(self._house.url + path, data=body) as response,
-        ):
-            stream = response.content_type == "text/event-stream"
-            found = await (response.text() if stream else response.json(content_type=None))
-            return response.status, found, response.headers.get("Idempotent-Replayed")
+    await client.upload(guests.ECHO_WASM, "echo")
+    await client.upload(guests.HANG_WASM, "hang")
+    first, again = await start("k", "hi"), await start("k", "hi")
+    assert first[:2] == again[:2] == (200, first[1])
+    assert (first[2], again[2]) == (None, "true")
+    assert (first[1]["output"], first[1]["exit_code"]) == ("hi", 7)
+    assert (await start("k", "other"))[0] == 422
+    # Detached and streamed: the same run, live or not.
+    several = await asyncio.gather(*(start("h", "", "hang") for _ in range(5)))
+    runs = {document["id"] for status, document, _ in several if status == 202}
+    assert len(runs) == 1
+    assert len(await client.live_runs()) == 1
+    await client.cancel(runs.pop())
+    text = (await start("s", "hi", stream=True))[1]
+    assert (await start("s", "hi", stream=True))[1] == text
+    assert text.count("event: message") == 1
+    # A run that was deleted is not started again.
+    await client.delete_run(first[1]["id"])
+    assert (await start("k", "hi"))[0] == 410
+    assert len([run async for run in client.runs()]) == 2
+    # A second upload does not move a name back.
+    await upload(guests.HELLO_WASM, "u1")
+    await upload(guests.ECHO_WASM, "u2")
+    status, program, replayed = await upload(guests.HELLO_WASM, "u1")
+    assert (status, replayed) == (200, "true")
+    assert (await client.program("named"))["id"] != program["id"]
+    for bad in ("", "x" * 256, "ä"):
+        assert (await start(bad, "hi"))[0] == 400

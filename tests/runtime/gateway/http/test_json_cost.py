@@ -1,4 +1,4 @@
-"""What a body would take to parse is known before it is parsed, however its strings look."""
+"""The cost of parsing a body is known before it is parsed, with any strings in it."""
 
 import json
 from typing import Any
@@ -28,9 +28,7 @@ def cost_of(value: Any) -> int:
 
 
 @given(VALUES, st.booleans(), st.integers(0, 3))
-def test_it_is_the_cost_of_the_values_and_nothing_of_their_strings(
-    value: Any, ascii_only: bool, slices: int
-) -> None:
+def test_parse_cost_counts_values_and_no_strings(value: Any, ascii_only: bool, slices: int) -> None:
     # Padding moves what follows over the edge of a slice, where an escape may be.
     padding = "\\" * ((64 << 10) * slices // 2 - 3) if slices else ""
     whole = [padding, value, "{" * 100]
@@ -40,7 +38,7 @@ def test_it_is_the_cost_of_the_values_and_nothing_of_their_strings(
     assert parse_cost(body, exact - 1) > exact - 1
 
 
-def test_a_long_run_of_backslashes_is_counted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_run_of_backslashes_is_counted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one slice, byte by byte, the interpreter was held for more than a second."""
     slices: list[bytes] = []
     cost = json_cost._cost
@@ -55,7 +53,7 @@ def test_a_long_run_of_backslashes_is_counted_in_slices(monkeypatch: pytest.Monk
     assert len(slices) >= len(body) / (64 << 10)
 
 
-def test_many_values_are_told_and_a_text_of_them_is_one() -> None:
+def test_many_values_cost_much_and_a_text_of_them_little() -> None:
     table = ",".join(f'{n}: "[{n}]"' for n in range(100_000))
     most = 1 << 19
     assert parse_cost(json.dumps({"prompt": table * 4}).encode(), most) < 100

@@ -1,12 +1,11 @@
-"""Limits of a tenant at which its workers look: they are told, and what they hit is counted."""
-
-from pathlib import Path
+"""Tenants' limits that workers check: workers are told them, and hits are counted."""
 
 from symphony_runtime.client import Client
 from symphony_runtime.config.limits import parse_limits
 
 from tests.e2e import programs as guests
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.system import SystemRig, with_system
+from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 NAME = "memory_total_bytes"
@@ -17,24 +16,18 @@ GROWS = guests.wasm(
 )  # fmt: skip
 
 
-async def test_a_tenants_memory_in_a_worker_is_bounded_by_its_limit_and_counted(
-    tmp_path: Path,
-) -> None:
-    limits = parse_limits({NAME: 4 << 16})
-    async with (
-        SystemRig(tmp_path, limits=limits) as system,
-        Client(system.url, system.admin_key) as admin,
-        system.client() as client,
-    ):
-        await client.upload(GROWS, "grows")
-        ended = await client.run("grows")
-        assert (ended["status"], ended["exit_code"]) == ("exited", -1), ended
-        figures = system.gateway.services.runs.metrics
-        assert figures.of_tenant("default").limits[NAME] == 1
+@run_by(with_system, "tmp_path", limits=parse_limits({NAME: 4 << 16}))
+async def test_worker_memory_of_a_tenant_is_bounded(system: SystemRig, client: Client) -> None:
+    await client.upload(GROWS, "grows")
+    ended = await client.run("grows")
+    assert (ended["status"], ended["exit_code"]) == ("exited", -1), ended
+    counts = system.gateway.services.runs.metrics
+    assert counts.of_tenant("default").limits[NAME] == 1
+    async with system.admin() as admin:
         # Its quota changes at run time: nothing of it fits.
         await admin.change_tenant("default", quotas={NAME: 1 << 16})
         ended = await client.run("grows")
         assert (ended["status"], ended["limit"]) == ("killed", NAME), ended
-        assert figures.of_tenant("default").limits[NAME] == 2
+        assert counts.of_tenant("default").limits[NAME] == 2
         await admin.change_tenant("default", quotas={NAME: 5 << 16})
         assert (await client.run("grows"))["exit_code"] == 4

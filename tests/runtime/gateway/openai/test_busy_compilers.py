@@ -1,4 +1,4 @@
-"""The shipped program while as many of the tenant's grammars as may be wait to be compiled."""
+"""The shipped program while as many of the tenant's grammars as may wait to be compiled."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgpack
 import pytest
 from symphony_kernel.grammar.compiler import GrammarCompiler
@@ -21,6 +20,7 @@ from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
 from tests.support.gateway.system import SystemRig
+from tests.support.gateway.waiting import until
 from tests.support.kernel.constrained import EOS, assets
 from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
 
@@ -40,7 +40,7 @@ def job(expression: str, patience_ms: int) -> bytes:
     return packed
 
 
-async def told(live: LiveRun) -> list[Record]:
+async def records_of(live: LiveRun) -> list[Record]:
     ended = await asyncio.wait_for(live.ended, SECONDS_MAX)
     return Records().feed(ended.output)
 
@@ -56,13 +56,11 @@ async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threadin
         yield free
     finally:
         free.set()
-    async with asyncio.timeout(SECONDS_MAX):
-        while len(answers) <= TENANT_COMPILES_MAX:  # noqa: ASYNC110 - of the kernel's loop
-            await asyncio.sleep(0.01)
+    await until(lambda: len(answers) > TENANT_COMPILES_MAX, SECONDS_MAX)
     assert set(answers) == {0}
 
 
-async def test_it_waits_for_its_turn_and_answers() -> None:
+async def test_program_waits_for_a_compiler_and_answers() -> None:
     async with (
         WorkerRig(assets=assets()) as rig,
         busy(rig.kernel.constraints.grammars, TENANT) as free,
@@ -71,42 +69,41 @@ async def test_it_waits_for_its_turn_and_answers() -> None:
         await asyncio.sleep(0.2)
         assert not live.ended.done()
         free.set()
-        pieces = [record for record in await told(live) if isinstance(record, Piece)]
+        pieces = [record for record in await records_of(live) if isinstance(record, Piece)]
         assert json.loads("".join(piece.text for piece in pieces)) in range(1900, 2100)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_past_its_patience_it_is_503_with_retry_after(
+async def test_program_past_its_patience_answers_503_with_retry_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(constraints, "OPENAI_COMPILES_WAIT_MS_MAX", 100)
     async with (
         SystemRig(tmp_path, assets=assets()) as system,
-        busy(system.kernel.constraints.grammars, "default"),
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as session,
+        busy(system.kernel.constraints._grammars, "default"),
     ):
         model = system.kernel._executor.model.name
         body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}
-        async with session.post(f"{system.url}/v1/completions", json=body) as response:
-            assert response.status == 503
-            assert int(response.headers["Retry-After"]) >= 1
-            assert (await response.json())["error"] == {
-                "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} "
-                "constraints wait to be compiled; try again later",
-                "type": "server_error",
-                "param": "guided_regex",
-                "code": "compilers_busy",
-            }
+        answer = await system.ask("POST", "/v1/completions", json=body)
+        assert answer.status == 503
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.json["error"] == {
+            "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} "
+            "constraints wait to be compiled; try again later",
+            "type": "server_error",
+            "param": "guided_regex",
+            "code": "compilers_busy",
+        }
 
 
-async def test_too_many_in_use_are_the_tenant_s_quota() -> None:
+async def test_too_many_grammars_in_use_are_over_quota() -> None:
     async with WorkerRig(assets=assets()) as rig:
         grammars = rig.kernel.constraints.grammars
         held = [
             grammars.grammar(TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}')
             for n in range(TENANT_GRAMMARS_MAX)
         ]
-        (failure,) = await told(await rig.start(shipped.wasm(), job(YEAR, 1000)))
+        (failure,) = await records_of(await rig.start(shipped.wasm(), job(YEAR, 1000)))
         assert isinstance(failure, Failure)
         assert (failure.status, failure.code) == (429, "over_quota")
         assert f"{len(held)} constraints are in use" in failure.message

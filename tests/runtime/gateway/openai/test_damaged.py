@@ -1,9 +1,8 @@
-"""Programs whose files are damaged: the server's own comes again, a tenant's says what to do."""
+"""Programs whose files are damaged: the server restores its own, a tenant uploads again."""
 
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.openai import shipped
@@ -11,10 +10,11 @@ from symphony_runtime.gateway.openai import shipped
 from tests.e2e import programs as guests
 from tests.support.gateway.system import SystemRig, refusal, with_system
 from tests.support.kernel.constrained import assets
+from tests.support.run_by import run_by
 
 
 def damage(folder: Path, *, cut: bool = False) -> None:
-    """Change a byte in the middle of every file of every program, or cut them off there."""
+    """Change a byte in the middle of every program's files, or cut the files off there."""
     paths = [*folder.glob("programs/*/*.*wasm")]
     assert paths
     for path in paths:
@@ -25,15 +25,11 @@ def damage(folder: Path, *, cut: bool = False) -> None:
 
 async def complete(system: SystemRig) -> tuple[int, Any]:
     body = {"model": system.kernel._executor.model.name, "prompt": [1] * 5, "max_tokens": 2}
-    headers = {"Authorization": f"Bearer {system.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{system.url}/v1/completions", json=body) as response,
-    ):
-        return response.status, await response.json()
+    answer = await system.ask("POST", "/v1/completions", json=body)
+    return answer.status, answer.json
 
 
-def test_the_servers_own_program_comes_from_the_package_again(tmp_path: Path) -> None:
+def test_shipped_program_is_restored_from_the_package(tmp_path: Path) -> None:
     async def scenario(system: SystemRig, _: Client) -> None:
         status, body = await complete(system)
         assert status == 200, body
@@ -43,24 +39,19 @@ def test_the_servers_own_program_comes_from_the_package_again(tmp_path: Path) ->
     with_system(tmp_path, scenario, assets=assets())
 
 
-def test_a_damaged_package_is_the_servers_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_system, "tmp_path", assets=assets())
+async def test_damaged_package_is_a_server_error(
+    system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = shipped.wasm()
     monkeypatch.setattr(shipped, "wasm", lambda: good[: len(good) // 2])
-
-    async def scenario(system: SystemRig, _: Client) -> None:
-        status, body = await complete(system)
-        assert status == 500
-        assert "install Symphony again" in body["error"]["message"]
-
-    with_system(tmp_path, scenario, assets=assets())
+    status, body = await complete(system)
+    assert status == 500
+    assert "install Symphony again" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(
-    tmp_path: Path, cut: bool
-) -> None:
+def test_damaged_program_works_after_another_upload(tmp_path: Path, cut: bool) -> None:
     def size() -> int:
         return sum(path.stat().st_size for path in tmp_path.glob("programs/default/*"))
 

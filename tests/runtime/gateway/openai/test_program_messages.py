@@ -1,4 +1,4 @@
-"""What the shipped program tells, however it is cut into messages."""
+"""Records of the shipped program, cut into messages at any place."""
 
 import struct
 
@@ -42,7 +42,7 @@ READ = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 4096])
-def test_records_may_span_messages(size: int) -> None:
+def test_record_may_span_messages(size: int) -> None:
     records = Records()
     read = [r for at in range(0, len(TOLD), size) for r in records.feed(TOLD[at : at + size])]
     with_logprobs = read[2]

@@ -5,7 +5,7 @@ import asyncio
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 
 
-async def test_what_has_come_is_taken_at_once() -> None:
+async def test_inbox_returns_all_that_has_come() -> None:
     inbox = Inbox()
     inbox.message(b"a")
     inbox.message(b"b")
@@ -21,7 +21,7 @@ async def test_what_has_come_is_taken_at_once() -> None:
     assert await inbox.next() == b""
 
 
-async def test_the_end_wakes_who_waits() -> None:
+async def test_inbox_end_wakes_its_reader() -> None:
     inbox = Inbox()
     waiting = asyncio.create_task(inbox.next())
     await asyncio.sleep(0)
@@ -29,7 +29,7 @@ async def test_the_end_wakes_who_waits() -> None:
     assert await waiting == b""
 
 
-async def test_who_waited_and_left_is_forgotten() -> None:
+async def test_inbox_forgets_a_cancelled_reader() -> None:
     inbox = Inbox()
     waiting = asyncio.create_task(inbox.next())
     await asyncio.sleep(0)

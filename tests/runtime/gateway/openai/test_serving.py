@@ -1,4 +1,4 @@
-"""Whole answers: what is kept until they are there is counted and bounded."""
+"""Whole answers: the bytes that are kept until they are complete are counted and bounded."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ async def pieces(count: int, text: str) -> AsyncIterator[list[Record]]:
     yield [Usage()]
 
 
-def test_a_whole_answer_is_its_pieces_and_counts_what_it_keeps() -> None:
+def test_whole_answer_joins_its_pieces_and_counts_their_bytes() -> None:
     held: list[int] = []
     shape = CompletionShape("run_1", "m", 1, include_usage=False)
     body = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
@@ -29,7 +29,7 @@ def test_a_whole_answer_is_its_pieces_and_counts_what_it_keeps() -> None:
     assert min(held) > 3 * 4 + 2 * 100  # wide characters, a token and its alternative
 
 
-def test_an_answer_too_large_to_keep_is_refused_where_it_becomes_so() -> None:
+def test_whole_answer_that_grows_too_large_is_refused() -> None:
     room = 10_000
 
     def hold(size: int) -> None:

@@ -1,4 +1,4 @@
-"""The committed Wasm is what its source says, and small."""
+"""The committed Wasm is built from its source, and small."""
 
 import asyncio
 import hashlib
@@ -25,11 +25,11 @@ def recorded() -> dict[str, str]:
     return record
 
 
-def test_the_source_is_what_it_was_built_from(recorded: dict[str, str]) -> None:
+def test_shipped_source_is_the_recorded_one(recorded: dict[str, str]) -> None:
     assert source_hash() == recorded["source"], f"the source has changed: {REBUILD}"
 
 
-def test_the_wasm_is_what_was_built(recorded: dict[str, str]) -> None:
+def test_shipped_wasm_is_the_recorded_one_and_small(recorded: dict[str, str]) -> None:
     data = shipped.wasm()
     assert hashlib.sha256(data).hexdigest() == recorded["wasm"], REBUILD
     assert len(data) < SIZE_MAX
@@ -37,7 +37,7 @@ def test_the_wasm_is_what_was_built(recorded: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_rebuild_gives_the_same_bytes(recorded: dict[str, str], tmp_path: Path) -> None:
+def test_shipped_program_rebuilt_is_the_same(recorded: dict[str, str], tmp_path: Path) -> None:
     try:
         version = compiler()
     except ProjectError as error:
@@ -53,7 +53,7 @@ def test_a_rebuild_gives_the_same_bytes(recorded: dict[str, str], tmp_path: Path
     assert made.read_bytes() == shipped.wasm()
 
 
-def test_it_asks_for_nothing_but_the_abi() -> None:
+def test_shipped_program_imports_the_abi_without_egress() -> None:
     async def manifest() -> Any:
         return (await compile_program(shipped.wasm())).manifest
 
@@ -64,7 +64,7 @@ def test_it_asks_for_nothing_but_the_abi() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_its_own_tests_pass() -> None:
+def test_shipped_program_passes_its_own_tests() -> None:
     try:
         toolchain = find_rust_toolchain()
     except ProjectError as error:

@@ -1,24 +1,22 @@
-"""Limits of tenants and of runs, from the request to the figures: real links, kernel and worker."""
+"""Limits of tenants and of runs, from the request to the metrics: real links, kernel and worker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import pytest
 from symphony_kernel.protocol.limit_table import RUN_LIMITS
-from symphony_runtime.client import Client, ServerError
+from symphony_runtime.client import Client
 from symphony_runtime.config.limits import parse_limits, parse_tenants
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 
 from tests.e2e import programs as guests
-from tests.support.gateway.metrics import scrape, value
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.metrics import Series, scrape, value
+from tests.support.gateway.system import Answer, Scenario, SystemRig, refused
+from tests.support.gateway.system import with_system as with_any_system
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
-Scenario = Callable[[SystemRig, Client], Awaitable[None]]
 DEEP = guests.wasm(
     main("(call $deeper)", "(func $deeper (result i32) (i32.add (call $deeper) (i32.const 1)))")
 )
@@ -26,57 +24,21 @@ HANG = guests.wasm(main("(call $await (call $recv)) (i32.const 0)"))
 
 
 def with_system(tmp_path: Path, scenario: Scenario, **limits: Any) -> None:
-    async def run() -> None:
-        bounds = parse_limits(limits)
-        async with SystemRig(tmp_path, limits=bounds) as system, system.client() as client:
-            await scenario(system, client)
-
-    asyncio.run(run())
+    with_any_system(tmp_path, scenario, limits=parse_limits(limits))
 
 
-async def refused(work: Awaitable[Any]) -> ServerError:
-    with pytest.raises(ServerError) as caught:
-        await work
-    return caught.value
+async def fresh(system: SystemRig) -> Series:
+    system.gateway.services.kernel_metrics._asked = float("-inf")
+    return await scrape(system.url, system.admin_key)
 
 
 async def hits(system: SystemRig, limit: str) -> float:
-    system.gateway.services.kernel_metrics._asked = float("-inf")
-    return value(await scrape(system.url, system.admin_key), "limit_hits_total", limit=limit)
-
-
-async def told(system: SystemRig, limit: str) -> bool:
-    """Return whether a scrape tells of a limit at all."""
-    system.gateway.services.kernel_metrics._asked = float("-inf")
-    series = await scrape(system.url, system.admin_key)
-    return any(dict(labels).get("limit") == limit for _, labels in series)
-
-
-async def raw(system: SystemRig, method: str, path: str, body: Any = None) -> tuple[int, Any, Any]:
-    headers = {"Authorization": f"Bearer {system.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.request(method, system.url + path, json=body) as response,
-    ):
-        return response.status, response.headers, await response.json(content_type=None)
-
-
-async def streamed(system: SystemRig, path: str, body: dict[str, Any]) -> Any:
-    headers = {"Authorization": f"Bearer {system.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(system.url + path, json={**body, "stream": True}) as response,
-    ):
-        assert response.content_type == "text/event-stream"
-        await response.read()
-        return response.headers
+    return value(await fresh(system), "limit_hits_total", limit=limit)
 
 
 # --- What a run asks for -------------------------------------------------------------------------
 @run_by(with_system, "tmp_path", cpu_ms=5_000)
-async def test_a_run_may_ask_for_less_of_each_and_hears_the_maximum_of_what_is_more(
-    system: SystemRig, client: Client
-) -> None:
+async def test_run_limit_may_be_lowered_and_not_raised(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
     for limit in RUN_LIMITS:
         most = system.gateway.services.runs.limits.of("default").at_most(limit.name)
@@ -91,7 +53,7 @@ async def test_a_run_may_ask_for_less_of_each_and_hears_the_maximum_of_what_is_m
 
 
 @run_by(with_system, "tmp_path", cpu_ms={"default": 500, "max": 90_000})
-async def test_a_default_may_be_below_the_maximum(_house: SystemRig, client: Client) -> None:
+async def test_limits_default_may_be_below_its_maximum(_: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
     assert (await client.run("hello"))["limits"]["cpu_ms"] == 500
     ended = await client.run("hello", limits={"cpu_ms": 90_000})
@@ -100,9 +62,7 @@ async def test_a_default_may_be_below_the_maximum(_house: SystemRig, client: Cli
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_run_that_a_limit_has_ended_names_it_and_it_is_counted(
-    system: SystemRig, client: Client
-) -> None:
+async def test_run_that_a_limit_ended_names_it(system: SystemRig, client: Client) -> None:
     await client.upload(guests.DECODE_WASM, "decode")
     await client.upload(guests.SPIN_WASM, "spin")
     ended = await client.run("decode", "\x09", limits={"tokens": 3})
@@ -119,37 +79,24 @@ async def test_a_run_that_a_limit_has_ended_names_it_and_it_is_counted(
 
 
 @run_by(with_system, "tmp_path")
-async def test_refused_calls_are_counted_when_their_run_ends(
-    system: SystemRig, client: Client
-) -> None:
+async def test_refused_calls_of_a_run_are_counted(system: SystemRig, client: Client) -> None:
     create = "(drop (call $kv_create))"
     await client.upload(guests.wasm(main(f"{create * 5} (i32.const 0)")), "creates")
     await client.run("creates", limits={"handles": 3})
     assert await hits(system, "handles") == 2
-
-
-@run_by(with_system, "tmp_path")
-async def test_kv_entries_of_a_run_are_counted_by_the_kernel(
-    system: SystemRig, client: Client
-) -> None:
     await client.upload(guests.DECODE_WASM, "decode")
     await client.run("decode", "\x09", limits={"kv_tokens": 3})
-    assert await hits(system, "kv_tokens") >= 1
+    assert await hits(system, "kv_tokens") >= 1, "counted by the kernel"
 
 
 @run_by(with_system, "tmp_path", tenant_channels=2)
-async def test_channels_of_a_run_and_of_its_tenant(system: SystemRig, client: Client) -> None:
-    def receives(*names: str) -> bytes:
-        calls = "".join(
-            f"(call $await (call $channel_recv (i32.const {100 + i}) (i32.const 1)))"
-            if i + 1 == len(names)
-            else f"(drop (call $channel_recv (i32.const {100 + i}) (i32.const 1)))"
-            for i in range(len(names))
-        )
-        why = "(drop (call $send (i32.const 0) (call $last_error (i32.const 0) (i32.const 64))))"
-        return guests.wasm(main(f"{calls} {why} (i32.const 0)", data(100, "".join(names))))
+async def test_channels_past_a_limit_are_refused(system: SystemRig, client: Client) -> None:
+    receives = [f"(call $channel_recv (i32.const {100 + i}) (i32.const 1))" for i in range(3)]
+    body = f"""(drop {receives[0]}) (drop {receives[1]}) (call $await {receives[2]})
+        (drop (call $send (i32.const 0) (call $last_error (i32.const 0) (i32.const 64))))
+        (i32.const 0)"""
+    await client.upload(guests.wasm(main(body, data(100, "abc"))), "three")
 
-    await client.upload(receives("a", "b", "c"), "three")
     ended = await client.run("three", limits={"channels": 2})
     assert ended["messages"] == ["channels: at most 2"]
     assert await hits(system, "channels") == 1
@@ -158,11 +105,9 @@ async def test_channels_of_a_run_and_of_its_tenant(system: SystemRig, client: Cl
 
 
 @run_by(with_system, "tmp_path")
-async def test_an_inbox_is_as_large_as_was_asked_for(system: SystemRig, client: Client) -> None:
-    await client.upload(HANG, "hang")
-    waits = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
-    await client.upload(waits, "waits")
-    run = await client.start("waits", limits={"inbox_bytes": 10})
+async def test_inbox_of_a_run_has_the_size_asked_for(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    run = await client.start("hang", limits={"inbox_bytes": 10})
     await client.send(run, bytes(10))
     problem = await refused(client.send(run, b"x"))
     assert (problem.status, problem.problem["type"]) == (429, "urn:symphony:problem:inbox-full")
@@ -170,50 +115,44 @@ async def test_an_inbox_is_as_large_as_was_asked_for(system: SystemRig, client: 
 
 
 # --- What a tenant has ---------------------------------------------------------------------------
-async def test_a_tenant_has_limits_of_its_own(tmp_path: Path) -> None:
-    tenants = parse_tenants({"default": {"limits": {"live_runs": 2, "cpu_ms": 100}}})
-    everybodys = parse_limits({"live_runs": 5, "kv_names": 7})
-    async with (
-        SystemRig(tmp_path, limits=everybodys, tenants=tenants) as system,
-        system.client() as client,
-    ):
-        await client.upload(HANG, "hang")
-        runs = [await client.start("hang") for _ in range(2)]
-        problem = await refused(client.start("hang"))
-        assert (problem.status, problem.problem["limit"]) == (429, 2)
-        assert problem.retry_after is not None
-        assert await hits(system, "live_runs") == 1
-        status, _, found = await raw(system, "GET", "/v1/limits")
-        assert status == 200
-        assert found["limits"]["cpu_ms"] == {"default": 100, "maximum": 100, "of": "run"}
-        assert found["limits"]["kv_names"]["maximum"] == 7
-        for each in runs:
-            await client.cancel(each)
+@run_by(
+    with_any_system, "tmp_path", limits=parse_limits({"live_runs": 5, "kv_names": 7}),
+    tenants=parse_tenants({"default": {"limits": {"live_runs": 2, "cpu_ms": 100}}}),
+)  # fmt: skip
+async def test_tenant_may_have_limits_of_its_own(system: SystemRig, client: Client) -> None:
+    await client.upload(HANG, "hang")
+    runs = [await client.start("hang") for _ in range(2)]
+    problem = await refused(client.start("hang"))
+    assert (problem.status, problem.problem["limit"]) == (429, 2)
+    assert problem.retry_after is not None
+    assert await hits(system, "live_runs") == 1
+    limits = (await system.ask("GET", "/v1/limits")).json["limits"]
+    assert limits["cpu_ms"] == {"default": 100, "maximum": 100, "of": "run"}
+    assert limits["kv_names"]["maximum"] == 7
+    for each in runs:
+        await client.cancel(each)
 
 
 @run_by(with_system, "tmp_path")
-async def test_what_an_administrator_sets_counts_at_once(system: SystemRig, client: Client) -> None:
+async def test_quota_change_holds_at_once(system: SystemRig, client: Client) -> None:
     await client.upload(guests.SAVE_WASM, "save")
     assert (await client.run("save"))["exit_code"] == 0
-    async with Client(system.url, system.admin_key) as admin:
+    async with system.admin() as admin:
         await admin.change_tenant("default", quotas={"kv_files": 1, "cpu_ms": 77})
-    ended = await client.run("save")
-    assert (ended["limits"]["cpu_ms"], ended["exit_code"] != 0) == (77, True)
-    assert await hits(system, "kv_files") >= 1
-    async with Client(system.url, system.admin_key) as admin:
+        ended = await client.run("save")
+        assert (ended["limits"]["cpu_ms"], ended["exit_code"] != 0) == (77, True)
+        assert await hits(system, "kv_files") >= 1
         await admin.change_tenant("default", quotas={"kv_files": None, "cpu_ms": None})
     assert (await client.run("save"))["exit_code"] == 0
 
 
 @run_by(with_system, "tmp_path")
-async def test_what_the_kernel_counts_holds_for_runs_that_are_live(
-    system: SystemRig, client: Client
-) -> None:
+async def test_token_rate_change_holds_for_live_runs(system: SystemRig, client: Client) -> None:
     await client.upload(HANG, "hang")
     run = await client.start("hang")
     ask = system.gateway.services.runs.kernel.ask
     assert await ask("tokens_left", tenant="default") is None
-    async with Client(system.url, system.admin_key) as admin:
+    async with system.admin() as admin:
         await admin.change_tenant("default", quotas={"tokens_per_minute": 600})
         assert await ask("tokens_left", tenant="default") == [600, 0]
         await admin.change_tenant("default", quotas={"tokens_per_minute": None})
@@ -222,9 +161,7 @@ async def test_what_the_kernel_counts_holds_for_runs_that_are_live(
 
 
 @run_by(with_system, "tmp_path", program_functions=8, program_bytes=8_000)
-async def test_a_program_may_be_too_large_or_have_too_many_functions(
-    system: SystemRig, client: Client
-) -> None:
+async def test_program_past_its_limits_is_refused(system: SystemRig, client: Client) -> None:
     functions = guests.wasm(main("(i32.const 0)", "(func)" * 10))
     problem = await refused(client.upload(functions))
     assert problem.status == 400
@@ -237,9 +174,7 @@ async def test_a_program_may_be_too_large_or_have_too_many_functions(
 
 
 @run_by(with_system, "tmp_path")
-async def test_kv_files_on_disk_have_the_tenants_bound_before_it_has_run_anything(
-    system: SystemRig, client: Client
-) -> None:
+async def test_kv_bytes_on_disk_of_a_tenant_are_bounded(system: SystemRig, client: Client) -> None:
     await client.upload(guests.SAVE_WASM, "save")
     await client.run("save")
     content = b"".join([chunk async for chunk in client.kv_download("notes/first")])
@@ -252,59 +187,62 @@ async def test_kv_files_on_disk_have_the_tenants_bound_before_it_has_run_anythin
 
 # --- Rates ---------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path", requests_per_second=1)
-async def test_requests_a_second_are_429_with_a_time_to_come_again(
-    system: SystemRig, _client: Client
-) -> None:
-    asked = [raw(system, "GET", "/v1/models") for _ in range(40)]
-    answers = await asyncio.gather(*asked)
-    assert {status for status, _, _ in answers} == {200, 429}
-    status, headers, found = next(answer for answer in answers if answer[0] == 429)
-    assert int(headers["Retry-After"]) >= 1
-    assert headers["x-ratelimit-limit-requests"] == "1"
-    assert headers["x-ratelimit-remaining-requests"] == "0"
-    assert found["error"]["type"] == "rate_limit_error"
+async def test_request_over_the_rate_is_429_with_a_retry_time(system: SystemRig, _: Client) -> None:
+    answers = await asyncio.gather(*[system.ask("GET", "/v1/models") for _ in range(40)])
+    assert {answer.status for answer in answers} == {200, 429}
+    answer = next(answer for answer in answers if answer.status == 429)
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.headers["x-ratelimit-limit-requests"] == "1"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    assert answer.json["error"]["type"] == "rate_limit_error"
     assert await hits(system, "requests_per_second") >= 1
-    async with asyncio.timeout(20):
-        while status == 429:
-            status, headers, _ = await raw(system, "GET", "/v1/runs")
-            assert "x-ratelimit-limit-requests" not in headers
-            await asyncio.sleep(0.1)
-    assert status == 200
+
+    async def is_served() -> bool:
+        answer = await system.ask("GET", "/v1/runs")
+        assert "x-ratelimit-limit-requests" not in answer.headers
+        assert answer.status in (200, 429)
+        return answer.status == 200
+
+    await until(is_served)
 
 
 @run_by(with_system, "tmp_path", tokens_per_minute=30)
-async def test_tokens_a_minute_slow_programs_down_and_are_429_on_the_openai_routes(
-    system: SystemRig, client: Client
-) -> None:
+async def test_spent_token_rate_is_429_for_completions(system: SystemRig, client: Client) -> None:
+    async def complete(**fields: Any) -> Answer:
+        body = {"model": "hello", "prompt": "x", **fields}
+        return await system.ask("POST", "/v1/completions", json=body)
+
+    async def is_reached() -> bool:
+        names = [dict(labels).get("limit") for _, labels in await fresh(system)]
+        return "tokens_per_minute" in names
+
     await client.upload(guests.DECODE_WASM, "decode")
     await client.upload(guests.HELLO_WASM, "hello")
-    body = {"model": "hello", "prompt": "x"}
-    status, headers, _ = await raw(system, "POST", "/v1/completions", body)
-    assert status != 429
-    assert headers["x-ratelimit-limit-tokens"] == "30"
-    headers = await streamed(system, "/v1/completions", body)
-    assert headers["x-ratelimit-remaining-tokens"] == "30"
+    answer = await complete()
+    assert answer.status != 429
+    assert answer.headers["x-ratelimit-limit-tokens"] == "30"
+    answer = await complete(stream=True)
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "30"
     run = await client.start("decode", "\x32")  # fifty tokens
-    async with asyncio.timeout(20):
-        while not await told(system, "tokens_per_minute"):  # noqa: ASYNC110 - of a scrape
-            await asyncio.sleep(0.02)
-    status, headers, found = await raw(system, "POST", "/v1/completions", body)
-    assert (status, headers["x-ratelimit-remaining-tokens"]) == (429, "0")
-    assert int(headers["Retry-After"]) >= 1
-    assert found["error"]["code"] == "rate_limit_exceeded"
+    await until(is_reached)
+    answer = await complete()
+    assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.json["error"]["code"] == "rate_limit_exceeded"
     assert (await client.cancel(run))["status"] == "killed"
 
 
 # --- What a worker tells -------------------------------------------------------------------------
-def test_what_a_worker_tells_of_limits_is_believed_as_far_as_it_can_be() -> None:
-    figures = RunMetrics()
+def test_limit_hits_that_a_worker_reports_are_checked() -> None:
+    counts = RunMetrics()
     said = {"tickets": 3, "handles": -1, "children": "x", "live_runs": 5, 7: 7, "messages": 1 << 60}
-    figures.count_worker_limits("acme", said)
-    assert figures.statistics()["limits_reached"] == {"tickets": 3}
+    counts.count_worker_limits("acme", said)
+    assert counts.statistics()["limits_reached"] == {"tickets": 3}
 
 
 @run_by(with_system, "tmp_path", programs=2)
-async def test_a_tenant_keeps_so_many_programs_and_names(system: SystemRig, client: Client) -> None:
+async def test_programs_past_their_number_are_refused(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "a")
     await client.upload(guests.SPIN_WASM, "b")
     for upload in (
@@ -314,13 +252,13 @@ async def test_a_tenant_keeps_so_many_programs_and_names(system: SystemRig, clie
         assert (problem.status, problem.problem["field"]) == (429, "programs")
         assert problem.retry_after is not None
     assert await hits(system, "programs") == 2
-    await client.upload(guests.HELLO_WASM, "b")  # a name that there is may move
+    await client.upload(guests.HELLO_WASM, "b")  # a name in use may move
     await client.delete_program("a")
     await client.upload(guests.DECODE_WASM, "d")
 
 
 @run_by(with_system, "tmp_path", programs_kept_bytes=5_000)
-async def test_a_tenant_keeps_so_many_bytes_of_programs(system: SystemRig, client: Client) -> None:
+async def test_programs_past_their_bytes_are_refused(system: SystemRig, client: Client) -> None:
     large = [guests.wasm(main("(i32.const 0)", data(n, bytes(3_000)))) for n in range(2)]
     await client.upload(large[0])
     problem = await refused(client.upload(large[1]))

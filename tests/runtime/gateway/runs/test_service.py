@@ -4,10 +4,10 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgpack
 import pytest
 from symphony_kernel.protocol import messages as m
@@ -19,24 +19,24 @@ from symphony_kernel.protocol.limits import (
     RUN_OUTPUT_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
-from symphony_runtime.client import Client, Event, ServerError, message_bytes
+from symphony_runtime.client import Client, Event, message_bytes
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.links.links import LoadedModules
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 from symphony_runtime.gateway.runs.record import RunRequest
-from symphony_runtime.gateway.storage.database import Connection
 
 from tests.e2e import programs as guests
 from tests.support.garbage import left_to_collector
-from tests.support.gateway.system import WORKER_SECRET, SystemRig, with_system
+from tests.support.gateway.system import WORKER_SECRET, SystemRig, refused, with_system
 from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
 
-def hang(*parts: str) -> bytes:
-    body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
-    return guests.wasm(main(body, *parts))
+async def hang(client: Client, given: str = "", **options: Any) -> str:
+    """Start a run that sleeps for a day."""
+    await client.upload(guests.HANG_WASM, "hang")
+    return await client.start("hang", given, **options)
 
 
 async def final(events: AsyncIterator[Event]) -> dict[str, Any]:
@@ -44,23 +44,18 @@ async def final(events: AsyncIterator[Event]) -> dict[str, Any]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_priority_is_a_share_of_the_tenants_service(
-    system: SystemRig, client: Client
-) -> None:
-    await client.upload(hang(), "hang")
+async def test_priority_of_a_run_is_its_kernel_weight(system: SystemRig, client: Client) -> None:
     for priority in (0, 4, 7):
-        await client.start("hang", priority=priority)
-    await client.start("hang")
+        await hang(client, priority=priority)
+    await hang(client)
     runs = system.gateway.services.runs._instances
     lips = [system.kernel._processes.get(instance) for instance in runs]
     assert [lip.run.weight for lip in lips if lip] == [1 / 16, 1, 8, 1]
-    with pytest.raises(ServerError) as refused:
-        await client.start("hang", priority=8)
-    assert refused.value.status == 400
+    assert (await refused(hang(client, priority=8))).status == 400
 
 
 # --- Programs in a worker ------------------------------------------------------------------------
-def test_a_worker_keeps_machine_code_within_a_bound_and_what_runs() -> None:
+def test_loaded_modules_past_their_bytes_are_evicted_unless_in_use() -> None:
     modules = LoadedModules(bytes_max=200 << 10)
     for name in ("a", "b", "c", "d"):
         modules.add(name, 30 << 10)
@@ -68,21 +63,14 @@ def test_a_worker_keeps_machine_code_within_a_bound_and_what_runs() -> None:
     assert modules.note_use("a")
     assert modules.evict({"b", "d"}) == ["c"]
     assert not modules.too_many
-    assert (modules.note_use("c"), modules.note_use("a"), modules.note_use("b")) == (
-        False,
-        True,
-        True,
-    )
+    assert [modules.note_use(name) for name in "cab"] == [False, True, True]
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_program_comes_again_after_others_took_its_place(
-    system: SystemRig, client: Client
-) -> None:
+async def test_evicted_program_is_loaded_again(system: SystemRig, client: Client) -> None:
     worker = system.gateway.services.runs.workers.workers["worker-0"]
     worker.modules = LoadedModules(bytes_max=1)  # unused modules are evicted at once
-    await client.upload(hang(), "hang")
-    held = await client.start("hang")
+    held = await hang(client)
     for code in (1, 2, 1, 2):
         program = await client.upload(guests.wasm(main(f"(i32.const {code})")))
         for _ in range(2):
@@ -92,38 +80,31 @@ async def test_a_program_comes_again_after_others_took_its_place(
 
 
 # --- Refusals ------------------------------------------------------------------------------------
-def test_limits_of_live_runs(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(hang(), "hang")
-        runs = [await client.start("hang") for _ in range(3)]
-        for status in (429, 429):
-            with pytest.raises(ServerError) as refused:
-                await client.start("hang")
-            assert (refused.value.status, refused.value.retry_after) == (status, 1)
+@pytest.mark.parametrize(
+    ("limits", "most", "status"),
+    [({"tenant_runs_live_max": 3}, 3, 429), ({"runs_live_max": 2}, 2, 503)],
+)
+def test_run_past_the_number_of_live_runs_is_refused(
+    tmp_path: Path, limits: dict[str, int], most: int, status: int
+) -> None:
+    async def scenario(_: SystemRig, client: Client) -> None:
+        runs = [await hang(client) for _number in range(most)]
+        for _again in range(2):
+            error = await refused(hang(client))
+            assert (error.status, error.retry_after) == (status, 1)
         await client.cancel(runs[0])
-        await client.start("hang")
+        await hang(client)
 
-    with_system(tmp_path / "tenant", scenario, tenant_runs_live_max=3)
-
-    async def whole(system: SystemRig, client: Client) -> None:
-        await client.upload(hang(), "hang")
-        for _ in range(2):
-            await client.start("hang")
-        with pytest.raises(ServerError) as refused:
-            await client.start("hang")
-        assert (refused.value.status, refused.value.retry_after) == (503, 1)
-
-    with_system(tmp_path / "server", whole, runs_live_max=2)
+    with_system(tmp_path, scenario, **limits)
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_without_a_worker_or_a_kernel_there_is_503(system: SystemRig, client: Client) -> None:
+async def test_run_without_a_worker_or_a_kernel_is_503(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
     for step in ("no worker", "no kernel"):
-        with pytest.raises(ServerError) as refused:
-            await client.run("hello")
-        assert refused.value.status == 503, step
-        assert refused.value.retry_after is not None
+        error = await refused(client.run("hello"))
+        assert error.status == 503, step
+        assert error.retry_after is not None
         assert (await client.ready())[0] is False
         if step == "no worker":
             await system.stop_kernel()
@@ -132,51 +113,38 @@ async def test_without_a_worker_or_a_kernel_there_is_503(system: SystemRig, clie
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_a_worker_that_the_kernel_does_not_know_is_not_ready(
-    system: SystemRig, client: Client
-) -> None:
+async def test_worker_unknown_to_the_kernel_is_not_ready(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
-    link, _ = await visitor(system)
-    link.send(m.encode(hello()))
-    await asyncio.sleep(0.05)
-    assert (await client.ready())[0] is False
-    with pytest.raises(ServerError) as refused:
-        await client.run("hello")
-    assert refused.value.status == 503
-    assert system.gateway.services.runs.statistics()["runs"] == 0
-    link.close()
+    async with visitor(system) as worker:
+        worker.say(hello())
+        await asyncio.sleep(0.05)
+        assert (await client.ready())[0] is False
+        assert (await refused(client.run("hello"))).status == 503
+        assert system.gateway.services.runs.statistics()["runs"] == 0
 
 
 @run_by(with_system, "tmp_path")
-async def test_no_such_entry_or_a_limit_above_its_maximum(
-    system: SystemRig, client: Client
-) -> None:
+async def test_run_with_a_wrong_entry_or_option_is_refused(_: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
     for wrong in ({"entry": "main"}, {"limits": {"wall_ms": 10**12}}, {"nonsense": 1}):
-        with pytest.raises(ServerError) as refused:
-            await client.run("hello", **wrong)
-        assert refused.value.status == 400
+        assert (await refused(client.run("hello", **wrong))).status == 400
     assert (await client.run("hello", entry="lip_main"))["entry"] == "lip_main"
 
 
 # --- Messages ------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_an_inbox_that_nobody_reads_fills_up(system: SystemRig, client: Client) -> None:
-    await client.upload(hang(), "hang")
-    run = await client.start("hang")
+async def test_inbox_that_no_program_reads_fills_up(_: SystemRig, client: Client) -> None:
+    run = await hang(client)
     big = bytes(MESSAGE_BYTES_MAX)
-    for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX):
+    for _number in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX):
         await client.send(run, big)
-    with pytest.raises(ServerError) as refused:
-        await client.send(run, b"x")
-    assert (refused.value.status, refused.value.retry_after) == (429, 1)
-    with pytest.raises(ServerError) as refused:
-        await client.send(run, big + b"x")
-    assert refused.value.status == 413
+    error = await refused(client.send(run, b"x"))
+    assert (error.status, error.retry_after) == (429, 1)
+    assert (await refused(client.send(run, big + b"x"))).status == 413
     # A program that does read is never refused.
     await client.upload(guests.PARROT_WASM, "parrot")
     parrot = await client.start("parrot")
-    for _ in range(12):
+    for _number in range(12):
         await client.send(parrot, bytes(50_000))
         await asyncio.sleep(0.01)
     await client.send(parrot, b"last", close=True)
@@ -185,9 +153,7 @@ async def test_an_inbox_that_nobody_reads_fills_up(system: SystemRig, client: Cl
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_reader_that_does_not_read_stops_its_own_run_only(
-    system: SystemRig, client: Client
-) -> None:
+async def test_unread_events_stop_their_own_run_only(system: SystemRig, client: Client) -> None:
     await client.upload(guests.CHATTY_WASM, "chatty")
     run = await client.start("chatty")
     reader, writer = await asyncio.open_connection("127.0.0.1", system.gateway.port, limit=1024)
@@ -197,7 +163,7 @@ async def test_a_reader_that_does_not_read_stops_its_own_run_only(
     other = await client.run("chatty")
     assert other["status"] == "exited"
     live = await client.result(run)
-    if live["status"] == "running":  # else it had ended before the reader came
+    if live["status"] == "running":  # or it ended before the reader came
         before, now = -1, len(live["messages"])
         while before < now:  # it comes to a stop, and not to its end
             await asyncio.sleep(0.2)
@@ -208,23 +174,19 @@ async def test_a_reader_that_does_not_read_stops_its_own_run_only(
 
 
 @run_by(with_system, "tmp_path")
-async def test_bodies_that_are_no_json(system: SystemRig, client: Client) -> None:
+async def test_body_that_is_no_json_is_refused(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
-    headers = {"Authorization": f"Bearer {system.key}"}
-    url = f"{system.url}/v1/programs/hello/runs"
-    async with aiohttp.ClientSession(headers=headers) as session:
-        for body in (b"{", b'{"input": NaN}', b"\xff", b"[" * 100_000, b'"text"'):
-            async with session.post(url, data=body) as response:
-                assert response.status == 400, body[:20]
-                assert response.content_type == "application/problem+json"
-        async with session.post(url) as response:  # no body: every default
-            assert (await response.json())["output"] == "hello"
+    path = "/v1/programs/hello/runs"
+    for body in (b"{", b'{"input": NaN}', b"\xff", b"[" * 100_000, b'"text"'):
+        answer = await system.ask("POST", path, data=body)
+        assert answer.status == 400, body[:20]
+        assert answer.headers["Content-Type"].startswith("application/problem+json")
+    assert (await system.ask("POST", path)).json["output"] == "hello", "no body: every default"
 
 
 @run_by(with_system, "tmp_path")
-async def test_events_so_far(system: SystemRig, client: Client) -> None:
-    await client.upload(hang(), "hang")
-    run = await client.start("hang")
+async def test_events_without_following_are_those_so_far(_: SystemRig, client: Client) -> None:
+    run = await hang(client)
     events = [event async for event in client.events(run, follow=False)]
     assert [event.data["status"] for event in events] == ["running"]
     assert [event async for event in client.events(run, after=1, follow=False)] == []
@@ -232,9 +194,7 @@ async def test_events_so_far(system: SystemRig, client: Client) -> None:
 
 # --- Children and channels -----------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_children_are_started_counted_and_end_with_their_parent(
-    system: SystemRig, client: Client
-) -> None:
+async def test_children_are_started_joined_and_counted(system: SystemRig, client: Client) -> None:
     child = """(func (export "child") (result i32) (local $kv i32)
         (local.set $kv (call $kv_create))
         (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
@@ -247,15 +207,13 @@ async def test_children_are_started_counted_and_end_with_their_parent(
     other = msgpack.packb({"program": "hello", "input": b"", "grants": []})
     spawn = """(drop (call $claim (call $spawn (i32.const {at}) (i32.const {size}))
                                   (i32.const 5000) (i32.const 4)))"""
+    join = """(drop (call $send (i32.const 6000) (call $claim
+                (call $join (i32.load (i32.const 5000))) (i32.const 6000) (i32.const 100))))"""
     parent = main(
-        f"""{spawn.format(at=100, size=len(options))}
-            (drop (call $send (i32.const 6000) (call $claim
-                (call $join (i32.load (i32.const 5000))) (i32.const 6000) (i32.const 100))))
+        f"""{spawn.format(at=100, size=len(options))} {join}
             (call $say (call $claim (call $spawn (i32.const 200) (i32.const {len(absent)}))
                                     (i32.const 5000) (i32.const 4)))
-            {spawn.format(at=300, size=len(other))}
-            (drop (call $send (i32.const 6000) (call $claim
-                (call $join (i32.load (i32.const 5000))) (i32.const 6000) (i32.const 100))))
+            {spawn.format(at=300, size=len(other))} {join}
             (i32.const 0)""",
         data(100, options),
         data(200, absent),
@@ -277,7 +235,7 @@ async def test_children_are_started_counted_and_end_with_their_parent(
 
 
 @run_by(with_system, "tmp_path")
-async def test_channels_connect_runs(system: SystemRig, client: Client) -> None:
+async def test_channel_item_goes_from_run_to_run(system: SystemRig, client: Client) -> None:
     receive = main(
         """(drop (call $send (i32.const 100) (call $claim
                (call $channel_recv (i32.const 0) (i32.const 4)) (i32.const 100) (i32.const 100))))
@@ -293,7 +251,7 @@ async def test_channels_connect_runs(system: SystemRig, client: Client) -> None:
     await client.upload(guests.wasm(send), "send")
     gone = await client.start("receive")
     await asyncio.sleep(0.02)
-    await client.cancel(gone)  # what it waited for must not be lost in it
+    await client.cancel(gone)  # the item must not go to it
     receiving = asyncio.create_task(client.run("receive"))
     await asyncio.sleep(0.02)
     assert (await client.run("send"))["exit_code"] == 0
@@ -303,7 +261,7 @@ async def test_channels_connect_runs(system: SystemRig, client: Client) -> None:
 
 # --- Ends ----------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_a_cancel_before_anybody_looked(system: SystemRig, client: Client) -> None:
+async def test_run_is_cancelled_as_soon_as_it_is_started(system: SystemRig, client: Client) -> None:
     await client.upload(guests.SPIN_WASM, "spin")
     runs = await asyncio.gather(*(client.start("spin") for _ in range(20)))
     ended = await asyncio.gather(*(client.cancel(run) for run in runs))
@@ -312,15 +270,12 @@ async def test_a_cancel_before_anybody_looked(system: SystemRig, client: Client)
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_run_ends_when_the_kernel_dies_and_the_next_one_works(
-    system: SystemRig, client: Client
-) -> None:
-    await client.upload(hang(), "hang")
+async def test_run_ends_when_its_kernel_dies(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
-    run = await client.start("hang")
+    run = await hang(client)
     await system.stop_kernel()
     await asyncio.sleep(0.05)
-    assert (await client.result(run))["status"] == "running", "it may come back as it was"
+    assert (await client.result(run))["status"] == "running", "the kernel may come back"
     await system.start_kernel()
     assert (await final(client.events(run)))["reason"] == "the kernel died"
     await system.link_worker_to_kernel()
@@ -329,34 +284,73 @@ async def test_a_run_ends_when_the_kernel_dies_and_the_next_one_works(
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_result_that_cannot_be_stored_is_no_success(
+async def test_run_whose_result_cannot_be_stored_has_failed(
     system: SystemRig, client: Client, *, caplog: pytest.LogCaptureFixture
 ) -> None:
     await client.upload(guests.PARROT_WASM, "parrot")
     run = await client.start("parrot")
-
-    def break_runs(connection: Connection) -> None:
-        connection.execute("ALTER TABLE run_events RENAME TO elsewhere")
-
-    await system.gateway.services.store.write(break_runs)
+    sql = "ALTER TABLE run_events RENAME TO elsewhere"
+    await system.gateway.services.store.write(lambda c: c.execute(sql) and None)
     await client.send(run, b"", close=True)
     last = await final(client.events(run))
     assert (last["status"], last["reason"]) == ("failed", "its result could not be stored")
     assert "no such table" in caplog.text
 
 
-# --- A worker that is not to be believed ---------------------------------------------------------
+# --- Workers that break the rules ----------------------------------------------------------------
 def hello(secret: bytes = WORKER_SECRET, **other: Any) -> m.Hello:
     fields = {"version": m.PROTOCOL_VERSION, "role": "worker", "name": "worker-0", "pid": 1}
     return m.Hello(secret=secret, **{**fields, **other})
 
 
-async def visitor(system: SystemRig) -> tuple[SocketLink, asyncio.Queue[m.Message | None]]:
-    """A connection to the gateway's door; None in its queue is the end of the link."""
-    heard: asyncio.Queue[m.Message | None] = asyncio.Queue()
-    link = await connect_unix(system.config.socket)
-    link.receive(lambda frame: heard.put_nowait(m.decode(frame)), lambda: heard.put_nowait(None))
-    return link, heard
+class Visitor:
+    """A connection to the gateway's socket for workers."""
+
+    def __init__(self, link: SocketLink) -> None:
+        self.link = link
+        self._frames: asyncio.Queue[m.Message | None] = asyncio.Queue()
+        link.receive(
+            lambda frame: self._frames.put_nowait(m.decode(frame)),
+            lambda: self._frames.put_nowait(None),
+        )
+
+    def say(self, message: m.Message) -> None:
+        self.link.send(m.encode(message))
+
+    async def next(self) -> m.Message | None:
+        """Return the gateway's next message; None is the end of the link."""
+        return await asyncio.wait_for(self._frames.get(), 5)
+
+
+@asynccontextmanager
+async def visitor(system: SystemRig) -> AsyncIterator[Visitor]:
+    found = Visitor(await connect_unix(system.config.socket))
+    try:
+        yield found
+    finally:
+        found.link.abort()
+
+
+@asynccontextmanager
+async def only_worker(system: SystemRig) -> AsyncIterator[Visitor]:
+    """Become the system's worker, linked to its kernel, too."""
+    kernel_link = await connect_unix(system.config.kernel_socket)
+    welcomed = asyncio.Event()
+    kernel_link.receive(lambda _: welcomed.set(), lambda: None)
+    kernel_link.send(m.encode(hello()))
+    await welcomed.wait()
+    async with visitor(system) as worker:
+        worker.say(hello())
+        await system.wait_until_ready()
+        yield worker
+    kernel_link.close()
+
+
+async def start_of(worker: Visitor) -> m.Start:
+    """Return the next order to start a run."""
+    while not isinstance(start := await worker.next(), m.Start):
+        assert isinstance(start, m.Welcome | m.Module)
+    return start
 
 
 @pytest.mark.parametrize(
@@ -371,13 +365,13 @@ async def visitor(system: SystemRig) -> tuple[SocketLink, asyncio.Queue[m.Messag
     ],
 )
 @run_by(with_system, "tmp_path")
-async def test_whoever_has_not_the_secret_is_not_let_in(
+async def test_process_without_the_secret_is_not_let_in(
     system: SystemRig, client: Client, *, first: m.Message
 ) -> None:
     await client.upload(guests.HELLO_WASM, "hello")
-    link, heard = await visitor(system)
-    link.send(m.encode(first))
-    assert await asyncio.wait_for(heard.get(), 5) is None
+    async with visitor(system) as stranger:
+        stranger.say(first)
+        assert await stranger.next() is None
     assert (await client.run("hello"))["status"] == "exited"
 
 
@@ -393,162 +387,108 @@ async def test_whoever_has_not_the_secret_is_not_let_in(
     ],
 )
 @run_by(with_system, "tmp_path", worker=False)
-async def test_a_worker_that_breaks_the_protocol_is_cut_off(
-    system: SystemRig, client: Client, *, lie: m.Message
+async def test_worker_that_breaks_the_protocol_is_cut_off(
+    system: SystemRig, _: Client, *, lie: m.Message
 ) -> None:
-    link, heard = await visitor(system)
-    link.send(m.encode(hello()))
-    assert isinstance(await asyncio.wait_for(heard.get(), 5), m.Welcome)
-    link.send(m.encode(lie))
-    assert await asyncio.wait_for(heard.get(), 5) is None
+    async with visitor(system) as worker:
+        worker.say(hello())
+        assert isinstance(await worker.next(), m.Welcome)
+        worker.say(lie)
+        assert await worker.next() is None
     assert system.gateway.services.runs.workers.workers == {}
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_a_worker_speaks_of_its_own_runs_only(system: SystemRig, client: Client) -> None:
-    """What it says of another's run, or of one that has ended, changes nothing."""
-    await client.upload(hang(), "hang")
-    kernel_link = await connect_unix(system.config.kernel_socket)
-    welcomed = asyncio.Event()
-    kernel_link.receive(lambda _: welcomed.set(), lambda: None)
-    kernel_link.send(m.encode(hello()))
-    await welcomed.wait()
-    link, heard = await visitor(system)
-    link.send(m.encode(hello()))
-    await system.wait_until_ready()
-    run = await client.start("hang")
-    kinds = [type(await asyncio.wait_for(heard.get(), 5)) for _ in range(2)]
-    start = await asyncio.wait_for(heard.get(), 5)
-    assert kinds == [m.Welcome, m.Module]
-    assert isinstance(start, m.Start)
-    usage = {"cpu_ms": 1, "wall_ms": 2, "syscalls": 3, "peak_memory_bytes": 4}
-    foreign = start.instance + 1000
-    for said in (
-        m.Output([[foreign, b"not mine"], [start.instance, b"mine"]]),
-        m.Logs([[foreign, 1, b"not mine"]]),
-        m.Ended(foreign, "exited", 0, "", usage),
-        m.Received(foreign, 5, 5),
-        m.Unask(77),
-        m.Ask(5, "channel_recv", {"instance": foreign, "name": "c"}),
-        m.Ask(6, "spawn", {"parent": foreign, "program": None, "stage": 0}),
-    ):
-        link.send(m.encode(said))
-    said_back = [await asyncio.wait_for(heard.get(), 5) for _ in range(2)]
-    answers = [message for message in said_back if isinstance(message, m.Answer)]
-    assert {(answer.seq, answer.errno) for answer in answers} == {(5, -9), (6, -9)}
-    # More than a run may send, whatever the worker thinks: the run is killed.
-    flood = [[start.instance, bytes(MESSAGE_BYTES_MAX)]] * (RUN_OUTPUT_BYTES_MAX >> 20)
-    link.send(m.encode(m.Output(flood)))
-    while not isinstance(message := await asyncio.wait_for(heard.get(), 5), m.Kill):
-        assert isinstance(message, m.Credit)
-        assert message.instance == start.instance
-        assert message.taken >= CREDIT_BYTES_MIN, "not for each little message"
-    link.send(m.encode(m.Ended(start.instance, "killed", 1, message.reason, usage)))
-    link.send(m.encode(m.Ended(start.instance, "exited", 0, "", usage)))
-    last = await final(client.events(run))
-    assert last["status"] == "killed"
-    assert "bytes" in last["reason"]
-    result = await client.result(run)
-    assert result["messages"][0] == "mine"
-    assert json.dumps(result).count("not mine") == 0
-    link.close()
-    kernel_link.close()
-
-
-async def only_worker(system: SystemRig) -> tuple[SocketLink, SocketLink, asyncio.Queue[Any]]:
-    """Become the system's worker: the links to kernel and gateway, and what the latter says."""
-    kernel_link = await connect_unix(system.config.kernel_socket)
-    welcomed = asyncio.Event()
-    kernel_link.receive(lambda _: welcomed.set(), lambda: None)
-    kernel_link.send(m.encode(hello()))
-    await welcomed.wait()
-    link, heard = await visitor(system)
-    link.send(m.encode(hello()))
-    await system.wait_until_ready()
-    return kernel_link, link, heard
+async def test_worker_speaks_for_its_own_runs_only(system: SystemRig, client: Client) -> None:
+    """Its messages about others' runs, or about ended ones, change nothing."""
+    async with only_worker(system) as worker:
+        run = await hang(client)
+        start = await start_of(worker)
+        usage = {"cpu_ms": 1, "wall_ms": 2, "syscalls": 3, "peak_memory_bytes": 4}
+        foreign = start.instance + 1000
+        for said in (
+            m.Output([[foreign, b"not mine"], [start.instance, b"mine"]]),
+            m.Logs([[foreign, 1, b"not mine"]]),
+            m.Ended(foreign, "exited", 0, "", usage),
+            m.Received(foreign, 5, 5),
+            m.Unask(77),
+            m.Ask(5, "channel_recv", {"instance": foreign, "name": "c"}),
+            m.Ask(6, "spawn", {"parent": foreign, "program": None, "stage": 0}),
+        ):
+            worker.say(said)
+        answers = [await worker.next() for _ in range(2)]
+        assert {(a.seq, a.errno) for a in answers if isinstance(a, m.Answer)} == {(5, -9), (6, -9)}
+        # The run is killed when the worker sends more than a run may.
+        flood = [[start.instance, bytes(MESSAGE_BYTES_MAX)]] * (RUN_OUTPUT_BYTES_MAX >> 20)
+        worker.say(m.Output(flood))
+        while not isinstance(message := await worker.next(), m.Kill):
+            assert isinstance(message, m.Credit)
+            assert message.instance == start.instance
+            assert message.taken >= CREDIT_BYTES_MIN, "not for each small message"
+        worker.say(m.Ended(start.instance, "killed", 1, message.reason, usage))
+        worker.say(m.Ended(start.instance, "exited", 0, "", usage))
+        last = await final(client.events(run))
+        assert last["status"] == "killed"
+        assert "bytes" in last["reason"]
+        result = await client.result(run)
+        assert result["messages"][0] == "mine"
+        assert json.dumps(result).count("not mine") == 0
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_a_worker_that_does_not_read_is_cut_off_all_the_same(
-    system: SystemRig, client: Client
-) -> None:
-    """What lies unread in its link must not keep the link, and its runs, alive."""
-    await client.upload(hang(), "hang")
-    kernel_link, link, _ = await only_worker(system)
-    assert link._transport is not None
-    link._transport.pause_reading()
-    run = await client.start("hang", "x" * (3 << 20))
-    link.send(m.encode(m.Kill(1, "a worker does not send this")))
-    last = await asyncio.wait_for(final(client.events(run)), 5)
-    assert last["reason"] == "the worker that ran it died"
-    assert system.gateway.services.runs.workers.workers == {}
-    link.abort()
-    kernel_link.close()
-
-
-async def hanging_run(system: SystemRig, client: Client) -> tuple[SocketLink, SocketLink, str, int]:
-    """Start a run in a worker that is ours; return both links, the run and its instance."""
-    await client.upload(hang(), "hang")
-    kernel_link, link, heard = await only_worker(system)
-    run = await client.start("hang")
-    while not isinstance(start := await asyncio.wait_for(heard.get(), 5), m.Start):
-        pass
-    return kernel_link, link, run, start.instance
+async def test_worker_that_does_not_read_is_cut_off(system: SystemRig, client: Client) -> None:
+    """Unread bytes in its link must not keep the link, and its runs, alive."""
+    async with only_worker(system) as worker:
+        assert worker.link._transport is not None
+        worker.link._transport.pause_reading()
+        run = await hang(client, "x" * (3 << 20))
+        worker.say(m.Kill(1, "a worker does not send this"))
+        last = await asyncio.wait_for(final(client.events(run)), 5)
+        assert last["reason"] == "the worker that ran it died"
+        assert system.gateway.services.runs.workers.workers == {}
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_empty_log_lines_count_too(system: SystemRig, client: Client) -> None:
-    kernel_link, link, run, instance = await hanging_run(system, client)
-    link.send(m.encode(m.Logs([[instance, 1, b""]] * 100_000)))
-    link.send(m.encode(m.Ended(instance, "exited", 0, "", {})))
-    kinds = [event.kind async for event in client.events(run)]
-    assert 0 < kinds.count("log") <= RUN_LOG_BYTES_MAX // 16 + 3
-    link.close()
-    kernel_link.close()
+async def test_empty_log_lines_count_towards_their_limit(system: SystemRig, client: Client) -> None:
+    async with only_worker(system) as worker:
+        run = await hang(client)
+        instance = (await start_of(worker)).instance
+        worker.say(m.Logs([[instance, 1, b""]] * 100_000))
+        worker.say(m.Ended(instance, "exited", 0, "", {}))
+        kinds = [event.kind async for event in client.events(run)]
+        assert 0 < kinds.count("log") <= RUN_LOG_BYTES_MAX // 16 + 3
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_a_long_log_line_comes_as_several_events_that_are_short_as_json(
-    system: SystemRig, client: Client
-) -> None:
-    kernel_link, link, run, instance = await hanging_run(system, client)
-    line = "\x01" * 200_000 + "\u20ac" * 10_000
-    link.send(m.encode(m.Logs([[instance, 2, line.encode()]])))
-    link.send(m.encode(m.Ended(instance, "exited", 0, "", {})))
-    logs = [event.data async for event in client.events(run) if event.kind == "log"]
-    assert "".join(log["text"] for log in logs) == line
-    assert {log["level"] for log in logs} == {2}
-    assert max(len(to_json(log)) for log in logs) < PART_BYTES + 100
-    link.close()
-    kernel_link.close()
+async def test_long_log_line_becomes_several_events(system: SystemRig, client: Client) -> None:
+    async with only_worker(system) as worker:
+        run = await hang(client)
+        instance = (await start_of(worker)).instance
+        line = "\x01" * 200_000 + "\u20ac" * 10_000
+        worker.say(m.Logs([[instance, 2, line.encode()]]))
+        worker.say(m.Ended(instance, "exited", 0, "", {}))
+        logs = [event.data async for event in client.events(run) if event.kind == "log"]
+        assert "".join(log["text"] for log in logs) == line
+        assert {log["level"] for log in logs} == {2}
+        assert max(len(to_json(log)) for log in logs) < PART_BYTES + 100
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_worker_that_comes_again_ends_its_former_self(
-    system: SystemRig, client: Client
-) -> None:
-    await client.upload(hang(), "hang")
-    run = await client.start("hang")
-    link, heard = await visitor(system)
-    link.send(m.encode(hello()))
-    assert isinstance(await asyncio.wait_for(heard.get(), 5), m.Welcome)
-    assert (await final(client.events(run)))["reason"] == "the worker that ran it died"
-    link.close()
+async def test_worker_that_connects_again_ends_its_runs(system: SystemRig, client: Client) -> None:
+    run = await hang(client)
+    async with visitor(system) as again:
+        again.say(hello())
+        assert isinstance(await again.next(), m.Welcome)
+        assert (await final(client.events(run)))["reason"] == "the worker that ran it died"
 
 
 # --- Memory --------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_what_has_ended_leaves_nothing_to_the_collector(
-    system: SystemRig, client: Client
-) -> None:
-    """With circles in them, ended runs and their messages would stay for thousands of others."""
-    for name, program in (
-        ("speaker", guests.SPEAKER_WASM),
-        ("parrot", guests.PARROT_WASM),
-        ("trap", guests.TRAP_WASM),
-        ("hang", hang()),
-    ):
-        await client.upload(program, name)
+async def test_ended_runs_leave_no_garbage(system: SystemRig, client: Client) -> None:
+    """With cycles in them, ended runs and their messages would stay for thousands of others."""
+    await client.upload(guests.SPEAKER_WASM, "speaker")
+    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.upload(guests.TRAP_WASM, "trap")
     await run_all_kinds(system, client)
     with left_to_collector("symphony_runtime.gateway") as left:
         for _ in range(2):
@@ -557,14 +497,14 @@ async def test_what_has_ended_leaves_nothing_to_the_collector(
 
 
 async def run_all_kinds(system: SystemRig, client: Client) -> None:
-    """Have runs that are kept, read, talked to, trapped, cancelled, and one that passes."""
+    """Have runs that are kept, read, talked to, trapped and cancelled, and one that is not kept."""
     await client.run("speaker")
     assert [event async for event in client.stream("speaker")]
     talked = await client.start("parrot")
     await client.send(talked, b"one", close=True)
     assert (await final(client.events(talked)))["status"] == "exited"
     assert (await client.run("trap"))["status"] == "trapped"
-    assert (await client.cancel(await client.start("hang")))["status"] == "killed"
+    assert (await client.cancel(await hang(client)))["status"] == "killed"
     services, inbox = system.gateway.services, Inbox()
     program = await services.programs.get("default", "speaker")
     passing = await services.runs.start(program, RunRequest(), listener=inbox)

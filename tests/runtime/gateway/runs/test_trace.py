@@ -1,4 +1,4 @@
-"""Traces of runs: what they show, whose they are, how long they stay."""
+"""Traces of runs: what they show, who may see them, how long they are kept."""
 
 import asyncio
 import json
@@ -11,14 +11,19 @@ import msgpack
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX, TRACE_EVENTS_MAX
-from symphony_runtime.client import Client, ServerError
-from symphony_runtime.gateway.runs.record import Record
+from symphony_runtime.client import Client
 from symphony_runtime.gateway.runs.trace import RunTrace, trace_events
-from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.authentication import _make_key
 
-from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
-from tests.support.gateway.system import SystemRig, with_system
+from tests.e2e.programs import (
+    HANG_WASM,
+    HELLO_WASM,
+    SLEEP_AND_DECODE_WASM,
+    SPIN_WASM,
+    TRAP_WASM,
+    wasm,
+)
+from tests.support.gateway.stores import count_rows, make_record
+from tests.support.gateway.system import SystemRig, refused, with_system
 from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
@@ -50,7 +55,7 @@ BRANCHES = wasm(
 
 
 def checked(trace: dict[str, Any]) -> list[Span]:
-    """Return a trace's spans; the format, and how they lie, are as viewers want them."""
+    """Check that a trace has the format that viewers want; return its spans."""
     json.dumps(trace, allow_nan=False)
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     named: set[tuple[str, int, int]] = set()
@@ -74,7 +79,7 @@ def checked(trace: dict[str, Any]) -> list[Span]:
 
 
 def nests(spans: list[Span]) -> None:
-    """Each span lies within another of its track, or beside it."""
+    """Check that each span lies within another of its track, or outside it."""
     open_until: list[int] = []
     for began, ended in sorted(map(nanoseconds, spans), key=lambda pair: (pair[0], -pair[1])):
         while open_until and open_until[-1] <= began:
@@ -98,7 +103,7 @@ def of(spans: list[Span], pid: int, **what: Any) -> list[Span]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_calls_waits_and_steps_of_a_run(system: SystemRig, client: Client) -> None:
+async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: Client) -> None:
     await client.upload(BRANCHES, "branches")
     run = await client.run("branches", trace=True)
     assert run["status"] == "exited", run
@@ -132,7 +137,7 @@ async def test_calls_waits_and_steps_of_a_run(system: SystemRig, client: Client)
         (queued,) = [s for s in of(spans, KERNEL, tid=pred["tid"], name="queued")
                      if within(s, pred)]  # fmt: skip
         assert nanoseconds(queued)[1] == nanoseconds(parts[0])[0]
-    # One clock: a pred is computed after its call, and before the program hears of it.
+    # One clock: a pred is computed after its call and before the program gets its result.
     by_ticket = {s["args"]["result"]: s for s in of(calls, WORKER, name="pred")}
     (run_span,) = of(spans, GATEWAY, name="running")
     for pred in preds:
@@ -143,7 +148,7 @@ async def test_calls_waits_and_steps_of_a_run(system: SystemRig, client: Client)
 
 
 @run_by(with_system, "tmp_path")
-async def test_children_have_tracks_of_their_own(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
     parent = f"""
         (call $await (call $spawn (i32.const 500) (i32.const {len(options)})))
@@ -170,7 +175,7 @@ async def test_children_have_tracks_of_their_own(system: SystemRig, client: Clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_each_step_of_a_generation_is_shown(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"max": 5, "ahead": 2})
     body = f"""
         (local.set $ticket (call $generate (call $kv_create) (i32.const 0) (i32.const 3)
@@ -193,7 +198,7 @@ async def test_each_step_of_a_generation_is_shown(system: SystemRig, client: Cli
     assert len(of(spans, KERNEL, tid=1)) == 5
 
 
-def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
+def test_trace_is_kept_as_long_as_its_run(tmp_path: Path) -> None:
     async def first(system: SystemRig, client: Client) -> None:
         await client.upload(HELLO_WASM, "hello")
         runs.append((await client.run("hello", trace=True))["id"])
@@ -202,13 +207,8 @@ def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
     async def later(system: SystemRig, client: Client) -> None:
         assert await client.trace(runs[0]) == traces[0]
         await client.delete_run(runs[0])
-        with pytest.raises(ServerError) as gone:
-            await client.trace(runs[0])
-        assert gone.value.status == 404
-        rows = await system.gateway.services.store.read(
-            lambda c: c.execute("SELECT COUNT(*) FROM run_traces").fetchone()[0]
-        )
-        assert rows == 0
+        assert (await refused(client.trace(runs[0]))).status == 404
+        assert await count_rows(system.gateway.services.store, "run_traces") == 0
 
     runs: list[str] = []
     traces: list[dict[str, Any]] = []
@@ -217,41 +217,30 @@ def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_only_runs_that_ask_are_traced(system: SystemRig, client: Client) -> None:
+async def test_run_without_the_option_is_not_traced(system: SystemRig, client: Client) -> None:
     await client.upload(HELLO_WASM, "hello")
     for options in ({}, {"trace": False}):
         run = await client.run("hello", **options)
-        with pytest.raises(ServerError) as refused:
-            await client.trace(run["id"])
-        assert refused.value.status == 404
-        assert "was not traced" in str(refused.value)
+        error = await refused(client.trace(run["id"]))
+        assert error.status == 404
+        assert "was not traced" in str(error)
     wrong: Any
     for wrong in ("yes", 1, None, {}):
-        with pytest.raises(ServerError) as refused:
-            await client.run("hello", trace=wrong)
-        assert refused.value.status == 400
-
-
-async def test_another_tenant_gets_404(tmp_path: Path) -> None:
-    store = Store(tmp_path / "symphony.sqlite")
-    keys = [await _make_key(store, tmp_path / f"{t}.key", t) for t in ("default", "acme")]
-    await store.close()
-    async with (
-        SystemRig(tmp_path) as system,
-        Client(system.url, keys[0]) as owner,
-        Client(system.url, keys[1]) as other,
-    ):
-        await owner.upload(HELLO_WASM, "hello")
-        run = (await owner.run("hello", trace=True))["id"]
-        assert (await owner.trace(run))["otherData"]["run"] == run
-        for client, name in ((other, run), (owner, "run_nonsense")):
-            with pytest.raises(ServerError) as refused:
-                await client.trace(name)
-            assert refused.value.status == 404
+        assert (await refused(client.run("hello", trace=wrong))).status == 400
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_live_run_shows_what_it_did_so_far(system: SystemRig, client: Client) -> None:
+async def test_trace_of_another_tenants_run_is_not_found(system: SystemRig, owner: Client) -> None:
+    await owner.upload(HELLO_WASM, "hello")
+    run = (await owner.run("hello", trace=True))["id"]
+    assert (await owner.trace(run))["otherData"]["run"] == run
+    async with system.tenant() as other:
+        for client, name in ((other, run), (owner, "run_nonsense")):
+            assert (await refused(client.trace(name))).status == 404
+
+
+@run_by(with_system, "tmp_path")
+async def test_trace_of_a_live_run_shows_its_events_so_far(_: SystemRig, client: Client) -> None:
     await client.upload(SLEEP_AND_DECODE_WASM, "slow")
     run = await client.start("slow", trace=True)
     async with asyncio.timeout(20):
@@ -266,7 +255,7 @@ async def test_a_live_run_shows_what_it_did_so_far(system: SystemRig, client: Cl
 
 
 @run_by(with_system, "tmp_path")
-async def test_runs_that_do_not_end_well_are_traced_too(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_trapped_or_killed_run_is_complete(_: SystemRig, client: Client) -> None:
     for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
         await client.upload(program, name)
     trapped = await client.run("trap", trace=True)
@@ -283,7 +272,7 @@ async def test_runs_that_do_not_end_well_are_traced_too(system: SystemRig, clien
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_flood_of_calls_leaves_its_end(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_flood_of_calls_keeps_its_end(system: SystemRig, client: Client) -> None:
     calls = TRACE_EVENTS_MAX + 5_000
     body = f"""
         (loop $more (drop (call $clock_ms))
@@ -302,13 +291,10 @@ async def test_a_flood_of_calls_leaves_its_end(system: SystemRig, client: Client
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_tenant_has_so_many_traced_runs_at_once(system: SystemRig, client: Client) -> None:
-    body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
-    await client.upload(wasm(main(body)), "hang")
+async def test_traced_runs_of_a_tenant_have_a_number(_: SystemRig, client: Client) -> None:
+    await client.upload(HANG_WASM, "hang")
     runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
-    with pytest.raises(ServerError) as refused:
-        await client.start("hang", trace=True)
-    assert refused.value.status == 429
+    assert (await refused(client.start("hang", trace=True))).status == 429
     await client.start("hang")
     await client.cancel(runs[0])
     await client.start("hang", trace=True)
@@ -317,11 +303,7 @@ async def test_a_tenant_has_so_many_traced_runs_at_once(system: SystemRig, clien
 # --- What is kept --------------------------------------------------------------------------------
 
 
-RECORD = Record(
-    seq=5, id="run_5", tenant="t", program="sha256:00", program_name=None, entry="lip_main",
-    status="running", exit_code=None, reason="", priority=4, limits={}, usage=None, created_ms=0,
-    ended_ms=None,
-)  # fmt: skip
+RECORD = make_record(5)
 
 
 def call(index: int) -> list[Any]:
@@ -333,7 +315,7 @@ def pred(index: int, steps: int) -> list[Any]:
     return [5, index, steps, float(index), index + 1.0, 0, parts]
 
 
-def test_the_last_events_are_kept() -> None:
+def test_trace_keeps_the_last_events() -> None:
     trace = RunTrace(0.0, "worker-0")
     count = TRACE_EVENTS_MAX + 1000
     for start in range(0, count, 200):
@@ -350,7 +332,7 @@ def test_the_last_events_are_kept() -> None:
     assert shown["otherData"]["lost_events"] == (count + 199) // 200 * 200 - len(calls) + 7
 
 
-def test_preds_that_overlap_stand_on_tracks_of_their_own() -> None:
+def test_trace_shows_overlapping_preds_on_their_own_tracks() -> None:
     trace = RunTrace(0.0, "worker-0")
     overlapping = [[5, 1, 1, 1.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
                    [5, 2, 1, 2.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
@@ -378,6 +360,6 @@ def test_preds_that_overlap_stand_on_tracks_of_their_own() -> None:
         [True, "send", 0.0, 1.0, 0, False],
     ],
 )  # fmt: skip
-def test_a_worker_is_not_believed(event: Any) -> None:
+def test_worker_that_reports_a_bad_trace_event_is_refused(event: Any) -> None:
     with pytest.raises(m.MessageError):
         RunTrace(time.monotonic(), "worker-0").add_calls([call(1), event])

@@ -1,5 +1,4 @@
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ async def days(store: Store, chosen: UsageQuery | None = None, limit: int = 100)
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_runs_add_up_by_tenant_and_day(store: Store) -> None:
+async def test_usage_adds_up_by_tenant_and_day(store: Store) -> None:
     for tenant, at in (("b", NOON), ("a", NOON), ("a", NOON + 1), ("a", NOON + DAY_MS)):
         await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
     await store.write(lambda c: add_usage(c, "a", NOON, {"wall_ms": 5}))
@@ -41,7 +40,7 @@ async def test_runs_add_up_by_tenant_and_day(store: Store) -> None:
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_a_part_can_be_chosen(store: Store) -> None:
+async def test_usage_query_selects_tenant_days_and_page(store: Store) -> None:
     for tenant in ("a", "b"):
         for day in range(3):
             at = NOON + day * DAY_MS
@@ -57,28 +56,24 @@ async def test_a_part_can_be_chosen(store: Store) -> None:
     assert [row[:2] for row in page] == [("a", "2026-11-22")]
 
 
-def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> None:
+@run_by(with_store, "tmp_path", "store_url")
+async def test_usage_of_short_runs_is_written_in_batches(store: Store) -> None:
     now = NOON
-
-    async def scenario(store: Store) -> None:
-        nonlocal now
-        ledger = RunUsage(store, lambda: now)
-        before = store.statistics()["writes"]
-        for _ in range(50):
-            ledger.count("a", USAGE)
-        now += DAY_MS
+    ledger = RunUsage(store, lambda: now)
+    before = store.statistics()["writes"]
+    for _ in range(50):
         ledger.count("a", USAGE)
-        assert await days(store) == []
-        await ledger.flush()
-        assert await days(store) == [("a", "2026-11-21", 50, 50), ("a", "2026-11-22", 1, 1)]
-        await ledger.flush()
-        assert store.statistics()["writes"] - before == 1
-
-    with_store(tmp_path, store_url, scenario)
+    now += DAY_MS
+    ledger.count("a", USAGE)
+    assert await days(store) == []
+    await ledger.flush()
+    assert await days(store) == [("a", "2026-11-21", 50, 50), ("a", "2026-11-22", 1, 1)]
+    await ledger.flush()
+    assert store.statistics()["writes"] - before == 1
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_what_could_not_be_written_is_not_lost(store: Store) -> None:
+async def test_usage_that_could_not_be_written_is_kept(store: Store) -> None:
     ledger = RunUsage(store, lambda: NOON)
     ledger.count("a", USAGE)
     await store.write(lambda c: c.execute("ALTER TABLE tenant_usage RENAME TO away") and None)
@@ -90,6 +85,6 @@ async def test_what_could_not_be_written_is_not_lost(store: Store) -> None:
     assert await days(store) == [("a", "2026-11-21", 2, 2)]
 
 
-def test_what_is_summed_is_told_by_runs() -> None:
+def test_summed_usage_is_all_but_peak_memory() -> None:
     assert set(SUMMED) == set(USAGE_KEYS) - {"peak_memory_bytes"}
     assert day_of(NOON) == "2026-11-21"

@@ -12,22 +12,15 @@ import pytest
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.runs.events.reader import Event
 from symphony_runtime.gateway.runs.events.stream import EventStream, StoredReader, insert_events
-from symphony_runtime.gateway.runs.record import LIMITS_MAX, Record, find_run, insert_run
+from symphony_runtime.gateway.runs.record import find_run, insert_run
 from symphony_runtime.gateway.storage import crash_log as crash_log_module
 from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_crash_log, read_crash_log
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.gateway.stores import make_record
 from tests.support.run_by import run_by
 
 DIED = "it died"
-
-
-def record(seq: int) -> Record:
-    return Record(
-        seq=seq, id=f"run_{seq}", tenant="t", program="sha256:00", program_name="p", entry="",
-        status="running", exit_code=None, reason="", priority=4, limits=LIMITS_MAX, usage=None,
-        created_ms=1, ended_ms=None,
-    )  # fmt: skip
 
 
 def files(folder: Path) -> list[str]:
@@ -35,7 +28,7 @@ def files(folder: Path) -> list[str]:
 
 
 def with_store(folder: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
-    """The store is left as a kill -9 would leave it: only what is committed is there."""
+    """Leave the store as a kill -9 would: only what is committed is there."""
 
     async def main() -> None:
         store = Store(folder / "db")
@@ -49,22 +42,22 @@ def with_store(folder: Path, scenario: Callable[[Store], Awaitable[None]]) -> No
 
 
 def recovered(folder: Path) -> dict[int, list[Event]]:
-    """What the next gateway tells of runs 1 and 2, and that a reader may begin anywhere."""
+    """Return the events of runs 1 and 2 at the next gateway, which can be read from any one."""
 
     async def main() -> dict[int, list[Event]]:
         store = Store(folder / "db")
         left = read_crash_log(folder)
         await store.write(lambda connection: fail_live_runs(connection, left, DIED, "a gateway"))
         clear_crash_log(folder)
-        told: dict[int, list[Event]] = {}
+        found: dict[int, list[Event]] = {}
         for run in (1, 2):
             if await store.read(partial(find_run, tenant="t", run_id=f"run_{run}")) is None:
                 continue
-            told[run] = await read(StoredReader(store, run, 0))
-            for event in random.Random(run).sample(told[run], min(10, len(told[run]))):
-                assert await read(StoredReader(store, run, event.id)) == told[run][event.id :]
+            found[run] = await read(StoredReader(store, run, 0))
+            for event in random.Random(run).sample(found[run], min(10, len(found[run]))):
+                assert await read(StoredReader(store, run, event.id)) == found[run][event.id :]
         await store.close()
-        return told
+        return found
 
     return asyncio.run(main())
 
@@ -78,7 +71,7 @@ async def read(reader: StoredReader) -> list[Event]:
 
 async def started(store: Store, seq: int) -> EventStream:
     stream = EventStream(store, seq, lambda _: None, store.crash_log)
-    await store.write(lambda connection: insert_run(connection, record(seq)))
+    await store.write(lambda connection: insert_run(connection, make_record(seq)))
     stream.append("status", {"status": "running"})
     return stream
 
@@ -87,7 +80,7 @@ def kinds(events: list[Event]) -> list[str]:
     return [event.kind for event in events]
 
 
-def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
+def test_events_that_readers_got_survive_a_kill(tmp_path: Path) -> None:
     messages = [bytes([n % 256]) * (n * 37 % 900) for n in range(700)]
 
     async def scenario(store: Store) -> None:
@@ -102,21 +95,19 @@ def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
         assert batch
 
     with_store(tmp_path, scenario)
-    told = recovered(tmp_path)
-    assert [event.data for event in told[1] if event.kind == "message"] == messages
-    assert kinds(told[1]) == ["status"] + ["message"] * 700 + ["usage", "status"]
-    assert kinds(told[2]) == ["status"] + ["log"] * 18 + ["usage", "status"]
-    assert [event.id for event in told[1]] == list(range(1, 704))
-    assert told[1][-1].data == {"status": "failed", "exit_code": None, "reason": DIED}
-    assert told[1][-1].total == sum(map(len, messages))
+    found = recovered(tmp_path)
+    assert [event.data for event in found[1] if event.kind == "message"] == messages
+    assert kinds(found[1]) == ["status"] + ["message"] * 700 + ["usage", "status"]
+    assert kinds(found[2]) == ["status"] + ["log"] * 18 + ["usage", "status"]
+    assert [event.id for event in found[1]] == list(range(1, 704))
+    assert found[1][-1].data == {"status": "failed", "exit_code": None, "reason": DIED}
+    assert found[1][-1].total == sum(map(len, messages))
     assert files(tmp_path) == []
-    assert recovered(tmp_path) == told, "once"
+    assert recovered(tmp_path) == found, "once"
 
 
 @run_by(with_store, "tmp_path")
-async def test_a_reader_gets_nothing_that_is_not_in_the_file(
-    store: Store, *, tmp_path: Path
-) -> None:
+async def test_reader_gets_only_events_that_are_in_the_log(store: Store, *, tmp_path: Path) -> None:
     stream = await started(store, 1)
     stream.append("message", b"at once")
     batch = await stream.open_reader(0).next()
@@ -125,7 +116,7 @@ async def test_a_reader_gets_nothing_that_is_not_in_the_file(
     assert {1, 2} <= set(read_crash_log(tmp_path)[1])
 
 
-def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
+def test_run_that_was_deleted_stays_deleted_after_a_kill(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         stream = await started(store, 1)
         row = stream.seal([("status", {"status": "exited"})])
@@ -139,7 +130,7 @@ def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
     assert recovered(tmp_path) == {}
 
 
-def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> None:
+def test_log_entry_that_is_cut_off_or_spoiled_is_skipped(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         stream = await started(store, 1)
         for number in range(10):
@@ -160,9 +151,7 @@ def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> N
     assert 2 < len(read_crash_log(tmp_path)[1]) < 11
 
 
-def test_old_files_go_when_all_of_them_is_in_the_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_segments_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash_log_module, "SEGMENT_BYTES", 20_000)
     numbers: list[int] = []
 
@@ -174,20 +163,20 @@ def test_old_files_go_when_all_of_them_is_in_the_database(
             await asyncio.sleep(0.001)
         numbers.append(len(files(tmp_path)))
         assert max(int(name[7:15]) for name in files(tmp_path)) >= 10
-        busy.append("message", b"the last")  # all before it may be in the database
+        busy.append("message", b"the last")  # the database may hold all before it
         row = busy.seal([])
-        await store.write(lambda c: insert_events(c, 2, row))  # as every end is before it is told
+        await store.write(lambda c: insert_events(c, 2, row))  # as at every end of a run
         busy.finish([])
         assert store.crash_log.unwritten == 0
 
     with_store(tmp_path, scenario)
     assert numbers[0] <= 3
-    told = recovered(tmp_path)
-    assert kinds(told[1]) == ["status", "message", "usage", "status"]
-    assert len(told[2]) == 304
+    found = recovered(tmp_path)
+    assert kinds(found[1]) == ["status", "message", "usage", "status"]
+    assert len(found[2]) == 304
 
 
-def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_on_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
 
     async def scenario(store: Store) -> None:
@@ -203,17 +192,17 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert sorted(read_crash_log(tmp_path)[1]) == [1, 3]
 
     with_store(tmp_path, scenario)
-    # What is behind a gap cannot be told: ids go on without one.
+    # Events behind a gap cannot be shown: ids have no gaps.
     assert kinds(recovered(tmp_path)[1]) == ["status", "usage", "status"]
 
 
-async def test_a_store_that_is_closed_leaves_no_file(tmp_path: Path) -> None:
-    tail = CrashLog(tmp_path)
-    await tail.close()
-    tail = CrashLog(tmp_path)
+async def test_closed_log_leaves_no_file(tmp_path: Path) -> None:
+    log = CrashLog(tmp_path)
+    await log.close()
+    log = CrashLog(tmp_path)
     entry: Any = (1, 1, "message", b"x")
-    tail.add(entry)
-    tail.flush()
+    log.add(entry)
+    log.flush()
     assert len(files(tmp_path)) == 1
-    await tail.close()
+    await log.close()
     assert files(tmp_path) == []

@@ -1,6 +1,7 @@
-"""A full disk, and tenants' budgets of it: who is refused, who goes on, what comes back."""
+"""A full disk, and tenants' budgets of it: which requests are refused, and what continues."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -8,9 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from symphony_kernel.platform.disk_space import FreeSpace
 from symphony_runtime.client import Client
@@ -20,38 +19,19 @@ from symphony_runtime.gateway.runs.record import Record, delete_runs
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget, parts_of
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
-from symphony_runtime.gateway.storage.store import Store
 
 from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
+from tests.support.gateway.stores import count_rows, open_store
 from tests.support.gateway.system import SystemRig, refusal, with_system
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 from tests.support.worker.guests import main
 
 MIB = 1 << 20
 RESERVE = 16 * MIB
-
-
-def talk(then: str) -> bytes:
-    """A program that sends its input's first digit times 64 KiB, and then does something."""
-    return guests.wasm(
-        main(
-            f"""
-            (drop (call $input_read (i32.const 0) (i32.const 2)))
-            (local.set $n (i32.sub (i32.load8_u (i32.const 0)) (i32.const 48)))
-            (block $done (loop $next
-              (br_if $done (i32.eqz (local.get $n)))
-              (drop (call $send (i32.const 0) (i32.const 65536)))
-              (local.set $n (i32.sub (local.get $n) (i32.const 1)))
-              (br $next)))
-            {then}
-            (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-    )
-
-
-TALK = talk("")
+TALK = guests.talk(65_536)
+TALK_AND_HANG = guests.talk(65_536, "(call $await (call $sleep (i64.const 86400000)))")
 LONG_TALK_SENDS = 1_000  # 62 MiB; of a small disk more than its tenant leaves to others
 MEDIUM_TALK_SENDS = 480  # 30 MiB
 
@@ -71,9 +51,6 @@ def long_talk(sends: int) -> bytes:
     )
 
 
-TALK_AND_HANG = talk("(call $await (call $sleep (i64.const 86400000)))")
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", 96 * MIB) as folder:
@@ -82,64 +59,57 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 async def wait_for_room(system: SystemRig, *, room: bool) -> None:
     disk = system.gateway.services.store.disk
-    async with asyncio.timeout(20):
-        while disk.low is room:  # noqa: ASYNC110 - the disk is looked at once a second
-            await asyncio.sleep(0.02)
+    await until(lambda: disk.low is not room)  # the disk is measured once a second
 
 
 async def upload_long_talk(system: SystemRig, client: Client, sends: int) -> None:
-    async with Client(system.url, system.admin_key) as admin:
+    async with system.admin() as admin:
         await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
     await client.upload(long_talk(sends), "long")
 
 
 async def wait_until_it_waits(journal: EventStream) -> None:
-    """Until a run sends no more, though it has not ended."""
+    """Wait until a run sends no more, although it has not ended."""
     sent = -1
     async with asyncio.timeout(30):
-        while not sent == journal.sent > 0:  # what it had credit for comes yet
+        while not sent == journal.sent > 0:  # it still has credit
             sent = journal.sent
             await asyncio.sleep(1.0)
     assert not journal.finished
 
 
-async def get(system: SystemRig, path: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(system.url + path) as response:
-        return await response.json()
+async def degraded(system: SystemRig) -> list[str]:
+    words: list[str] = (await system.ask("GET", "/readyz")).json["degraded"]
+    return words
 
 
 async def put_secret(system: SystemRig) -> int:
-    headers = {"Authorization": f"Bearer {system.key}"}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        body = {"value": "x" * 40, "hosts": ["example.com"]}
-        async with session.put(f"{system.url}/v1/secrets/TOKEN", json=body) as response:
-            return response.status
+    body = {"value": "x" * 40, "hosts": ["example.com"]}
+    return (await system.ask("PUT", "/v1/secrets/TOKEN", json=body)).status
 
 
-def test_on_a_full_disk_deletions_and_operators_changes_go_through(
+def test_full_disk_lets_deletions_and_operators_changes_through(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(system: SystemRig, client: Client) -> None:
-        async with Client(system.url, system.admin_key) as admin:
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            async with Client(system.url, key) as acme:
+        async with system.admin() as admin:
+            async with system.tenant() as acme:
                 await acme.upload(TALK, "talk")
                 for _ in range(3):
                     await acme.run("talk", "9")
             await client.upload(TALK, "talk")
             ended = [(await client.run("talk", "4"))["id"] for _ in range(8)]
-            assert (await get(system, "/readyz"))["degraded"] == []
+            assert await degraded(system) == []
             filler = fill(disk)
             assert free_bytes(disk) == 0
             await wait_for_room(system, room=False)
             for refused in (client.upload(guests.HELLO_WASM), client.start("talk", "1")):
                 assert await refusal(refused) == (507, "disk-full")
             assert await put_secret(system) == 507
-            (words,) = (await get(system, "/readyz"))["degraded"]
+            (words,) = await degraded(system)
             assert "MiB free" in words
             assert "symphony:disk_room_bytes" in await admin.metrics()
-            # What was there is there, and what makes room or protects others is done.
+            # Stored results can be read. Deletions and changes that protect others are done.
             assert len((await client.result(ended[0]))["messages"]) == 4
             for run in ended[1:]:
                 await client.delete_run(run)
@@ -153,9 +123,7 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
             await client.upload(TALK, "talk")
             assert (await client.run("talk", "2"))["status"] == "exited"
             assert len((await client.result(ended[0]))["messages"]) == 4
-            async with asyncio.timeout(20):
-                while (disk / "reserve").stat().st_blocks * 512 < RESERVE // 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until(lambda: (disk / "reserve").stat().st_blocks * 512 >= RESERVE // 2)
 
     with caplog.at_level(logging.ERROR):
         with_system(disk, scenario, disk_reserve_bytes=RESERVE)
@@ -163,22 +131,19 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(
-    system: SystemRig, client: Client, *, disk: Path
-) -> None:
+async def test_run_above_the_reserve_goes_on_a_full_disk(system: SystemRig, client: Client) -> None:
     await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
     run = await client.run("long")
     assert (run["status"], len(run["messages"])) == ("exited", MEDIUM_TALK_SENDS)
-    filler = fill(disk)
+    filler = fill(system.data_dir)
     await wait_for_room(system, room=False)
     await client.delete_run(run["id"])
     assert [run async for run in client.runs()] == []
-    store = system.gateway.services.store
-    assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
+    assert await count_rows(system.gateway.services.store, "run_events") == 0
     filler.unlink()
 
 
-def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Path) -> None:
+def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path) -> None:
     async def before(system: SystemRig, client: Client) -> None:
         await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
         run = (await client.run("long"))["id"]
@@ -190,21 +155,17 @@ def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Pa
         assert await refusal(client.result(run)) == (404, "not-found")
         assert [run async for run in client.runs()] == []
 
-    async def after(system: SystemRig, client: Client) -> None:
-        store, retention = system.gateway.services.store, system.gateway.services.retention
-        async with asyncio.timeout(20):
-            while retention.kept_bytes("default"):  # noqa: ASYNC110 - the server's
-                await asyncio.sleep(0.02)
-        assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
+    async def after(system: SystemRig, _: Client) -> None:
+        retention = system.gateway.services.retention
+        await until(lambda: not retention.kept_bytes("default"))
+        assert await count_rows(system.gateway.services.store, "run_events") == 0
 
     with_system(tmp_path, before)
     with_system(tmp_path, after)
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_live_runs_wait_on_a_full_disk_and_then_go_on(
-    system: SystemRig, client: Client, *, disk: Path
-) -> None:
+async def test_live_run_waits_while_the_disk_is_full(system: SystemRig, client: Client) -> None:
     await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
     # As soon as it has begun to send, and long before it is done.
     run = await client.start("long")
@@ -212,30 +173,29 @@ async def test_live_runs_wait_on_a_full_disk_and_then_go_on(
     async with asyncio.timeout(20):
         while not journal.sent:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    filler = fill(disk, leave=RESERVE // 4)  # it would fit, but for the reserve
+    filler = fill(system.data_dir, leave=RESERVE // 4)  # it would fit, but for the reserve
     system.gateway.services.store.disk.measure()
     await wait_until_it_waits(journal)
     assert journal.sent < MEDIUM_TALK_SENDS * 65_536 // 2
-    assert free_bytes(disk) > RESERVE // 4 - MIB
+    assert free_bytes(system.data_dir) > RESERVE // 4 - MIB
     filler.unlink()
-    async with asyncio.timeout(20):
-        while (found := await client.result(run))["ended_ms"] is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def has_ended() -> bool:
+        return (await client.result(run))["ended_ms"] is not None
+
+    await until(has_ended)
+    found = await client.result(run)
     assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
 
 
 @run_by(with_system, "tmp_path")
-async def test_a_tenant_over_its_budget_is_refused_and_others_are_not(
-    system: SystemRig, client: Client
-) -> None:
-    async with Client(system.url, system.admin_key) as admin:
-        await admin.create_tenant("acme", quotas={"disk_bytes": MIB})
-        key = (await admin.create_key("acme"))["key"]
+async def test_tenant_over_its_disk_budget_is_refused(system: SystemRig, client: Client) -> None:
     await client.upload(TALK, "talk")
-    async with Client(system.url, key) as acme:
+    async with system.tenant(quotas={"disk_bytes": MIB}) as acme:
         await acme.upload(TALK, "talk")
         assert (await acme.run("talk", "4"))["status"] == "exited"
-        over = await run_until_killed(acme)
+        while (over := await acme.run("talk", "9"))["status"] == "exited":
+            pass
         assert over["reason"].startswith("disk limit")
         assert over["limit"] == "disk_bytes"
         assert await refusal(acme.kv_upload("big", b"x" * MIB)) == (429, "over-quota")
@@ -245,25 +205,15 @@ async def test_a_tenant_over_its_budget_is_refused_and_others_are_not(
         assert (await acme.run("talk", "4"))["status"] == "exited"
 
 
-async def run_until_killed(client: Client) -> Any:
-    while (run := await client.run("talk", "9"))["status"] == "exited":
-        pass
-    return run
-
-
 @run_by(with_system, "tmp_path")
-async def test_machine_code_and_live_runs_count_for_their_tenant(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
+async def test_machine_code_and_live_runs_are_counted(system: SystemRig, client: Client) -> None:
     held = system.gateway.services.store.disk.held
     assert held("default") == 0
     await client.upload(TALK_AND_HANG, "talk")
-    files = sum(path.stat().st_size for path in (tmp_path / "programs").rglob("*wasm"))
+    files = sum(path.stat().st_size for path in (system.data_dir / "programs").rglob("*wasm"))
     assert held("default") == files > 3 * len(TALK_AND_HANG)
     run = await client.start("talk", "5")
-    async with asyncio.timeout(20):
-        while held("default") < files + 5 * 65_536:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: held("default") >= files + 5 * 65_536)
     await client.cancel(run)
     assert files + 5 * 65_536 < held("default") < files + 6 * 65_536
     await client.delete_run(run)
@@ -271,22 +221,20 @@ async def test_machine_code_and_live_runs_count_for_their_tenant(
     assert held("default") == 0
 
 
-def test_programs_of_an_earlier_start_count(tmp_path: Path) -> None:
-    held = []
+def test_programs_of_an_earlier_start_count_for_their_tenant(tmp_path: Path) -> None:
+    held: list[int] = []
 
-    async def before(system: SystemRig, client: Client) -> None:
-        await client.upload(TALK, "talk")
+    async def note(system: SystemRig, client: Client) -> None:
+        if not held:
+            await client.upload(TALK, "talk")
         held.append(system.gateway.services.store.disk.held("default"))
 
-    async def after(system: SystemRig, client: Client) -> None:
-        held.append(system.gateway.services.store.disk.held("default"))
-
-    with_system(tmp_path, before)
-    with_system(tmp_path, after)
+    for _ in range(2):
+        with_system(tmp_path, note)
     assert held[0] == held[1] > 0
 
 
-def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None:
+def test_tenant_without_a_limit_leaves_as_much_as_it_holds(disk: Path) -> None:
     budget = DiskBudget(disk, RESERVE)
     room = budget.available
     assert 0 < room <= free_bytes(disk) - RESERVE // 2
@@ -300,7 +248,7 @@ def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None
     budget.check("other", 4 * MIB)
 
 
-def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
+def test_disk_rule_of_kernel_and_gateway_is_the_same(disk: Path) -> None:
     budget, space = DiskBudget(disk, RESERVE), FreeSpace(disk, RESERVE)
     answers = set()
     with (disk / "file").open("wb") as file:
@@ -318,18 +266,13 @@ def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(
-    system: SystemRig, client: Client, *, disk: Path
-) -> None:
-    async with Client(system.url, system.admin_key) as admin:
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-    async with Client(system.url, key) as acme:
+async def test_runs_that_leave_too_little_room_wait(system: SystemRig, client: Client) -> None:
+    async with system.tenant() as acme:
         await upload_long_talk(system, client, LONG_TALK_SENDS)
         await acme.upload(TALK, "talk")
         run = await client.start("long")
         await wait_until_it_waits(system.gateway.services.runs.runs_of("default")[0].events)
-        assert free_bytes(disk) > RESERVE
+        assert free_bytes(system.data_dir) > RESERVE
         assert (await acme.run("talk", "9"))["status"] == "exited"
         assert await refusal(client.start("long")) == (429, "over-quota")
         await client.cancel(run)
@@ -339,24 +282,20 @@ async def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(
 
 
 @run_by(with_system, "tmp_path", disk_bytes_max=3 * MIB)
-async def test_the_servers_budget_bounds_all(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
+async def test_server_disk_budget_bounds_all_tenants(system: SystemRig, client: Client) -> None:
     await client.upload(TALK, "talk")
 
     async def run_until_refused() -> None:
         for _ in range(30):
             await client.run("talk", "9")
-            system.gateway.services.store.disk._used = sum(parts_of(tmp_path).values())
+            system.gateway.services.store.disk._used = sum(parts_of(system.data_dir).values())
 
     assert (await refusal(run_until_refused()))[0] in (429, 507)
     async for run in client.runs():
         await client.delete_run(run["id"])
 
 
-def test_a_file_that_cannot_grow_is_said_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_cannot_grow_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where no file system can be mounted, a limit of a file's size stands for a full disk."""
 
     async def scenario(system: SystemRig, client: Client) -> None:
@@ -377,45 +316,40 @@ def test_a_file_that_cannot_grow_is_said_in_words(
 
 
 # --- The database's file -------------------------------------------------------------------------
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("db*"))
 
 
-async def test_the_databases_file_shrinks_after_deletions(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
-    for run in range(40):
-        await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
-    full = _size(tmp_path)
-    await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
-    await store.shrink()
-    await store.close()
-    assert full > 40 * MIB
-    assert _size(tmp_path) < 10 * MIB
-
-
-async def test_a_file_of_an_earlier_version_shrinks_too(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with sqlite3.connect(path) as connection:
+def write_old_file(path: Path, mib: int) -> None:
+    """Write a database of an earlier version, which cannot shrink."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE old (body BLOB)")
-        connection.executemany("INSERT INTO old VALUES (?)", [(b"x" * MIB,)] * 20)
-    connection.close()
-    store = Store(path)
-    await store.write(lambda c: c.execute("DROP TABLE old").rowcount)
-    await store.shrink()
-    await store.close()
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-    connection.close()
-    assert _size(tmp_path) < 10 * MIB
+        connection.executemany("INSERT INTO old VALUES (?)", [(b"x" * MIB,)] * mib)
 
 
-def test_a_file_is_converted_only_with_room(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = disk / "db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE old (body BLOB)")
-        connection.executemany("INSERT INTO old VALUES (?)", [(b"x" * MIB,)] * 40)
-    connection.close()
-    SqliteDatabase(path).connect(writes=True).close()
+async def test_database_file_shrinks_after_deletions(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        for run in range(40):
+            await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
+        assert size_of(tmp_path) > 40 * MIB
+        await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
+        await store.shrink()
+    assert size_of(tmp_path) < 10 * MIB
+
+
+async def test_database_file_of_an_earlier_version_shrinks(tmp_path: Path) -> None:
+    write_old_file(tmp_path / "db", 20)
+    async with open_store(tmp_path) as store:
+        await store.write(lambda c: c.execute("DROP TABLE old").rowcount)
+        await store.shrink()
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    assert size_of(tmp_path) < 10 * MIB
+
+
+def test_database_file_is_converted_with_room(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_old_file(disk / "db", 40)
+    SqliteDatabase(disk / "db").connect(writes=True).close()
     assert "cannot shrink" in caplog.text
 
 
@@ -442,44 +376,36 @@ def large_traces(connection: Connection) -> None:
     connection.execute("UPDATE run_traces SET body = zeroblob(?)", (MIB,))
 
 
-async def count(store: Store, rows: str) -> int:
-    found = await store.read(lambda c: c.execute(f"SELECT COUNT(*) FROM {rows}").fetchone())
-    return int(found[0])
-
-
 @pytest.mark.parametrize("leave", [many_keys, large_programs, large_traces])
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_a_tenant_with_more_than_the_reserve_is_deleted_on_a_full_disk(
-    system: SystemRig, _: Client, *, disk: Path, leave: Callable[[Connection], None]
+async def test_tenant_above_the_reserve_goes_on_a_full_disk(
+    system: SystemRig, _: Client, *, leave: Callable[[Connection], None]
 ) -> None:
     store = system.gateway.services.store
-    async with Client(system.url, system.admin_key) as admin:
-        await admin.create_tenant("acme")
-        async with Client(system.url, (await admin.create_key("acme"))["key"]) as acme:
+    async with system.admin() as admin:
+        async with system.tenant() as acme:
             await acme.upload(guests.HELLO_WASM, "hello")
             for _number in range(16):
                 await acme.run("hello", trace=True)
         await store.write(leave)
         await store.scrub()
-        filler = fill(disk)
+        filler = fill(system.data_dir)
         await wait_for_room(system, room=False)
         await admin.delete_tenant("acme", everything=True)
         filler.unlink()
     for table in ("idempotency", "idempotency_counts", "programs", "program_names", "runs"):
-        assert (table, await count(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
-    assert await count(store, "run_traces") == 0
+        assert (table, await count_rows(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
+    assert await count_rows(store, "run_traces") == 0
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_an_empty_tenant_with_many_keys_of_requests_is_deleted_on_a_full_disk(
-    system: SystemRig, _: Client, *, disk: Path
-) -> None:
+async def test_tenant_with_many_keys_goes_on_a_full_disk(system: SystemRig, _: Client) -> None:
     store = system.gateway.services.store
-    async with Client(system.url, system.admin_key) as admin:
+    async with system.admin() as admin:
         await admin.create_tenant("acme")
         await store.write(many_keys)
         await store.scrub()
-        filler = fill(disk)
+        filler = fill(system.data_dir)
         await wait_for_room(system, room=False)
         await admin.delete_tenant("acme")
         filler.unlink()

@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,9 @@ from symphony_runtime.gateway.storage.schema import (
     split_statements,
 )
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
-from symphony_runtime.gateway.storage.store import Store, StoreError, open_database
+from symphony_runtime.gateway.storage.store import StoreError, open_database
 
-from tests.support.gateway.postgres import Cluster
+from tests.support.gateway.stores import open_store
 
 # What a server of version 0.1.0 wrote at its first start, before there were numbered migrations.
 VERSION_3 = """
@@ -76,17 +75,14 @@ def rows(connection: Connection, table: str) -> list[dict[str, object]]:
     return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2")]
 
 
-def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Path) -> None:
+async def test_database_of_an_earlier_server_is_migrated_whole(tmp_path: Path) -> None:
     tables = ("meta", "tenants", "keys", "programs", "program_names", "runs", "run_events",
               "run_traces")  # fmt: skip
-    earlier = sqlite3.connect(tmp_path / "db")
-    earlier.row_factory = sqlite3.Row
-    earlier.executescript(VERSION_3)
-    before = {table: rows(earlier, table) for table in tables}
-    earlier.close()
-
-    async def scenario() -> None:
-        store = Store(tmp_path / "db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as earlier:
+        earlier.row_factory = sqlite3.Row
+        earlier.executescript(VERSION_3)
+        before = {table: rows(earlier, table) for table in tables}
+    async with open_store(tmp_path) as store:
         after = await store.read(lambda c: {table: rows(c, table) for table in tables})
         after["meta"] = [row for row in after["meta"] if row["key"] == "boots"]
         for table in tables:
@@ -99,16 +95,13 @@ def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Pat
         # The name that was given last is still the one that is shown.
         (program,) = await store.read(lambda c: c.execute(_SELECT).fetchall())
         assert program["name"] == "first"
-        # And what a run leaves goes with it, as it did.
+        # A run's events and trace are still deleted with it.
         deleted, left = await store.write(lambda c: delete_runs(c, [17, 18]))
         assert (deleted, left) == ([(17, "default", 515)], [])
         assert await store.read(lambda c: find_trace(c, 17)) is None
-        await store.close()
-
-    asyncio.run(scenario())
 
 
-def test_a_database_of_the_very_first_version_counts_its_runs_bytes(tmp_path: Path) -> None:
+def test_database_of_the_first_version_counts_its_runs_bytes(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "db")
     first = database.connect(writes=True)
     migrate(database, first, MIGRATIONS[:1])
@@ -121,7 +114,7 @@ def test_a_database_of_the_very_first_version_counts_its_runs_bytes(tmp_path: Pa
     first.close()
 
 
-def test_each_migration_is_applied_once(tmp_path: Path, store_url: str) -> None:
+def test_migration_is_applied_once(tmp_path: Path, store_url: str) -> None:
     database = open_database(tmp_path / "db", store_url)
     connection = database.connect(writes=True)
     meta = MIGRATIONS[0].statements[0]
@@ -139,7 +132,7 @@ def test_each_migration_is_applied_once(tmp_path: Path, store_url: str) -> None:
     connection.close()
 
 
-def test_a_migration_that_fails_leaves_nothing(tmp_path: Path, store_url: str) -> None:
+def test_migration_that_fails_leaves_nothing(tmp_path: Path, store_url: str) -> None:
     database = open_database(tmp_path / "db", store_url)
     connection = database.connect(writes=True)
     made = Migration(1, "0001_made", (MIGRATIONS[0].statements[0], "CREATE TABLE t (n INTEGER);"))
@@ -151,8 +144,8 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path, store_url: str) -
     connection.close()
 
 
-def test_two_that_start_at_once_migrate_once(tmp_path: Path, postgres: Cluster) -> None:
-    database = open_database(tmp_path / "db", postgres.new_url())
+def test_two_servers_that_start_at_once_migrate_once(tmp_path: Path, postgres_url: str) -> None:
+    database = open_database(tmp_path / "db", postgres_url)
 
     def start() -> int:
         with contextlib.closing(database.connect(writes=True)) as connection:
@@ -163,7 +156,7 @@ def test_two_that_start_at_once_migrate_once(tmp_path: Path, postgres: Cluster) 
         assert [f.result() for f in [pool.submit(start) for _ in range(4)]] == 4 * [SCHEMA_VERSION]
 
 
-def test_the_shipped_migrations_are_the_schema() -> None:
+def test_shipped_migrations_are_the_schema() -> None:
     assert [m.number for m in MIGRATIONS] == list(range(1, SCHEMA_VERSION + 1))
     assert MIGRATIONS[0].name == "0001_first"
     assert all(m.statements for m in MIGRATIONS)
@@ -177,16 +170,14 @@ def test_the_shipped_migrations_are_the_schema() -> None:
         (["0001_a.sql", "2_b.sql"], "2_b.sql is not named like a migration"),
     ],
 )
-def test_a_folder_with_wrong_numbers_is_refused(
-    tmp_path: Path, names: list[str], words: str
-) -> None:
+def test_migrations_out_of_order_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
     for name in names:
         (tmp_path / name).write_text("SELECT 1;\n")
     with pytest.raises(ValueError, match=words):
         load_migrations(tmp_path)
 
 
-def test_statements_end_where_sqlite_says_so() -> None:
+def test_statements_end_where_sqlite_ends_them() -> None:
     script = """-- words; more
 INSERT INTO t VALUES (';
 ');

@@ -1,11 +1,12 @@
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from symphony_runtime.gateway.storage.schema import SCHEMA_VERSION
 from symphony_runtime.gateway.storage.store import Store, StoreError
 
 from tests.support.gateway.postgres import Cluster
+from tests.support.gateway.stores import open_store, with_sqlite, with_store
+from tests.support.run_by import run_by
 
 _OPEN_WITHOUT_ROOM = """
 import asyncio, resource, sys
@@ -40,103 +43,85 @@ def keys(connection: Connection) -> list[str]:
     return [row["key"] for row in connection.execute(sql)]
 
 
-async def test_writes_that_come_together_share_a_commit(tmp_path: Path, store_url: str) -> None:
-    store = Store(tmp_path / "db", store_url)
+@contextlib.contextmanager
+def held(store: Store) -> Iterator[None]:
+    """Hold the writer for the length of a block, so that its writes come together."""
     hold = threading.Event()
-    blocked = store.write(lambda _: hold.wait(20))
-    writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]
+    _ = store.write(lambda _: hold.wait(20))
+    yield
     hold.set()
-    await asyncio.gather(blocked, *writes)
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_writes_that_come_together_share_a_commit(store: Store) -> None:
+    with held(store):
+        writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]
+    await asyncio.gather(*writes)
     assert store.statistics()["writes"] == 1001
     assert store.statistics()["commits"] <= 3
     assert len(await store.read(keys)) == 1000
-    await store.close()
 
 
-def modes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
-
-
-async def test_nobody_else_may_read_its_files(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
+@run_by(with_sqlite, "tmp_path")
+async def test_database_files_are_private(store: Store, *, tmp_path: Path) -> None:
     await store.write(insert("a", 1))
-    assert modes(tmp_path) == {"db": 0o600, "db-wal": 0o600, "db-shm": 0o600}
-    await store.close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"db": 0o600, "db-wal": 0o600, "db-shm": 0o600}
 
 
-async def test_a_write_that_fails_fails_alone(tmp_path: Path, store_url: str) -> None:
-    store = Store(tmp_path / "db", store_url)
-    hold = threading.Event()
-    blocked = store.write(lambda _: hold.wait(20))
-    good = store.write(insert("a", 1))
-    wrong = store.write(insert("a", 2))
-    later = store.write(insert("b", 3))
-    hold.set()
-    await asyncio.gather(blocked, good, later)
+@run_by(with_store, "tmp_path", "store_url")
+async def test_write_that_fails_fails_alone(store: Store) -> None:
+    with held(store):
+        good, wrong, later = (store.write(insert(*row)) for row in (("a", 1), ("a", 2), ("b", 3)))
+    await asyncio.gather(good, later)
     with pytest.raises(store.conflicts):
         await wrong
     assert await store.read(keys) == ["a", "b"]
     assert store.statistics()["failed_writes"] == 1
-    await store.close()
 
 
-async def test_what_was_acknowledged_is_there_without_a_close(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
+@run_by(with_sqlite, "tmp_path")
+async def test_write_is_on_disk_once_acknowledged(store: Store, *, tmp_path: Path) -> None:
     await store.write(insert("a", 1))
-    # Another process, as after a kill -9: nothing was closed.
-    copy = sqlite3.connect(tmp_path / "db")
-    assert copy.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [(1,)]
-    assert copy.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    copy.close()
-    await store.close()
+    # Another process sees it, as after a kill -9: the store was not closed.
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as copy:
+        assert copy.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [(1,)]
+        assert copy.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-async def test_the_reader_cannot_write(tmp_path: Path, store_url: str) -> None:
-    store = Store(tmp_path / "db", store_url)
+@run_by(with_store, "tmp_path", "store_url")
+async def test_read_that_writes_is_refused(store: Store) -> None:
     with pytest.raises(store.errors, match=r"read-?only"):
         await store.read(insert("a", 1))
-    await store.close()
 
 
-async def test_another_version_or_file_is_refused(tmp_path: Path) -> None:
+async def test_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, but long enough to look at" * 100)
-    later = sqlite3.connect(tmp_path / "later")
-    later.execute("PRAGMA user_version = 99")
-    later.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "later")) as later:
+        later.execute("PRAGMA user_version = 99")
     for name, words in (("text", "no database"), ("later", "version 99")):
         with pytest.raises(StoreError, match=words):
             Store(tmp_path / name)
 
 
-def test_a_disk_that_takes_nothing_is_not_the_databases_fault(tmp_path: Path) -> None:
-    """No file of the child's may grow, as on a full disk. Afterwards all is there."""
+def open_without_room(path: Path) -> str:
+    """Open a store in a process whose files may not grow, as on a full disk; return its errors."""
+    command = [sys.executable, "-c", _OPEN_WITHOUT_ROOM, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
-    async def store() -> list[str]:
-        store = Store(tmp_path / "db")
+
+async def test_full_disk_at_the_start_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
         await store.write(insert("a", 1))
-        found = await store.read(keys)
-        await store.close()
-        return found
-
-    async def again() -> list[str]:
-        store = Store(tmp_path / "db")
-        found = await store.read(keys)
-        await store.close()
-        return found
-
-    assert asyncio.run(store()) == ["a"]
-    child = subprocess.run(
-        [sys.executable, "-c", _OPEN_WITHOUT_ROOM, str(tmp_path / "db")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "StoreError" in child.stderr, child.stderr
-    assert "cannot be opened" in child.stderr
-    assert "MiB free" in child.stderr
-    assert "no database" not in child.stderr
-    assert asyncio.run(again()) == ["a"]
+    words = open_without_room(tmp_path / "db")
+    for expected in ("StoreError", "cannot be opened", "MiB free"):
+        assert expected in words
+    assert "no database" not in words
+    async with open_store(tmp_path) as store:
+        assert await store.read(keys) == ["a"]
 
 
-async def test_an_empty_file_is_said_to_be_one(
+async def test_empty_file_becomes_a_database_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING"):
@@ -147,7 +132,7 @@ async def test_an_empty_file_is_said_to_be_one(
         assert "empty is empty: it becomes a new database" in caplog.text
 
 
-async def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
+async def test_url_of_no_database_is_refused_without_its_password(tmp_path: Path) -> None:
     for url, words in (
         ("mysql://host/db", "must begin with postgresql://"),
         (f"postgresql:///db?host={tmp_path}&password=hush", "cannot be reached"),
@@ -158,26 +143,23 @@ async def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
         assert "hush" not in str(error.value)
 
 
-async def test_a_connection_that_was_lost_comes_back(tmp_path: Path, postgres: Cluster) -> None:
-    store = Store(tmp_path / "db", postgres.new_url())
-    await store.write(insert("a", 1))
-    assert postgres.cut_connections() >= 2
-    await store.write(insert("b", 2))
-    assert await store.read(keys) == ["a", "b"]
-    await store.close()
+async def test_lost_connection_is_replaced(tmp_path: Path, postgres: Cluster) -> None:
+    async with open_store(tmp_path, postgres.new_url()) as store:
+        await store.write(insert("a", 1))
+        assert postgres.cut_connections() >= 2
+        await store.write(insert("b", 2))
+        assert await store.read(keys) == ["a", "b"]
 
 
-def test_a_database_whose_machine_has_gone_is_noticed(postgres: Cluster) -> None:
-    url = f"{postgres.new_url()}&keepalives_idle=99"
-    connection: Any = PostgresDatabase(url).connect(writes=True)
+def test_postgresql_connection_has_timeouts(postgres_url: str) -> None:
+    connection: Any = PostgresDatabase(f"{postgres_url}&keepalives_idle=99").connect(writes=True)
     said = connection.open().info.get_parameters()
     connection.close()
     assert (said["keepalives_idle"], said["tcp_user_timeout"]) == ("99", "30000")
 
 
-async def test_a_commits_time_is_of_whose_operations_took_it(
-    tmp_path: Path, store_url: str
-) -> None:
+@run_by(with_store, "tmp_path", "store_url")
+async def test_commit_time_is_shared_by_its_operations_owners(store: Store) -> None:
     def spin(seconds: float) -> Callable[[Connection], None]:
         def operation(_connection: Connection) -> None:
             until = time.thread_time() + seconds
@@ -186,24 +168,20 @@ async def test_a_commits_time_is_of_whose_operations_took_it(
 
         return operation
 
-    store = Store(tmp_path / "db", store_url)
-    told: list[Mapping[int | str, float]] = []
-    store.on_committed = told.append
-    hold = threading.Event()
-    blocked = store.write(lambda _: hold.wait(20))
-    asked = [
-        store.write(spin(0.05), "tenant"),
-        store.write(spin(0.01), 7),
-        store.write(insert("a", 1)),
-        store.write(spin(0.05), "tenant"),
-    ]
-    hold.set()
-    await asyncio.gather(blocked, *asked)
+    commits: list[Mapping[int | str, float]] = []
+    store.on_committed = commits.append
+    with held(store):
+        asked: list[Awaitable[object]] = [
+            store.write(spin(0.05), "tenant"),
+            store.write(spin(0.01), 7),
+            store.write(insert("a", 1)),
+            store.write(spin(0.05), "tenant"),
+        ]
+    await asyncio.gather(*asked)
     shares = Counter[int | str]()  # of one commit, or of two: the thread may have begun before
-    for each in told:
-        for whose, seconds in each.items():
-            shares[whose] += round(1e6 * seconds)
-    assert shares.keys() == {"tenant", 7}, "what is the server's is nobody's"
+    for commit in commits:
+        for owner, seconds in commit.items():
+            shares[owner] += round(1e6 * seconds)
+    assert shares.keys() == {"tenant", 7}, "the server's own time is charged to no tenant"
     assert shares["tenant"] >= 100_000
     assert 10_000 <= shares[7] < shares["tenant"]
-    await store.close()

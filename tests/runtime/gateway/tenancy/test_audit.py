@@ -17,20 +17,19 @@ from symphony_runtime.gateway.tenancy.audit import (
 from symphony_runtime.gateway.tenancy.authentication import Role, new_key
 
 from tests.support.faults.disks import full_disk
-from tests.support.gateway.stores import with_store
+from tests.support.gateway.stores import count_rows, with_sqlite, with_store
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 
 NOW = 1_795_262_400_000
 
 
-def denied(
-    address: str = "10.0.0.1", action: str = "listRuns", status: int = 401
-) -> AuditedRequest:
+def denied(address: str = "::1", action: str = "listRuns", status: int = 401) -> AuditedRequest:
     return AuditedRequest(None, address, action, "/v1/runs", status)
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_what_operators_do_is_noted_with_their_key_and_newest_first(store: Store) -> None:
+async def test_audit_lists_changes_with_their_key_newest_first(store: Store) -> None:
     audit = Audit(store, lambda: NOW)
     text, key = new_key(None, Role.ADMIN, "mine", None)
     for number in range(3):
@@ -49,7 +48,7 @@ async def test_what_operators_do_is_noted_with_their_key_and_newest_first(store:
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_requests_that_are_denied_alike_share_a_note(store: Store) -> None:
+async def test_denials_that_are_alike_share_a_note(store: Store) -> None:
     audit = Audit(store, lambda: NOW)
     for _ in range(1_000):
         audit.record_refusal(denied())
@@ -64,7 +63,7 @@ async def test_requests_that_are_denied_alike_share_a_note(store: Store) -> None
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(store: Store) -> None:
+async def test_denials_of_many_addresses_cost_few_notes(store: Store) -> None:
     audit = Audit(store, lambda: NOW)
     for number in range(5_000):
         audit.record_refusal(denied(f"10.0.{number >> 8}.{number & 255}"))
@@ -74,9 +73,7 @@ async def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(store: Store)
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
-    store: Store,
-) -> None:
+async def test_old_notes_go_and_denials_push_out_no_changes(store: Store) -> None:
     now = NOW
     audit = Audit(store, lambda: now)
     for number in range(6):
@@ -93,19 +90,19 @@ async def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_ou
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_who_floods_the_log_pushes_out_nothing_of_others(store: Store) -> None:
+async def test_flood_of_denials_pushes_out_no_other_tenants_notes(store: Store) -> None:
     now = NOW
     audit = Audit(store, lambda: now)
     _, quiet = new_key("quiet", Role.TENANT, "", None)
     _, loud = new_key("loud", Role.TENANT, "", None)
     audit.record_refusal(AuditedRequest(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
-    for lot in range(4):
-        now = NOW + lot
+    for batch in range(4):
+        now = NOW + batch
         for number in range(300):
-            audit.record_refusal(denied(f"10.0.{lot}.{number}"))
+            audit.record_refusal(denied(f"10.0.{batch}.{number}"))
             audit.record_refusal(AuditedRequest(loud, "::1", f"route{number}", "/v1/runs", 403))
         await audit.flush()
-    # Each source has its rows of the hour, and one for all that was more.
+    # Each source has its rows of the hour, and one for all further denials.
     notes = await audit.page(AuditQuery(), 10_000)
     by_tenant = {t: [n for n in notes if n["tenant"] == t] for t in (None, "quiet", "loud")}
     assert {t: len(each) for t, each in by_tenant.items()} == {
@@ -113,7 +110,7 @@ async def test_who_floods_the_log_pushes_out_nothing_of_others(store: Store) -> 
     }  # fmt: skip
     for tenant in (None, "loud"):
         assert sum(note["times"] for note in by_tenant[tenant]) == 1_200
-    # And what is kept in the end is each one's, too.
+    # The notes that are kept are bounded for each source, too.
     few = Bounds(known=1_000, tenant=5, strangers=7)
     await store.write(lambda c: prune_audit(c, few, NOW - 3_600_000))
     notes = await audit.page(AuditQuery(DENIED), 10_000)
@@ -122,28 +119,26 @@ async def test_who_floods_the_log_pushes_out_nothing_of_others(store: Store) -> 
     assert [n["key"] for n in notes if n["tenant"] == "quiet"] == [quiet.id]
 
 
-def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> None:
-    async def scenario(store: Store) -> None:
-        audit = Audit(store, lambda: NOW)
-        await store.write(lambda c: c.execute("ALTER TABLE audit RENAME TO away") and None)
-        for lot in range(3):
-            for number in range(300):
-                audit.record_refusal(denied(f"10.{lot}.0.{number}"))
-            with pytest.raises(store.errors):
-                await audit.flush()
-        held = audit.take_batch()
-        assert held is not None
-        assert len(held.rows) == 257
-        audit.restore_batch(held)
-        await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO audit") and None)
-        notes = await audit.page(AuditQuery(), 10_000)
-        assert sum(note["times"] for note in notes) == 900
-
-    with_store(tmp_path, "", scenario)
+@run_by(with_sqlite, "tmp_path")
+async def test_notes_that_cannot_be_written_are_bounded_and_kept(store: Store) -> None:
+    audit = Audit(store, lambda: NOW)
+    await store.write(lambda c: c.execute("ALTER TABLE audit RENAME TO away") and None)
+    for batch in range(3):
+        for number in range(300):
+            audit.record_refusal(denied(f"10.{batch}.0.{number}"))
+        with pytest.raises(store.errors):
+            await audit.flush()
+    held = audit.take_batch()
+    assert held is not None
+    assert len(held.rows) == 257
+    audit.restore_batch(held)
+    await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO audit") and None)
+    notes = await audit.page(AuditQuery(), 10_000)
+    assert sum(note["times"] for note in notes) == 900
 
 
 @run_by(with_store, "tmp_path", "store_url")
-async def test_notes_can_be_chosen_by_tenant(store: Store) -> None:
+async def test_audit_query_selects_a_tenants_notes(store: Store) -> None:
     audit = Audit(store, lambda: NOW)
     _, key = new_key("acme", Role.READ_ONLY, "", None)
     audit.record_refusal(AuditedRequest(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000))
@@ -153,7 +148,7 @@ async def test_notes_can_be_chosen_by_tenant(store: Store) -> None:
     assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
 
 
-def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_counted(
+def test_notes_on_a_full_disk_are_kept_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(audit_module, "_KEPT_MAX", 3)
@@ -176,14 +171,14 @@ def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_co
         assert [n["times"] for n in await audit.page(AuditQuery(), 10)] == [1] * 4
 
     with full_disk(tmp_path / "disk") as disk:
-        with_store(disk.folder, "", scenario)
+        with_sqlite(disk.folder, scenario)
     words = [record.getMessage() for record in caplog.records]
     assert sum("further ones are lost" in each for each in words) == 1
     assert sum("the audit log cannot be written yet" in each for each in words) == 1
     assert not [each for each in words if "never retrieved" in each]
 
 
-def test_a_note_is_written_without_a_reader_once_there_is_room(
+def test_note_is_written_without_a_reader_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "_BATCH_SECONDS", 0.02)
@@ -195,11 +190,9 @@ def test_a_note_is_written_without_a_reader_once_there_is_room(
         audit.record_change(AuditedRequest(None, "", "deleteTenant", "", 204))
         await asyncio.sleep(0.2)
         disk.heal()
-        sql = "SELECT COUNT(*) FROM audit"
-        async with asyncio.timeout(5):
-            while not (await store.read(lambda c: c.execute(sql).fetchone()))[0]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: count_rows(store, "audit"), 5)
         writing.cancel()
 
     with full_disk(tmp_path / "disk") as disk:
+        with_sqlite(disk.folder, scenario)
         with_store(disk.folder, "", scenario)

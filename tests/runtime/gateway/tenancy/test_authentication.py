@@ -1,4 +1,3 @@
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,9 @@ from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import open_keys
+
+from tests.support.gateway.stores import open_store, with_sqlite
+from tests.support.run_by import run_by
 
 
 def config(tmp_path: Path, host: str = "127.0.0.1") -> GatewayConfig:
@@ -22,8 +24,8 @@ def config(tmp_path: Path, host: str = "127.0.0.1") -> GatewayConfig:
     )
 
 
-async def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
+@run_by(with_sqlite, "tmp_path")
+async def test_first_start_alone_makes_both_keys(store: Store, *, tmp_path: Path) -> None:
     keys, made = await open_keys(store, config(tmp_path))
     assert made is not None
     for name in ("default.key", "admin.key"):
@@ -42,27 +44,22 @@ async def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) 
         assert problem.value.status == 401
     with pytest.raises(Problem):
         again.admit(f"Bearer {made}", tenants=False, operators=True)
-    await store.close()
-    stored = sqlite3.connect(tmp_path / "db")
-    rows = repr(stored.execute("SELECT * FROM keys").fetchall())
-    stored.close()
-    secret = (tmp_path / "default.key").read_text().strip().split("_", 2)[2]
-    assert secret not in rows
+    rows = await store.read(lambda c: [tuple(row) for row in c.execute("SELECT * FROM keys")])
+    assert made.split("_", 2)[2] not in repr(rows)
 
 
-async def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> None:
+async def test_start_on_other_hosts_needs_an_operators_tenant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached by other machines"):
         async with serve(config(tmp_path, "0.0.0.0")):
             pass
     assert not (tmp_path / "default.key").exists()
-    store = Store(tmp_path / "symphony.sqlite")
-    await open_keys(store, config(tmp_path))
-    with pytest.raises(ConfigError):
-        await open_keys(store, config(tmp_path, "::"))
-    insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
-    await store.write(lambda connection: connection.execute(insert).rowcount)
-    await open_keys(store, config(tmp_path, "0.0.0.0"))
-    await store.close()
+    async with open_store(tmp_path) as store:
+        await open_keys(store, config(tmp_path))
+        with pytest.raises(ConfigError):
+            await open_keys(store, config(tmp_path, "::"))
+        insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
+        await store.write(lambda connection: connection.execute(insert).rowcount)
+        await open_keys(store, config(tmp_path, "0.0.0.0"))
 
 
 @pytest.mark.parametrize(
@@ -70,11 +67,11 @@ async def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> N
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
      ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False)],
 )  # fmt: skip
-def test_loopback(host: str, loopback: bool) -> None:
+def test_host_is_loopback_only_on_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_a_configuration_with_a_wrong_key_is_refused() -> None:
+def test_configuration_with_a_wrong_key_is_refused() -> None:
     good = {"socket": "a", "secrets": {}, "secret": "00", "kernel_socket": "b", "data_dir": "c",
             "host": "localhost", "port": 1}  # fmt: skip
     assert GatewayConfig.parse(dict(good)).port == 1

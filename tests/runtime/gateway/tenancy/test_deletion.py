@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from symphony_runtime.gateway.storage import changes
 from symphony_runtime.gateway.tenancy import deletion
 
 from tests.e2e import programs as guests
-from tests.support.gateway.postgres import Cluster
-from tests.support.gateway.system import SystemRig
+from tests.runtime.gateway.cluster.test_gateways import between_two
+from tests.support.gateway.stores import count_rows
+from tests.support.gateway.system import Scenario, SystemRig, refused, with_admin, with_system
+from tests.support.gateway.waiting import until
+from tests.support.run_by import run_by
 from tests.support.worker.guests import data, main
 
 MARKER = "marker-4f9c1e"
@@ -51,82 +54,85 @@ SAVE = guests.wasm(
 )
 
 
-def left_of(folder: Path, text: str) -> list[str]:
+def left_of(folder: Path, text: str = MARKER) -> list[str]:
     """The files below a folder that hold a text, in their bytes or their names."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [str(p) for p in files if text.encode() in p.read_bytes() or text in p.name]
 
 
-async def fill(system: SystemRig, client: Client, key: str) -> str:
-    """Let a tenant leave the marker wherever it can; return a run that goes on."""
-    for name, wasm in (("tell", TELL), ("hang", guests.HANG_WASM), ("save", SAVE), (MARKER, TELL)):
+def administer(tmp_path: Path, scenario: Scenario) -> None:
+    """Run a scenario with an operator's client; no marker may be left afterwards."""
+    with_admin(tmp_path, scenario)
+    assert left_of(tmp_path) == []
+
+
+async def save(client: Client) -> None:
+    await client.upload(SAVE, "save")
+    assert (await client.run("save"))["exit_code"] == 0
+
+
+async def fill(system: SystemRig, client: Client, key: str) -> None:
+    """Let a tenant leave the marker in all places that it can, and a run that continues."""
+    for name, wasm in (("tell", TELL), ("hang", guests.HANG_WASM), (MARKER, TELL)):
         await client.upload(wasm, name)
     for _ in range(3):
         assert (await client.run("tell", f"say {MARKER}"))["exit_code"] == 0
-    assert (await client.run("save"))["exit_code"] == 0
-    headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": MARKER}
-    async with aiohttp.ClientSession(system.url, headers=headers) as session:
+    await save(client)
+    async with system.session(key, **{"Idempotency-Key": MARKER}) as session:
         secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
         async with session.put(f"/v1/secrets/{MARKER.replace('-', '_')}", json=secret) as response:
             assert response.status == 201
         body = {"input": MARKER}
         async with session.post("/v1/programs/tell/runs", json=body) as response:
             assert response.status == 200
-    return await client.start("hang", MARKER)
+    await client.start("hang", MARKER)
 
 
-async def test_no_byte_is_left_of_a_tenant(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme", role="tenant"))["key"]
-        async with Client(system.url, key) as client, system.client() as other:
-            await fill(system, client, key)
-            await other.upload(guests.HELLO_WASM, "mine")
-            kept = await other.start("mine")
-            assert len(left_of(tmp_path, MARKER)) >= 3
-            with pytest.raises(ServerError) as refused:
-                await admin._json("DELETE", "/v1/admin/tenants/acme")
-            assert refused.value.status == 409
-            await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
-            with pytest.raises(ServerError) as gone:
-                await client.upload(TELL, "tell")
-            assert gone.value.status == 401
-            assert left_of(tmp_path, MARKER) == []
-            # Nothing of others went.
-            assert (await other.result(kept))["status"] in ("running", "exited")
-            assert (await other.run("mine"))["output"] == "hello"
-        assert system.gateway.services.runs.live("acme") == []
-        counted = system.kernel.statistics()
-        assert counted["prefix_cache_pages"] == 0
-        assert not any(name.startswith("acme/") for name in system.worker._programs)
-        # Whoever is called so next finds nothing.
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme", role="tenant"))["key"]
-        async with Client(system.url, key) as client:
-            for listing in (client.programs(), client.runs(), client.kv()):
-                assert [item async for item in listing] == []
-    assert left_of(tmp_path, MARKER) == []
+async def check_empty(client: Client) -> None:
+    for listing in (client.programs(), client.runs(), client.kv()):
+        assert [item async for item in listing] == []
 
 
-async def test_a_deleted_program_leaves_its_worker_when_no_run_uses_it(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, system.client() as client:
-        await client.upload(TELL, "tell")
-        await client.upload(guests.HANG_WASM, "hang")
-        await client.run("tell", "x")
-        live = await client.start("hang")
-        assert len(system.worker._programs) == 2
-        for name in ("tell", "hang"):
-            await client.delete_program(name)
-        async with asyncio.timeout(20):
-            while len(system.worker._programs) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert list((tmp_path / "programs" / "default").iterdir()) == []
-        assert left_of(tmp_path / "programs", MARKER) == []
-        assert (await client.cancel(live))["status"] == "killed"
+@run_by(administer, "tmp_path")
+async def test_deleted_tenant_leaves_no_byte(system: SystemRig, admin: Client) -> None:
+    key = await system.add_tenant("acme")
+    async with Client(system.url, key) as client, system.client() as other:
+        await fill(system, client, key)
+        await other.upload(guests.HELLO_WASM, "mine")
+        kept = await other.start("mine")
+        assert len(left_of(system.data_dir)) >= 3
+        assert (await refused(admin.delete_tenant("acme"))).status == 409
+        await admin.delete_tenant("acme", everything=True)
+        assert (await refused(client.upload(TELL, "tell"))).status == 401
+        assert left_of(system.data_dir) == []
+        # Nothing of others went.
+        assert (await other.result(kept))["status"] in ("running", "exited")
+        assert (await other.run("mine"))["output"] == "hello"
+    assert system.gateway.services.runs.live("acme") == []
+    assert system.kernel.statistics()["prefix_cache_pages"] == 0
+    assert not any(name.startswith("acme/") for name in system.worker._programs)
+    # The next tenant of that name finds nothing.
+    async with system.tenant("acme") as client:
+        await check_empty(client)
+
+
+@run_by(with_system, "tmp_path")
+async def test_deleted_program_leaves_after_its_runs(system: SystemRig, client: Client) -> None:
+    await client.upload(TELL, "tell")
+    await client.upload(guests.HANG_WASM, "hang")
+    await client.run("tell", "x")
+    live = await client.start("hang")
+    assert len(system.worker._programs) == 2
+    for name in ("tell", "hang"):
+        await client.delete_program(name)
+    await until(lambda: len(system.worker._programs) == 1)
+    assert list((system.data_dir / "programs" / "default").iterdir()) == []
+    assert left_of(system.data_dir / "programs") == []
+    assert (await client.cancel(live))["status"] == "killed"
 
 
 class Gate(Compiler):
-    """The real compiler, which waits until it is let."""
+    """The real compiler, which waits until `open` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,95 +146,85 @@ class Gate(Compiler):
         return await super().compile(wasm, bounds, tenant)
 
 
-async def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-        with_ = system.gateway.services
-        await admin.create_tenant("acme", weight=8)
-        key = (await admin.create_key("acme", role="tenant"))["key"]
-        headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "one"}
-        async with aiohttp.ClientSession(system.url, headers=headers) as session:
-            secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
-            async with session.put("/v1/secrets/TOKEN", json=secret) as response:
-                assert response.status == 201
-            async with session.post("/v1/programs", data=guests.HELLO_WASM) as response:
-                program = (await response.json())["id"]
-            async with session.delete(f"/v1/programs/{program}") as response:
-                assert response.status == 204
-            gate = with_.programs._compiler = Gate()
-            late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
-            await asyncio.wait_for(gate.began.wait(), 20)
-            await admin._json("DELETE", "/v1/admin/tenants/acme")
-            gate.open.set()
-            await asyncio.wait([late], timeout=20)
-            assert late.exception() is not None  # cut off with its key
+@run_by(administer, "tmp_path")
+async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: Client) -> None:
+    services = system.gateway.services
+    key = await system.add_tenant("acme", weight=8)
+    async with system.session(key, **{"Idempotency-Key": "one"}) as session:
+        secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
+        async with session.put("/v1/secrets/TOKEN", json=secret) as response:
+            assert response.status == 201
+        async with session.post("/v1/programs", data=guests.HELLO_WASM) as response:
+            program = (await response.json())["id"]
+        async with session.delete(f"/v1/programs/{program}") as response:
+            assert response.status == 204
+        gate = services.programs._compiler = Gate()
+        late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
+        await asyncio.wait_for(gate.began.wait(), 20)
+        await admin.delete_tenant("acme")
+        gate.open.set()
+        await asyncio.wait([late], timeout=20)
+        assert late.exception() is not None  # cut off with its key
+    requests = services.administration.active_requests
+    await until(lambda: not requests.statistics()["requests"])
+    key = await system.add_tenant("acme")
+    for listing in ("secrets", "programs"):
+        assert (await system.ask("GET", f"/v1/{listing}", key=key)).json["data"] == []
+    # The former tenant's Idempotency-Key is not known.
+    headers = {"Idempotency-Key": "one"}
+    upload = system.ask("POST", "/v1/programs", key=key, headers=headers, data=guests.SPIN_WASM)
+    assert (await upload).status == 201
+    assert system.kernel._scheduler._queue.tenant_weight("acme") == 1.0
+
+
+@run_by(with_admin, "tmp_path")
+async def test_uploads_of_a_deleted_tenant_leave_nothing(system: SystemRig, admin: Client) -> None:
+    """A KV file of which a part has come, one on its way to the disk, and a program."""
+    services = system.gateway.services
+    key = await system.add_tenant("acme")
+    async with Client(system.url, key) as client:
+        await save(client)
+        file = b"".join([piece async for piece in client.kv_download(MARKER)])
+    disk = system.kernel._durable_names.durable_names.disk
+    assert disk is not None
+    slow, gate = SlowDisk(disk._run), Gate()
+    disk._run = slow
+    letting = asyncio.get_running_loop().call_later(15, slow.go.set)  # so that a failed test ends
+    services.programs._compiler = gate
+    half_sent = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield file[: len(file) // 2]
+        half_sent.set()
+        await asyncio.Event().wait()
+
+    async with system.session(key) as session:
+        uploads = [
+            asyncio.create_task(session.put(f"/v1/kv/half-{MARKER}", data=half())),
+            asyncio.create_task(session.put(f"/v1/kv/whole-{MARKER}", data=file)),
+            asyncio.create_task(session.post("/v1/programs?name=late", data=TELL)),
+        ]
         async with asyncio.timeout(20):
-            while with_.administration.active_requests.statistics()["requests"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await admin.create_tenant("acme")
-        headers["Authorization"] = f"Bearer {(await admin.create_key('acme'))['key']}"
-        async with aiohttp.ClientSession(system.url, headers=headers) as session:
-            for listing in ("secrets", "programs"):
-                async with session.get(f"/v1/{listing}") as response:
-                    assert (await response.json())["data"] == []
-            # The key of the one before is not known.
-            async with session.post("/v1/programs", data=guests.SPIN_WASM) as response:
-                assert response.status == 201
-        assert system.kernel._scheduler._queue.tenant_weight("acme") == 1.0
-    assert left_of(tmp_path, MARKER) == []
-
-
-async def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> None:
-    """A KV file of which a part has come, one that is on its way to the disk, and a program."""
-    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-        with_ = system.gateway.services
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        async with Client(system.url, key) as client:
-            await client.upload(SAVE, "save")
-            assert (await client.run("save"))["exit_code"] == 0
-            file = b"".join([piece async for piece in client.kv_download(MARKER)])
-        disk = system.kernel.durable_names.durable_names.disk
-        assert disk is not None
-        slow, gate = SlowDisk(disk._run), Gate()
-        disk._run = slow
-        letting = asyncio.get_running_loop().call_later(15, slow.go.set)  # a test that fails ends
-        with_.programs._compiler = gate
-        half_sent = asyncio.Event()
-
-        async def half() -> AsyncIterator[bytes]:
-            yield file[: len(file) // 2]
-            half_sent.set()
-            await asyncio.Event().wait()
-
-        headers = {"Authorization": f"Bearer {key}"}
-        async with aiohttp.ClientSession(system.url, headers=headers) as session:
-            uploads = [
-                asyncio.create_task(session.put(f"/v1/kv/half-{MARKER}", data=half())),
-                asyncio.create_task(session.put(f"/v1/kv/whole-{MARKER}", data=file)),
-                asyncio.create_task(session.post("/v1/programs?name=late", data=TELL)),
-            ]
-            async with asyncio.timeout(20):
-                await asyncio.gather(*[e.wait() for e in (half_sent, slow.began, gate.began)])
-            query = {"everything": "1"}
-            deleting = asyncio.create_task(admin._json("DELETE", "/v1/admin/tenants/acme", query))
-            await asyncio.wait(uploads, timeout=20)
-            # Cut off; the client asks again where it may, and is refused.
-            ends = [each.exception() or each.result().status for each in uploads]
-            refused = [end for end in ends if not isinstance(end, aiohttp.ClientError)]
-            assert len(refused) < len(ends)
-            assert set(refused) <= {401, 403}
-            assert not deleting.done()
-            slow.go.set()
-            letting.cancel()
-            await asyncio.wait_for(deleting, 20)
-        assert left_of(tmp_path, MARKER) == []
-        assert list((tmp_path / "kv" / "uploads").iterdir()) == []
-        assert not (tmp_path / "programs" / "acme").exists()
-        assert await rows_of(system, "acme") == {}
+            await asyncio.gather(*[e.wait() for e in (half_sent, slow.began, gate.began)])
+        deleting = asyncio.create_task(admin.delete_tenant("acme", everything=True))
+        await asyncio.wait(uploads, timeout=20)
+        # They are cut off. The client repeats a request where it may, and is refused.
+        ends = [each.exception() or each.result().status for each in uploads]
+        statuses = [end for end in ends if not isinstance(end, aiohttp.ClientError)]
+        assert len(statuses) < len(ends)
+        assert set(statuses) <= {401, 403}
+        assert not deleting.done()
+        slow.go.set()
+        letting.cancel()
+        await asyncio.wait_for(deleting, 20)
+    assert left_of(system.data_dir) == []
+    assert list((system.data_dir / "kv" / "uploads").iterdir()) == []
+    assert not (system.data_dir / "programs" / "acme").exists()
+    assert await rows_of(system, "acme") == {}
 
 
 class SlowDisk:
-    """Does what the real one does, once it is let."""
+    """Does the work of the real one once `go` is set."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -241,150 +237,119 @@ class SlowDisk:
 
 
 async def rows_of(system: SystemRig, tenant: str) -> dict[str, int]:
-    """How many rows the database has of a tenant, by table; but for its books."""
+    """How many rows the database has of a tenant, by table; usage and audit aside."""
     store, found = system.gateway.services.store, {}
     for table in ("tenants", "keys", "programs", "program_names", "runs", "idempotency",
                   "idempotency_counts", "secrets", "forgetting"):  # fmt: skip
         column = "id" if table == "tenants" else "tenant"
-        sql = f"SELECT COUNT(*) FROM {table} WHERE {column} = ?"
-        row = await store.read(lambda c, sql=sql: c.execute(sql, (tenant,)).fetchone())  # type: ignore[misc]
-        if row[0]:
-            found[table] = int(row[0])
-    return found
+        found[table] = await count_rows(store, f"{table} WHERE {column} = '{tenant}'")
+    return {table: count for table, count in found.items() if count}
 
 
-async def test_a_run_that_is_being_started_ends_with_its_tenant(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-        with_ = system.gateway.services
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        began, go = asyncio.Event(), asyncio.Event()
-        artefact = with_.programs.artefact
+@run_by(administer, "tmp_path")
+async def test_run_that_is_starting_ends_with_its_tenant(system: SystemRig, admin: Client) -> None:
+    services = system.gateway.services
+    began, go = asyncio.Event(), asyncio.Event()
+    artefact = services.programs.artefact
 
-        async def slow(program: Program) -> bytes:
-            began.set()
-            await go.wait()
-            return await artefact(program)
+    async def slow(program: Program) -> bytes:
+        began.set()
+        await go.wait()
+        return await artefact(program)
 
-        async with Client(system.url, key) as client:
-            await client.upload(guests.HANG_WASM, "hang")
-            with_.programs.artefact = slow  # type: ignore[method-assign]
-            starting = asyncio.create_task(client.start("hang", MARKER))
-            await asyncio.wait_for(began.wait(), 20)
-            query = {"everything": "1"}
-            deleting = asyncio.create_task(admin._json("DELETE", "/v1/admin/tenants/acme", query))
-            async with asyncio.timeout(20):
-                while "acme" not in with_.keys.suspended:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-            go.set()
-            await asyncio.wait_for(deleting, 20)
-            await asyncio.wait([starting], timeout=20)
-            # What is deleted begins nothing, whoever remembers it.
-            with pytest.raises(Problem) as gone:
-                with_.administration.check("acme")
-            assert gone.value.status == 404
-        assert with_.runs.statistics()["runs"] == 0
-        assert await rows_of(system, "acme") == {}
-    assert left_of(tmp_path, MARKER) == []
+    async with system.tenant("acme") as client:
+        await client.upload(guests.HANG_WASM, "hang")
+        services.programs.artefact = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(client.start("hang", MARKER))
+        await asyncio.wait_for(began.wait(), 20)
+        deleting = asyncio.create_task(admin.delete_tenant("acme", everything=True))
+        await until(lambda: "acme" in services.keys.suspended)
+        go.set()
+        await asyncio.wait_for(deleting, 20)
+        await asyncio.wait([starting], timeout=20)
+        # A request that began before the deletion starts nothing more.
+        with pytest.raises(Problem) as gone:
+            services.administration.check("acme")
+        assert gone.value.status == 404
+    assert services.runs.statistics()["runs"] == 0
+    assert await rows_of(system, "acme") == {}
 
 
-def test_what_was_to_be_forgotten_when_a_gateway_died_is_forgotten_when_it_is_back(
-    tmp_path: Path,
-) -> None:
-    async def before() -> None:
-        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            async with Client(system.url, key) as client:
-                await client.upload(SAVE, "save")
-                assert (await client.run("save"))["exit_code"] == 0
-            # It died when the tenant was gone, and what it had was not.
-            store = system.gateway.services.store
-            await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
-            await store.write(lambda c: note_departure(c, "acme", 0))
+def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    async def before(system: SystemRig, _: Client) -> None:
+        async with system.tenant("acme") as client:
+            await save(client)
+        # It died when the tenant was gone, and its files were not.
+        store = system.gateway.services.store
+        await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
+        await store.write(lambda c: note_departure(c, "acme", 0))
 
-    async def after() -> None:
-        async with SystemRig(tmp_path) as system, Client(system.url, system.admin_key) as admin:
-            async with asyncio.timeout(20):
-                while (await anext(admin.gateways()))["forgetting"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await admin.create_tenant("acme")
-            key = (await admin.create_key("acme"))["key"]
-            async with Client(system.url, key) as client:
-                for listing in (client.programs(), client.runs(), client.kv()):
-                    assert [item async for item in listing] == []
+    async def after(system: SystemRig, admin: Client) -> None:
+        await until(lambda: forgotten(admin))
+        async with system.tenant("acme") as client:
+            await check_empty(client)
 
-    asyncio.run(before())
-    assert left_of(tmp_path, MARKER) != []
-    asyncio.run(after())
-    assert left_of(tmp_path, MARKER) == []
+    with_system(tmp_path, before)
+    assert left_of(tmp_path) != []
+    administer(tmp_path, after)
     assert list((tmp_path / "kv").rglob("*.safetensors")) == []
 
 
+async def forgotten(admin: Client) -> bool:
+    """Return whether no gateway still has to forget a tenant."""
+    return not any([each["forgetting"] async for each in admin.gateways()])
+
+
 # --- At every gateway ----------------------------------------------------------------------------
-async def test_a_tenant_is_forgotten_at_every_gateway_before_its_name_is_free(
-    tmp_path: Path, postgres: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(deletion, "_RETRY_SECONDS", 0.05)
-    url = postgres.new_url()
-    async with AsyncExitStack() as stack:
-        for name in ("first", "second"):
-            (tmp_path / name).mkdir()
-        first, second = [
-            await stack.enter_async_context(SystemRig(tmp_path / name, store=url))
-            for name in ("first", "second")
-        ]
-        admin = await stack.enter_async_context(Client(first.url, first.admin_key))
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        for system in (first, second):
-            async with Client(system.url, key) as client:
-                await until_known(client)
-                await client.upload(SAVE, "save")
-                assert (await client.run("save"))["exit_code"] == 0
-        # The other one cannot forget yet: its kernel is away.
-        await second.stop_kernel()
-        await admin._json("DELETE", "/v1/admin/tenants/acme", {"everything": "1"})
-        assert left_of(tmp_path / "first", MARKER) == []
-        assert left_of(tmp_path / "second", MARKER) != []
-        with pytest.raises(ServerError) as refused:
-            await admin.create_tenant("acme")
+
+
+@pytest.mark.usefixtures("short_pauses")
+@run_by(between_two, "tmp_path", "postgres_url")
+async def test_deleted_tenant_is_forgotten_everywhere(first: SystemRig, second: SystemRig) -> None:
+    key = await first.add_tenant("acme")
+    for system in (first, second):
+        async with Client(system.url, key) as client:
+            await until(partial(is_known, client))
+            await save(client)
+    # The second cannot forget yet: its kernel is away.
+    await second.stop_kernel()
+    async with first.admin() as admin:
+        await admin.delete_tenant("acme", everything=True)
+        assert left_of(first.data_dir) == []
+        assert left_of(second.data_dir) != []
+        error = await refused(admin.create_tenant("acme"))
         shown = {each["id"]: each["forgetting"] async for each in admin.gateways()}
-        names = [changes.gateway_name(tmp_path / name) for name in ("first", "second")]
+        names = [changes.gateway_name(system.data_dir) for system in (first, second)]
         assert shown == {names[0]: [], names[1]: ["acme"]}
-        assert refused.value.status == 409
-        assert refused.value.problem["gateways"] == names[1:]
-        # As soon as it can it does; then the name is free, and whoever has it finds nothing.
+        assert (error.status, error.problem["gateways"]) == (409, names[1:])
+        # It forgets as soon as it can. Then the name is free, and its next tenant finds nothing.
         await second.start_kernel()
         await second.link_worker_to_kernel()
-        async with asyncio.timeout(20):
-            while any([each["forgetting"] async for each in admin.gateways()]):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert left_of(tmp_path, MARKER) == []
-        assert not (tmp_path / "second" / "programs" / "acme").exists()
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
-        async with Client(second.url, key) as client:
-            await until_known(client)
-            for listing in (client.programs(), client.runs(), client.kv()):
-                assert [item async for item in listing] == []
+        await until(lambda: forgotten(admin))
+    assert left_of(first.data_dir) == left_of(second.data_dir) == []
+    assert not (second.data_dir / "programs" / "acme").exists()
+    async with Client(second.url, await first.add_tenant("acme")) as client:
+        await until(lambda: is_known(client))
+        await check_empty(client)
 
 
-async def until_known(client: Client) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            with contextlib.suppress(ServerError):
-                _ = [item async for item in client.programs()]
-                return
-            await asyncio.sleep(0.02)
+async def is_known(client: Client) -> bool:
+    """Return whether the client's gateway knows its key."""
+    with contextlib.suppress(ServerError):
+        _ = [item async for item in client.programs()]
+        return True
+    return False
 
 
-async def test_a_run_that_has_just_begun_keeps_its_tenant(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, system.client() as client:
-        await client.upload(guests.HANG_WASM, "hang")
-        live = await client.start("hang")
-        with pytest.raises(Problem) as refused:
-            await system.gateway.services.administration.delete_tenant("default")
-        assert refused.value.fields["left"] == ["live runs"]
-        assert (await client.cancel(live))["status"] == "killed"
+@run_by(with_system, "tmp_path")
+async def test_tenant_with_a_new_run_is_kept(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    live = await client.start("hang")
+    with pytest.raises(Problem) as refused:
+        await system.gateway.services.administration.delete_tenant("default")
+    assert refused.value.fields["left"] == ["live runs"]
+    assert (await client.cancel(live))["status"] == "killed"

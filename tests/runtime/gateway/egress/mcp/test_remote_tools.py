@@ -4,8 +4,7 @@ import asyncio
 import gzip
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from aiohttp import web
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client
 
-from tests.support.gateway.egress import ask, finish, start
+from tests.support.gateway.egress import ask, finish, serving, start
 from tests.support.gateway.system import SystemRig
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 
 ECHO = {"name": "echo", "description": "", "inputSchema": {"type": "object"}}
@@ -29,8 +29,6 @@ class McpSite:
         self.calls: list[str] = []
         self.asked: list[web.Request] = []
         self.cancelled = 0
-        self.url = ""
-        self.port = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)
@@ -85,30 +83,17 @@ class McpSite:
         return web.json_response({"jsonrpc": "2.0", "id": number, "result": result}, **more)
 
 
-@asynccontextmanager
-async def mcp_site(found: McpSite) -> AsyncIterator[McpSite]:
-    app = web.Application()
-    app.router.add_route("*", "/mcp", found.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", found.port).start()
-    found.port = runner.addresses[0][1]
-    found.url = f"http://127.0.0.1:{found.port}/mcp"
-    try:
-        yield found
-    finally:
-        await runner.cleanup()
-
-
 Scenario = Callable[[McpSite, Client], Awaitable[None]]
 
 
 def with_site(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
     async def main() -> None:
-        async with mcp_site(McpSite()) as there:
-            tables = {"s": {"url": there.url, "tenants": ["default"], **options}}
+        site = McpSite()
+        async with serving(site.handle) as port:
+            url = f"http://127.0.0.1:{port}/mcp"
+            tables = {"s": {"url": url, "tenants": ["default"], **options}}
             async with SystemRig(tmp_path, tools=tables) as system, system.client() as client:
-                await scenario(there, client)
+                await scenario(site, client)
 
     asyncio.run(main())
 
@@ -117,53 +102,49 @@ def call(how: str, **more: Any) -> dict[str, Any]:
     return {"name": "s.echo", "arguments": {"how": how}, **more}
 
 
-def test_tools_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def works(client: Client) -> bool:
+    return bool((await ask(client, "tool", call("json"))).value["ok"])
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a proxy that does not answer."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
-    async def scenario(there: McpSite, client: Client) -> None:
-        for how in ("json", "events"):
-            assert (await ask(client, "tool", call(how))).value == {"ok": True, "content": how}
-        assert [t["name"] for t in (await ask(client, "tools")).value] == ["s.echo"]
-        assert {r.headers.get("Authorization") for r in there.asked} == {"Bearer x"}
 
-    with_site(tmp_path, scenario, headers={"Authorization": "Bearer x"})
+@pytest.mark.usefixtures("proxy")
+@run_by(with_site, "tmp_path", headers={"Authorization": "Bearer x"})
+async def test_tool_over_http_answers_as_json_or_events(there: McpSite, client: Client) -> None:
+    for how in ("json", "events"):
+        assert (await ask(client, "tool", call(how))).value == {"ok": True, "content": how}
+    assert [t["name"] for t in (await ask(client, "tools")).value] == ["s.echo"]
+    assert {r.headers.get("Authorization") for r in there.asked} == {"Bearer x"}
 
 
 @pytest.mark.parametrize("how", ["away", "broken", "huge", "bomb"])
 @run_by(with_site, "tmp_path")
-async def test_a_server_that_misbehaves_fails_the_call_in_words(
-    there: McpSite, client: Client, *, how: str
-) -> None:
-    """The call is made once, and others go on: if need be over a new session."""
+async def test_bad_tool_server_fails_the_call(there: McpSite, client: Client, *, how: str) -> None:
+    """The call is made once. Later calls work, over a new session if need be."""
     value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
     assert value["ok"] is False
     assert value["content"].startswith("the tool server s ")
-    async with asyncio.timeout(20):
-        while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: works(client))
     assert there.calls.count(how) == 1
 
 
 @run_by(with_site, "tmp_path")
-async def test_a_server_that_forgets_its_sessions_gets_a_new_one(
-    there: McpSite, client: Client
-) -> None:
-    assert (await ask(client, "tool", call("json"))).value["ok"]
+async def test_lost_tool_session_is_opened_again(there: McpSite, client: Client) -> None:
+    assert await works(client)
     there.session = "forgotten"
-    assert (await ask(client, "tool", call("json"))).value["ok"] is False
-    async with asyncio.timeout(20):
-        while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    assert not await works(client)
+    await until(lambda: works(client))
 
 
 @run_by(with_site, "tmp_path")
-async def test_a_killed_run_is_told_to_the_server(there: McpSite, client: Client) -> None:
+async def test_tool_call_of_a_killed_run_is_cancelled(there: McpSite, client: Client) -> None:
     run = await start(client, "tool", call("slow"))
-    async with asyncio.timeout(20):
-        while "slow" not in there.calls:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await client.cancel(run)
-        while not there.cancelled:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    told = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
-    assert told.errno == Errno.ETIMEDOUT
+    await until(lambda: "slow" in there.calls)
+    await client.cancel(run)
+    await until(lambda: there.cancelled)
+    asked = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
+    assert asked.errno == Errno.ETIMEDOUT

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +15,53 @@ from symphony_runtime.gateway.egress.mcp import server
 from tests.support.gateway.egress import ask, calls_of, finish, start, tool_table
 from tests.support.gateway.metrics import names, scrape, value
 from tests.support.gateway.system import Scenario, SystemRig, with_system
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 
 
-def with_tools(tmp_path: Path, scenario: Scenario, **tools: Any) -> None:
-    with_system(tmp_path, scenario, tools=tools or {"t": tool_table(tmp_path)})
+def with_tools(tmp_path: Path, scenario: Scenario, **tools: dict[str, Any]) -> None:
+    """Run a scenario with these tool servers: `t` alone, or each with options for its table."""
+    tables = {name: tool_table(tmp_path, **options) for name, options in tools.items()}
+    with_system(tmp_path, scenario, tools=tables or {"t": tool_table(tmp_path)})
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - of a file, of counters
-            await asyncio.sleep(0.005)
+async def echoes(client: Client, server: str = "t") -> bool:
+    return bool((await ask(client, "tool", {"name": f"{server}.echo"})).value["ok"])
+
+
+async def no_call(system: SystemRig) -> None:
+    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
 
 
 @run_by(with_tools, "tmp_path")
-async def test_what_tools_answer(system: SystemRig, client: Client, *, tmp_path: Path) -> None:
-    """One server for all of it: answers, the tool's own errors, the protocol's, odd content."""
+async def test_tool_answers_reach_the_program(system: SystemRig, client: Client) -> None:
+    """Answers, a tool's own errors, the protocol's errors and odd content, of one server."""
     given = {"text": "ä", "n": [1, 2.5, None, True], "deep": {"x": {}}}
-    told = await ask(client, "tool", {"name": "t.echo", "arguments": given})
-    assert told.value == {
-        "ok": True,
-        "content": '{"deep": {"x": {}}, "n": [1, 2.5, null, true], "text": "\\u00e4"}',
-    }
-    assert (await ask(client, "tool", {"name": "t.echo"})).value == {
-        "ok": True,
-        "content": "{}",
-    }
-    cases = {
-        "fail": {"ok": False, "content": "it did not work"},
-        "picture": {"ok": True, "content": "see\n[image/png]"},
-        "structured": {"ok": True, "content": '{"a": 1}'},
-        "schemed": {"ok": True, "content": json.dumps({"a": "a" * 20 + "!"})},
-        "garbage": {"ok": True, "content": "said it"},
-        "refuse": {"ok": False, "content": "the tool server t failed: no such thing"},
-    }
-    for name, expected in cases.items():
-        assert (await ask(client, "tool", {"name": f"t.{name}"})).value == expected
+    echoed = '{"deep": {"x": {}}, "n": [1, 2.5, null, true], "text": "\\u00e4"}'
+    for name, arguments, ok, content in (
+        ("echo", given, True, echoed),
+        ("echo", None, True, "{}"),
+        ("fail", None, False, "it did not work"),
+        ("picture", None, True, "see\n[image/png]"),
+        ("structured", None, True, '{"a": 1}'),
+        ("schemed", None, True, json.dumps({"a": "a" * 20 + "!"})),
+        ("garbage", None, True, "said it"),
+        ("refuse", None, False, "the tool server t failed: no such thing"),
+    ):
+        request = {"name": f"t.{name}"} | ({"arguments": arguments} if arguments else {})
+        answer = (await ask(client, "tool", request)).value
+        assert answer == {"ok": ok, "content": content}, name
     large = {"name": "t.large", "arguments": {"bytes": TOOL_RESULT_BYTES_MAX}}
     assert (await ask(client, "tool", large)).errno == Errno.EFBIG
     large["arguments"] = {"bytes": TOOL_RESULT_BYTES_MAX - 100}
     fits = await ask(client, "tool", large)
     assert len(fits.value["content"]) == TOOL_RESULT_BYTES_MAX - 100
-    assert calls_of(tmp_path).count("start") == 1
-    assert calls_of(tmp_path).count("call echo") == 2
+    assert calls_of(system.data_dir).count("start") == 1
+    assert calls_of(system.data_dir).count("call echo") == 2
 
 
 @run_by(with_tools, "tmp_path")
-async def test_the_list_follows_the_server(system: SystemRig, client: Client) -> None:
+async def test_tool_list_follows_its_server(_: SystemRig, client: Client) -> None:
     listed = (await ask(client, "tools")).value
     names = [tool["name"] for tool in listed]
     assert names[:2] == ["t.echo", "t.sleep"]
@@ -70,89 +69,76 @@ async def test_the_list_follows_the_server(system: SystemRig, client: Client) ->
     assert listed[0]["schema"]["properties"] == {"text": {"type": "string"}}
     assert "t.grown" not in names
     await ask(client, "tool", {"name": "t.grow"})
-    async with asyncio.timeout(20):
-        while "t.grown" not in str((await ask(client, "tools")).value):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+    async def has_grown() -> bool:
+        return "t.grown" in str((await ask(client, "tools")).value)
+
+    await until(has_grown)
 
 
-def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By its bytes; names that no program can say are left out, and no log is filled."""
+SIZE = 100_000
+
+
+@run_by(with_tools, "tmp_path", t={"environment": {"PAGES": str(SIZE)}}, small={})
+async def test_tool_list_without_end_is_cut(
+    system: SystemRig, client: Client, *, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its bytes. Names that no program can say are left out, and the log stays short."""
     caplog.set_level(logging.INFO, "symphony_runtime.gateway.egress")
-    size = 100_000
-    tables = {
-        "t": tool_table(tmp_path, environment={"PAGES": str(size)}),
-        "small": tool_table(tmp_path),
-    }
-
-    async def scenario(system: SystemRig, client: Client) -> None:
-        listed = (await ask(client, "tools")).value
-        names = [tool["name"] for tool in listed]
-        assert "t.more2" in names
-        assert not [n for n in names if "\n" in n or len(n) > 256]
-        assert sum(len(tool["description"]) for tool in listed) < TOOLS_BYTES_MAX
-        assert calls_of(tmp_path).count("page") <= 3 + TOOLS_BYTES_MAX // size
-        assert "small.echo" in names  # what is left is for the other servers
-        assert (await ask(client, "tool", {"name": "t.more1"})).value["ok"] is False
-
-    with_tools(tmp_path, scenario, **tables)
+    listed = (await ask(client, "tools")).value
+    names = [tool["name"] for tool in listed]
+    assert "t.more2" in names
+    assert not [n for n in names if "\n" in n or len(n) > 256]
+    assert sum(len(tool["description"]) for tool in listed) < TOOLS_BYTES_MAX
+    assert calls_of(system.data_dir).count("page") <= 3 + TOOLS_BYTES_MAX // SIZE
+    assert "small.echo" in names  # what is left is for the other servers
+    assert (await ask(client, "tool", {"name": "t.more1"})).value["ok"] is False
     said = [r.getMessage() for r in caplog.records if "is connected" in r.getMessage()]
     assert len(said) == 2
     assert all(len(words) < 600 for words in said)
 
 
-def test_a_tool_that_is_not_there_is_enoent_and_said(tmp_path: Path) -> None:
-    tables = {
-        "t": tool_table(tmp_path),
-        "other": tool_table(tmp_path, tenants=["somebody"]),
-        "nobodys": tool_table(tmp_path, tenants=[]),
-        "everybodys": tool_table(tmp_path, tenants=["*"]),
-    }
-
-    async def scenario(system: SystemRig, client: Client) -> None:
-        for name in ("t.none", "echo", "other.echo", "nobodys.echo", "none.echo"):
-            asked = await ask(client, "tool", {"name": name})
-            assert asked.errno == Errno.ENOENT, name
-            assert asked.log == [f"tool: {asked.words}"] != ["tool: "], name
-        assert (await ask(client, "tool", {"name": "everybodys.echo"})).value["ok"]
-        listed = (await ask(client, "tools")).value
-        assert {tool["name"].split(".")[0] for tool in listed} == {"t", "everybodys"}
-
-    with_tools(tmp_path, scenario, **tables)
+@run_by(
+    with_tools, "tmp_path", t={}, other={"tenants": ["another"]}, none={"tenants": []},
+    all={"tenants": ["*"]},
+)  # fmt: skip
+async def test_absent_tool_is_enoent_and_named_in_the_log(_: SystemRig, client: Client) -> None:
+    for name in ("t.none", "echo", "other.echo", "none.echo", "absent.echo"):
+        asked = await ask(client, "tool", {"name": name})
+        assert asked.errno == Errno.ENOENT, name
+        assert asked.log == [f"tool: {asked.words}"] != ["tool: "], name
+    assert await echoes(client, "all")
+    listed = (await ask(client, "tools")).value
+    assert {tool["name"].split(".")[0] for tool in listed} == {"t", "all"}
 
 
-async def test_without_servers_there_is_no_tool(tmp_path: Path) -> None:
-    async with SystemRig(tmp_path) as system, system.client() as client:
-        assert (await ask(client, "tool", {"name": "t.echo"})).errno == Errno.ENOENT
-        assert (await ask(client, "tools")).value == []
+@run_by(with_system, "tmp_path")
+async def test_system_without_tool_servers_has_no_tool(_: SystemRig, client: Client) -> None:
+    assert (await ask(client, "tool", {"name": "t.echo"})).errno == Errno.ENOENT
+    assert (await ask(client, "tools")).value == []
 
 
 @run_by(with_tools, "tmp_path")
-async def test_bad_requests_start_nothing(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
+async def test_bad_tool_request_starts_nothing(system: SystemRig, client: Client) -> None:
     deep: Any = 1
-    for _ in range(40):
+    for _depth in range(40):
         deep = [deep]
-    cases: list[tuple[Any, Errno]] = [
-        ([], Errno.EINVAL),
-        ({}, Errno.EINVAL),
-        ({"name": ""}, Errno.EINVAL),
-        ({"name": 1}, Errno.EINVAL),
-        ({"name": "t.echo", "more": 1}, Errno.EINVAL),
-        ({"name": "t.echo", "arguments": [1]}, Errno.EINVAL),
-        ({"name": "t.echo", "arguments": {"a": b"bytes"}}, Errno.EINVAL),
-        ({"name": "t.echo", "arguments": {"a": float("nan")}}, Errno.EINVAL),
-        ({"name": "t.echo", "arguments": {"a": deep}}, Errno.EINVAL),
-        ({"name": "t.echo", "arguments": {"a": {1: 2}}}, Errno.EINVAL),
-        ({"name": "t.echo", "timeout_ms": 0}, Errno.EINVAL),
-        ({"name": "t.echo", "timeout_ms": True}, Errno.EINVAL),
-        ({"name": "t." + "x" * 300}, Errno.ENAMETOOLONG),
-        ({"name": "t.echo", "arguments": {"a": "x" * (256 << 10)}}, Errno.EFBIG),
-    ]
-    for request, errno in cases:
+    bad: list[Any] = [
+        [], {}, {"name": ""}, {"name": 1}, *(
+            {"name": "t.echo", **more} for more in (
+                {"more": 1}, {"arguments": [1]}, {"arguments": {"a": b"bytes"}},
+                {"arguments": {"a": float("nan")}}, {"arguments": {"a": deep}},
+                {"arguments": {"a": {1: 2}}}, {"timeout_ms": 0}, {"timeout_ms": True},
+            )
+        ),
+    ]  # fmt: skip
+    long = {"name": "t." + "x" * 300}
+    large = {"name": "t.echo", "arguments": {"a": "x" * (256 << 10)}}
+    cases = [(request, Errno.EINVAL) for request in bad]
+    for request, errno in [*cases, (long, Errno.ENAMETOOLONG), (large, Errno.EFBIG)]:
         asked = await ask(client, "tool", request)
         assert asked.started == -errno, (request, asked.started)
-    assert "call echo" not in calls_of(tmp_path)
+    assert "call echo" not in calls_of(system.data_dir)
 
 
 # --- Time, and ends ------------------------------------------------------------------------------
@@ -160,41 +146,32 @@ SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
 @run_by(with_tools, "tmp_path")
-async def test_a_call_ends_with_its_time(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
+async def test_tool_call_past_its_time_is_cancelled(system: SystemRig, client: Client) -> None:
     assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
     # The server is told, and takes others' calls.
-    await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
-    assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
+    await until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
+    assert await echoes(client)
     assert system.gateway.services.runs.egress.statistics()["calls"] == 0
 
 
-def test_the_operators_time_is_the_most(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        asked = await ask(client, "tool", {**SLEEP, "timeout_ms": 10_000_000})
-        assert asked.errno == Errno.ETIMEDOUT
-
-    with_tools(tmp_path, scenario, t=tool_table(tmp_path, timeout_seconds=0.1))
+@run_by(with_tools, "tmp_path", t={"timeout_seconds": 0.1})
+async def test_tool_call_has_the_operators_time_at_most(_: SystemRig, client: Client) -> None:
+    asked = await ask(client, "tool", {**SLEEP, "timeout_ms": 10_000_000})
+    assert asked.errno == Errno.ETIMEDOUT
 
 
 @run_by(with_tools, "tmp_path")
-async def test_a_killed_run_ends_its_call(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
+async def test_tool_call_of_a_killed_run_is_cancelled(system: SystemRig, client: Client) -> None:
     run = await start(client, "tool", SLEEP)
-    await until(lambda: "call sleep" in calls_of(tmp_path))
+    await until(lambda: "call sleep" in calls_of(system.data_dir))
     await client.cancel(run)
-    await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
-    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
+    await until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
+    await no_call(system)
 
 
 @run_by(with_tools, "tmp_path")
-async def test_a_waiting_programs_pages_may_be_moved(
-    system: SystemRig, client: Client, *, tmp_path: Path
-) -> None:
-    """The kernel hears of the wait, and of its end."""
-    there = tmp_path / "there"
+async def test_program_waiting_for_a_tool_is_idle(system: SystemRig, client: Client) -> None:
+    there = system.data_dir / "there"
     request = {"name": "t.wait", "arguments": {"path": str(there)}}
     run = await start(client, "tool", request, kv=True)
     await until(lambda: any(lip.idle_reported for lip in system.worker.instances.values()))
@@ -205,7 +182,7 @@ async def test_a_waiting_programs_pages_may_be_moved(
 
 
 @run_by(with_tools, "tmp_path")
-async def test_the_trace_has_the_call(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_run_has_its_tool_call(_: SystemRig, client: Client) -> None:
     request = {"name": "t.sleep", "arguments": {"seconds": 0.02}}
     run = await start(client, "tool", request, trace=True)
     await finish(client, run)
@@ -222,15 +199,15 @@ async def test_the_trace_has_the_call(system: SystemRig, client: Client) -> None
 
 
 @run_by(with_tools, "tmp_path")
-async def test_metrics_count_calls(system: SystemRig, client: Client, *, tmp_path: Path) -> None:
+async def test_metrics_count_tool_calls(system: SystemRig, client: Client) -> None:
     for name in ("t.echo", "t.fail", "t.refuse", "t.none", "none.echo"):
         await ask(client, "tool", {"name": name})
     await ask(client, "tools")
     await ask(client, "http", {"url": "http://127.0.0.1/"})
     run = await start(client, "tool", SLEEP)
-    await until(lambda: "call sleep" in calls_of(tmp_path))
+    await until(lambda: "call sleep" in calls_of(system.data_dir))
     await client.cancel(run)
-    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
+    await no_call(system)
     series = await scrape(system.url, system.admin_key)
     for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
         assert value(series, "outside_calls_total", kind=kind) == count
@@ -245,79 +222,69 @@ async def test_metrics_count_calls(system: SystemRig, client: Client, *, tmp_pat
 # --- Servers that go away ------------------------------------------------------------------------
 @pytest.mark.parametrize("tool", ["die", "endless"])
 @run_by(with_tools, "tmp_path")
-async def test_a_server_that_ends_is_started_again(
-    system: SystemRig, client: Client, *, tmp_path: Path, tool: str
+async def test_ended_tool_server_is_restarted(
+    system: SystemRig, client: Client, *, tool: str
 ) -> None:
-    """The call under way fails in words, and is not made again."""
+    """The call under way fails, and is not made again."""
     first = asyncio.create_task(ask(client, "tool", SLEEP))
-    await until(lambda: "call sleep" in calls_of(tmp_path))
+    await until(lambda: "call sleep" in calls_of(system.data_dir))
     both = [await ask(client, "tool", {"name": f"t.{tool}"}), await first]
     for asked in both:
         assert asked.value["ok"] is False
         assert "went away" in asked.value["content"]
-    async with asyncio.timeout(20):
-        while not (await ask(client, "tool", {"name": "t.echo"})).value["ok"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    found = calls_of(tmp_path)
-    assert found.count("start") == 2
-    assert found.count(f"call {tool}") == 1
-    assert found.count("call sleep") == 1
+    await until(lambda: echoes(client))
+    found = calls_of(system.data_dir)
+    assert (found.count("start"), found.count(f"call {tool}"), found.count("call sleep")) == (
+        2,
+        1,
+        1,
+    )
 
 
-def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> None:
-    tables = {
-        "gone": {"command": ["/no/such/program"], "tenants": ["default"]},
-        "ends": {"command": ["true"], "tenants": ["default"]},
-        "t": tool_table(tmp_path),
-    }
-
-    async def scenario(system: SystemRig, client: Client) -> None:
-        for name in ("gone", "ends"):
-            value = (await ask(client, "tool", {"name": f"{name}.x"})).value
-            assert value["ok"] is False
-            assert value["content"].startswith(f"the tool server {name} is away: ")
-        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
-
-    with_tools(tmp_path, scenario, **tables)
+@run_by(
+    with_tools, "tmp_path", gone={"command": ["/no/such/program"]}, ends={"command": ["true"]}, t={}
+)
+async def test_tool_server_that_fails_to_start_fails_calls(_: SystemRig, client: Client) -> None:
+    for name in ("gone", "ends"):
+        value = (await ask(client, "tool", {"name": f"{name}.x"})).value
+        assert value["ok"] is False
+        assert value["content"].startswith(f"the tool server {name} is away: ")
+    assert await echoes(client)
 
 
-def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
-        there = tmp_path / "there"
-        request = {"name": "t.wait", "arguments": {"path": str(there)}}
-        runs = [await start(client, "tool", request) for _ in range(4)]
-        egress = system.gateway.services.runs.egress
-        await until(lambda: egress.statistics()["calls"] == 4)
-        await until(lambda: calls_of(tmp_path).count("call wait") == 2)
-        await asyncio.sleep(0.1)  # for a third one, if it were made
-        assert calls_of(tmp_path).count("call wait") == 2
-        there.touch()
-        for run in runs:
-            assert (await finish(client, run)).value["ok"]
-        assert calls_of(tmp_path).count("call wait") == 4
-
-    with_tools(tmp_path, scenario, t=tool_table(tmp_path, calls_at_once=2))
+@run_by(with_tools, "tmp_path", t={"calls_at_once": 2})
+async def test_tool_calls_past_the_number_at_once_wait(system: SystemRig, client: Client) -> None:
+    there = system.data_dir / "there"
+    request = {"name": "t.wait", "arguments": {"path": str(there)}}
+    runs = [await start(client, "tool", request) for _ in range(4)]
+    egress = system.gateway.services.runs.egress
+    await until(lambda: egress.statistics()["calls"] == 4)
+    await until(lambda: calls_of(system.data_dir).count("call wait") == 2)
+    await asyncio.sleep(0.1)  # for a third one, if it were made
+    assert calls_of(system.data_dir).count("call wait") == 2
+    there.touch()
+    for run in runs:
+        assert (await finish(client, run)).value["ok"]
+    assert calls_of(system.data_dir).count("call wait") == 4
 
 
-def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may work on at it: who calls and cancels has no more calls there than others."""
-    tables = {"t": tool_table(tmp_path, calls_at_once=1)}
-
-    async def scenario(system: SystemRig, client: Client) -> None:
-        monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
-        assert (await ask(client, "tool", {"name": "t.none"})).errno == Errno.ENOENT
-        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
-        monkeypatch.setattr(server, "_HELD_SECONDS", 0.01)
-        assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
-        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
-        monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
-        never = {"name": "t.wait", "arguments": {"path": str(tmp_path / "never")}}
-        run = await start(client, "tool", never)
-        await until(lambda: "call wait" in calls_of(tmp_path))
-        await client.cancel(run)
-        await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
-        asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
-        assert asked.errno == Errno.ETIMEDOUT
-        assert calls_of(tmp_path).count("call echo") == 2
-
-    with_tools(tmp_path, scenario, **tables)
+@run_by(with_tools, "tmp_path", t={"calls_at_once": 1})
+async def test_cancelled_tool_call_keeps_its_place(
+    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may still work on it, so cancelling gives no tenant more calls at once."""
+    monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
+    assert (await ask(client, "tool", {"name": "t.none"})).errno == Errno.ENOENT
+    assert await echoes(client)
+    monkeypatch.setattr(server, "_HELD_SECONDS", 0.01)
+    assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
+    assert await echoes(client)
+    monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
+    never = {"name": "t.wait", "arguments": {"path": str(system.data_dir / "never")}}
+    run = await start(client, "tool", never)
+    await until(lambda: "call wait" in calls_of(system.data_dir))
+    await client.cancel(run)
+    await no_call(system)
+    asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
+    assert asked.errno == Errno.ETIMEDOUT
+    assert calls_of(system.data_dir).count("call echo") == 2

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.config.limits import USUAL, Bound, TenantLimits
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.requests.limits import (
@@ -42,7 +40,7 @@ def refusal(given: RequestLimits, **fields: Any) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("limit", ["handles", "tickets", "kv_files"])
-def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None:
+def test_choices_take_a_branch_each_and_one_for_the_prompt(limit: str) -> None:
     given = limits_of(**{limit: 10})
     assert completion(given, prompt=["a"] * 10) == 10
     assert completion(given, n=9) == 9
@@ -62,7 +60,7 @@ def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None
         parse_chat(chat, MODEL, given)
 
 
-def test_without_an_operator_s_word_there_are_as_many_as_an_instance_may_have() -> None:
+def test_choices_by_default_are_an_instances_handles() -> None:
     most = INSTANCE_HANDLES_MAX - 1
     assert completion(limits_of(), n=most) == most
     assert "the tenant's limit `handles`" in refusal(limits_of(), n=most + 1)[0]
@@ -70,7 +68,7 @@ def test_without_an_operator_s_word_there_are_as_many_as_an_instance_may_have() 
     assert limits_of(handles=1 << 20).answers_max() == (INSTANCE_HANDLES_MAX, "handles")
 
 
-def test_tokens_and_log_probabilities_have_their_limits() -> None:
+def test_tokens_and_logprobs_past_a_limit_are_refused() -> None:
     given = limits_of(tokens=50)
     for field in ("max_tokens", "min_tokens"):
         words = f"`{field}` must be at most 50 (the tenant's limit `tokens`); it is 51"
@@ -89,19 +87,13 @@ def test_tokens_and_log_probabilities_have_their_limits() -> None:
 # --- What the program counts ---------------------------------------------------------------------
 def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int, dict[str, Any]]:
     async def main() -> tuple[int, dict[str, Any]]:
-        async with (
-            SystemRig(tmp_path, assets=assets(), step_ms=2) as system,
-            Client(system.url, system.admin_key) as admin,
-        ):
-            await admin.change_tenant("default", quotas=dict(quotas))
-            headers = {"Authorization": f"Bearer {system.key}"}
+        async with SystemRig(tmp_path, assets=assets(), step_ms=2) as system:
+            async with system.admin() as admin:
+                await admin.change_tenant("default", quotas=dict(quotas))
             model = system.kernel._executor.model.name
             body = {"model": model, "max_tokens": 4, "ignore_eos": True, **fields}
-            async with (
-                aiohttp.ClientSession(headers=headers) as session,
-                session.post(f"{system.url}/v1/completions", json=body) as response,
-            ):
-                return response.status, await response.json()
+            answer = await system.ask("POST", "/v1/completions", json=body)
+            return answer.status, answer.json
 
     return asyncio.run(main())
 
@@ -118,7 +110,7 @@ def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int
         ({"tokens": 60}, {"prompt": [[1] * 40, [2] * 40]}, "80 tokens of prompts are to be"),
     ],
 )  # fmt: skip
-def test_a_prompt_that_is_too_long_for_its_tenant_is_refused(
+def test_prompt_past_its_tenants_limit_is_refused(
     tmp_path: Path, quotas: dict[str, int], fields: dict[str, Any], words: str, stream: bool
 ) -> None:
     status, body = asked(tmp_path, quotas, **fields, stream=stream)
@@ -126,17 +118,24 @@ def test_a_prompt_that_is_too_long_for_its_tenant_is_refused(
     assert words in body["error"]["message"]
 
 
-def test_a_limit_that_ends_the_run_is_no_fault_of_the_server_s(tmp_path: Path) -> None:
-    for limit, fields in (
-        ("tokens", {"prompt": [1] * 50, "max_tokens": 60}),
-        ("kv_tokens", {"prompt": [1] * 10, "n": 8, "max_tokens": 50}),
-        ("wall_ms", {"prompt": [1] * 10, "max_tokens": 60}),
-        ("memory_bytes", {"prompt": [1] * 10, "n": 64, "max_tokens": 60, "logprobs": 20}),
-    ):
-        most = 1 << 20 if limit == "memory_bytes" else 60
-        status, body = asked(tmp_path / limit, {limit: most}, **fields)
-        assert (status, body["error"]["code"]) == (400, "limit_exceeded"), body
-        assert f"the tenant's limit `{limit}`" in body["error"]["message"]
+@pytest.mark.parametrize(
+    ("limit", "most", "fields"),
+    [
+        ("tokens", 60, {"prompt": [1] * 50, "max_tokens": 60}),
+        ("kv_tokens", 60, {"prompt": [1] * 10, "n": 8, "max_tokens": 50}),
+        ("wall_ms", 60, {"prompt": [1] * 10, "max_tokens": 60}),
+        ("memory_bytes", 1 << 20, {"prompt": [1] * 10, "n": 64, "max_tokens": 60, "logprobs": 20}),
+    ],
+)
+def test_limit_that_ends_a_run_is_a_client_error(
+    tmp_path: Path, limit: str, most: int, fields: dict[str, Any]
+) -> None:
+    status, body = asked(tmp_path, {limit: most}, **fields)
+    assert (status, body["error"]["code"]) == (400, "limit_exceeded"), body
+    assert f"the tenant's limit `{limit}`" in body["error"]["message"]
+
+
+def test_answer_within_its_tenants_tokens_is_complete(tmp_path: Path) -> None:
     status, body = asked(tmp_path, {"tokens": 60}, prompt=[1] * 50)
     assert status == 200, body
     assert body["choices"][0]["finish_reason"] == "length"
@@ -163,10 +162,10 @@ TEMPLATE = {
         ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, (1,)),
     ],
 )
-def test_it_is_the_template_s(processor: Any, prefix: tuple[int, ...]) -> None:
+def test_text_prefix_is_the_tokenizer_templates(processor: Any, prefix: tuple[int, ...]) -> None:
     assert text_prefix(json.dumps({"post_processor": processor}).encode()) == prefix
 
 
-def test_a_model_without_tokenizer_has_none() -> None:
+def test_text_prefix_without_a_tokenizer_is_empty() -> None:
     about = {"model": {"name": "m", "vocab_size": 5, "eos": [1], "max_context": 9}}
     assert read_model({**about, "tokenizer": b""}).prefix == ()

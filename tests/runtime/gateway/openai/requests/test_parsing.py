@@ -1,10 +1,11 @@
 """What the bodies of the OpenAI routes may say, and the jobs they become."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from symphony_kernel.protocol.limits import PRED_BIAS_MAX
 from symphony_runtime.config.limits import TenantLimits
@@ -37,125 +38,118 @@ def chat(**fields: Any) -> dict[str, Any]:
     return job(parse_chat({"model": "m", "messages": messages, **fields}, MODEL, LIMITS))
 
 
-def test_what_is_left_out_has_openai_s_defaults() -> None:
+def test_completion_without_options_has_openais_defaults() -> None:
     plain = completion()
     assert plain["prompts"] == ["p"]
     assert (plain["n"], plain["best_of"], plain["max"], plain["min"]) == (1, 1, 16, 0)
     assert plain["sample"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     assert (plain["ends"], plain["stop"], plain["bias"]) == ([0, 7], [], {})
-    assert not plain["stream"]
-    assert not plain["echo"]
+    assert not any(plain[name] for name in ("stream", "echo", "ids"))
+    assert plain["prefix"] == [3], "what the tokenizer puts before a text"
     assert "logprobs" not in plain
     assert chat()["max"] is None
 
 
-def test_null_is_like_left_out() -> None:
+def test_option_that_is_null_is_the_default() -> None:
     names = ("n", "max_tokens", "stop", "logprobs", "stream", "seed", "logit_bias", "suffix",
              "stream_options", "echo", "user", "temperature")  # fmt: skip
     assert completion(**dict.fromkeys(names)) == completion()
 
 
-def test_prompts_become_texts_and_packed_tokens() -> None:
-    assert completion(prompt=["a", "b"])["prompts"] == ["a", "b"]
-    packed = b"\x01\0\0\0\x02\0\0\0"
-    assert completion(prompt=[1, 2])["prompts"] == [packed]
-    assert completion(prompt=[[1, 2], [1, 2], "x"])["prompts"] == [packed, packed, "x"]
+ABSENT = object()
+PACKED = b"\x01\0\0\0\x02\0\0\0"
 
 
-def test_texts_get_what_the_tokenizer_puts_before_them() -> None:
-    assert completion()["prefix"] == [3]
-    assert "prefix" not in completion(add_special_tokens=False)
+@pytest.mark.parametrize(
+    ("ask", "fields", "name", "value"),
+    [
+        (completion, {"prompt": ["a", "b"]}, "prompts", ["a", "b"]),
+        (completion, {"prompt": [1, 2]}, "prompts", [PACKED]),
+        (completion, {"prompt": [[1, 2], [1, 2], "x"]}, "prompts", [PACKED, PACKED, "x"]),
+        (completion, {"add_special_tokens": False}, "prefix", ABSENT),
+        (completion, {"temperature": 0, "seed": 3, "top_k": 5}, "sample", ABSENT),  # greedy
+        (completion, {"stop_token_ids": [5]}, "ends", [5, 0, 7]),
+        (completion, {"stop_token_ids": [5], "ignore_eos": True}, "ends", [5]),
+        (completion, {"return_token_ids": True}, "ids", True),
+        (completion, {"stop": "x"}, "stop", ["x"]),
+        (completion, {"stop": ["x", "", "y"]}, "stop", ["x", "y"]),
+        (completion, {"logprobs": 3}, "logprobs", 3),
+        (chat, {"logprobs": True}, "logprobs", 0),
+        (chat, {"logprobs": True, "top_logprobs": 4}, "logprobs", 4),
+        (chat, {"logprobs": False}, "logprobs", ABSENT),
+        (chat, {"max_tokens": 5}, "max", 5),
+        (chat, {"max_tokens": 5, "max_completion_tokens": 6}, "max", 6),
+        (chat, {"presence_penalty": 1.0, "logit_bias": {"3": -100}}, "bias", {3: -100.0}),
+        # Penalties need a bias for each token of the answer, and the two above are taken.
+        (chat, {"presence_penalty": 1.0, "logit_bias": {"3": -100}}, "most", PRED_BIAS_MAX - 1 - 2),
+    ],
+)
+def test_option_becomes_a_field_of_the_job(
+    ask: Callable[..., dict[str, Any]], fields: dict[str, Any], name: str, value: Any
+) -> None:
+    assert ask(**fields).get(name, ABSENT) == value
 
 
-def test_temperature_0_is_greedy() -> None:
-    assert "sample" not in completion(temperature=0, seed=3, top_k=5)
+def test_sampling_options_become_the_jobs() -> None:
     assert completion(seed=-1)["sample"]["seed"] == 2**64 - 1
     assert completion(top_k=-1)["sample"]["top_k"] == 0
 
 
-def test_ends_are_the_model_s_and_one_s_own() -> None:
-    assert completion(stop_token_ids=[5])["ends"] == [5, 0, 7]
-    assert completion(stop_token_ids=[5], ignore_eos=True)["ends"] == [5]
-
-
-def test_token_ids_are_told_of_whole_answers_only() -> None:
-    assert completion(return_token_ids=True)["ids"]
-    assert not completion()["ids"]
+def test_token_ids_of_a_stream_are_refused() -> None:
     with pytest.raises(OpenAIError, match="not streamed"):
         completion(return_token_ids=True, stream=True)
 
 
-def test_the_newer_name_of_max_tokens_wins() -> None:
-    assert chat(max_tokens=5)["max"] == 5
-    assert chat(max_tokens=5, max_completion_tokens=6)["max"] == 6
-
-
-def test_stops_may_be_one_or_several() -> None:
-    assert completion(stop="x")["stop"] == ["x"]
-    assert completion(stop=["x", "", "y"])["stop"] == ["x", "y"]
-
-
-def test_penalties_bound_what_has_no_bound() -> None:
-    bounded = chat(presence_penalty=1.0, logit_bias={"3": -100})
-    assert bounded["bias"] == {3: -100.0}
-    assert bounded["most"] == PRED_BIAS_MAX - 1 - 2
+def test_penalty_with_too_many_tokens_is_refused() -> None:
     with pytest.raises(OpenAIError) as refused:
         chat(presence_penalty=1.0, max_tokens=PRED_BIAS_MAX)
     assert refused.value.param == "max_tokens"
 
 
-def test_log_probabilities_are_asked_for_differently() -> None:
-    assert completion(logprobs=3)["logprobs"] == 3
-    assert chat(logprobs=True)["logprobs"] == 0
-    assert chat(logprobs=True, top_logprobs=4)["logprobs"] == 4
-    assert "logprobs" not in chat(logprobs=False)
+def messages(parse: Callable[..., ParsedRequest], **fields: Any) -> Any:
+    return msgpack.unpackb(job(parse({"model": "m", **fields}, MODEL, LIMITS))["messages"])
 
 
-def test_messages_are_text() -> None:
+def test_chat_message_in_parts_is_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    body = {"model": "m", "messages": [{"role": "user", "content": parts, "name": "n"},
-                                       {"role": "assistant", "content": None}]}  # fmt: skip
-    assert msgpack.unpackb(job(parse_chat(body, MODEL, LIMITS))["messages"]) == [
+    given = [
+        {"role": "user", "content": parts, "name": "n"},
+        {"role": "assistant", "content": None},
+    ]
+    assert messages(parse_chat, messages=given) == [
         {"role": "user", "content": "ab", "name": "n"},
         {"role": "assistant", "content": ""},
     ]
 
 
-def test_a_response_s_input_is_a_conversation() -> None:
-    def messages(**fields: Any) -> Any:
-        return msgpack.unpackb(
-            job(parse_response({"model": "m", **fields}, MODEL, LIMITS))["messages"]
-        )
-
-    assert messages(input="hi") == [{"role": "user", "content": "hi"}]
-    given = [{"type": "message", "role": "user",
-              "content": [{"type": "input_text", "text": "hi"}]}]  # fmt: skip
-    assert messages(input=given, instructions="be kind") == [
-        {"role": "system", "content": "be kind"},
-        {"role": "user", "content": "hi"},
-    ]
+def test_response_input_becomes_a_conversation() -> None:
+    user = {"role": "user", "content": "hi"}
+    assert messages(parse_response, input="hi") == [user]
+    given = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    assert messages(parse_response, input=[given], instructions="be kind") == [
+        {"role": "system", "content": "be kind"}, user,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        {"metadata": {"a": "\ud800"}},
-        {"metadata": {"a": "x" * 600}},
-        {"metadata": {str(i): "" for i in range(17)}},
-        {"metadata": {"a": [[]]}},
-        {"metadata": [[]]},
-        {"user": "\udfff"},
-        {"user": {"deep": 1}},
+        {"metadata": {"a": "\ud800"}}, {"metadata": {"a": "x" * 600}},
+        {"metadata": {str(i): "" for i in range(17)}}, {"metadata": {"a": [[]]}},
+        {"metadata": [[]]}, {"user": "\udfff"}, {"user": {"deep": 1}},
     ],
-)
-def test_a_response_tells_again_only_what_is_short_and_text(told: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_response_with_long_or_odd_metadata_is_refused(told: dict[str, Any]) -> None:
     with pytest.raises(OpenAIError):
         parse_response({"model": "m", "input": "hi", **told}, MODEL, LIMITS)
+
+
+def test_response_with_short_metadata_is_accepted() -> None:
     kept = {"metadata": {"a": "b"}, "user": "me"}
     assert parse_response({"model": "m", "input": "hi", **kept}, MODEL, LIMITS).choices == 1
 
 
-def test_a_program_gets_the_request_as_it_came() -> None:
+def test_request_for_a_program_passes_as_it_came() -> None:
     raw = b'{"model": "p", "anything": 1, "stream": true}'
     wanted = parse_for_program({"model": "p", "anything": 1, "stream": True}, raw)
     assert (wanted.job, wanted.stream, wanted.choices) == (raw, True, 1)
@@ -164,7 +158,7 @@ def test_a_program_gets_the_request_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("body", [[], "x", {}, {"model": 5}, {"model": None}])
-def test_a_model_must_be_named(body: Any) -> None:
+def test_request_without_a_model_is_refused(body: Any) -> None:
     with pytest.raises(OpenAIError) as refused:
         model_of(body)
     assert refused.value.status == 400
@@ -183,10 +177,9 @@ names = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.dictionaries(names, values), st.sampled_from([parse_completion, parse_chat,
                                                         parse_response]))  # fmt: skip
-def test_any_json_is_a_job_or_refused(body: dict[str, Any], parse: Any) -> None:
+def test_any_json_request_is_a_job_or_refused(body: dict[str, Any], parse: Any) -> None:
     base = {"model": "m", "prompt": "p", "messages": [{"role": "user"}], "input": "i"}
     wanted_fields = {parse_completion: "prompt", parse_chat: "messages", parse_response: "input"}
     field = wanted_fields[parse]

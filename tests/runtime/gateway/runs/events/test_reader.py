@@ -1,10 +1,9 @@
-"""Events in small parts: the same as whole, and readers that do not read hold none of them."""
+"""Events in small parts: the same as whole, and bounded in memory for slow readers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from symphony_kernel.protocol.limits import TENANT_REPLAY_BYTES_MAX
@@ -14,23 +13,12 @@ from symphony_runtime.gateway.runs.events import reader as events
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES, Cursor, Event, read_all
 from symphony_runtime.gateway.runs.events.stream import insert_events, pack_final, stored_cursor
 from symphony_runtime.gateway.runs.record import encode_message
-from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.gateway.stores import with_sqlite
 from tests.support.run_by import run_by
 
 MIB = 1 << 20
-
-
-def with_store(tmp_path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
-    async def main() -> None:
-        store = Store(tmp_path / "db")
-        try:
-            await scenario(store)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
 
 
 async def keep(store: Store, run: int, messages: list[bytes], at_once: int = 1) -> None:
@@ -39,12 +27,8 @@ async def keep(store: Store, run: int, messages: list[bytes], at_once: int = 1) 
     for at in range(0, len(messages), at_once):
         these = messages[at : at + at_once]
         row = pack_final(first, total, [("message", message) for message in these])
-        await store.write(partial(_insert, run, row))
+        await store.write(partial(insert_events, run=run, row=row))
         first, total = first + len(these), total + sum(map(len, these))
-
-
-def _insert(run: int, row: tuple[int, bytes], connection: Connection) -> None:
-    insert_events(connection, run, row)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +42,8 @@ def _insert(run: int, row: tuple[int, bytes], connection: Connection) -> None:
         "\u00fc".encode() * PART_BYTES + b"\xff",  # text but for its last byte
     ],
 )
-@run_by(with_store, "tmp_path")
-async def test_parts_of_a_message_joined_are_the_message(store: Store, *, message: bytes) -> None:
+@run_by(with_sqlite, "tmp_path")
+async def test_parts_of_a_message_join_to_the_message(store: Store, *, message: bytes) -> None:
     await keep(store, 1, [b"before", message, b"after"])
     events = [event async for event in read_all(stored_cursor(store, 1, 0, "a"))]
     parts = [event for event in events if event.id == 2]
@@ -75,42 +59,38 @@ async def test_parts_of_a_message_joined_are_the_message(store: Store, *, messag
     assert [event.data for event in events if event.id != 2] == [b"before", b"after"]
 
 
-def test_readers_of_one_tenant_share_rows_that_are_bounded_and_go_with_them(tmp_path: Path) -> None:
-    async def scenario(store: Store) -> None:
-        runs, reads = range(12), 0
-        for run in runs:
-            await keep(store, run, [bytes([run]) * MIB])
-        read = store.read
+@run_by(with_sqlite, "tmp_path")
+async def test_readers_of_one_tenant_share_rows_within_a_bound(store: Store) -> None:
+    runs, reads = range(12), 0
+    for run in runs:
+        await keep(store, run, [bytes([run]) * MIB])
+    read = store.read
 
-        async def counted(operation: Callable[..., object]) -> object:
-            nonlocal reads
-            reads += 1
-            return await read(operation)
+    async def counted(operation: Callable[..., object]) -> object:
+        nonlocal reads
+        reads += 1
+        return await read(operation)
 
-        store.stored_events._read = counted  # type: ignore[assignment]
-        # A hundred of one run, one for each of the others: each is given one part and stays.
-        cursors = [stored_cursor(store, 0, 0, "a") for _ in range(100)]
-        await asyncio.gather(*(cursor.next() for cursor in cursors))
-        assert reads == 1
-        cursors += [stored_cursor(store, run, 0, "a") for run in runs]
-        for cursor in cursors[100:]:
-            (part,) = await cursor.next()
-            assert len(part.data) == PART_BYTES
-        assert MIB < store.stored_events.held <= TENANT_REPLAY_BYTES_MAX
-        # Who comes back finds the rest, whether it is still there or not.
-        assert (await cursors[100].next())[0].data == bytes(PART_BYTES)
-        for cursor in cursors:
-            cursor.close()
-            cursor.close()
-        assert store.stored_events.held == 0
-
-    with_store(tmp_path, scenario)
+    store.read = counted  # type: ignore[method-assign, assignment]
+    # A hundred of one run, one for each of the others: each takes one part and stays.
+    cursors = [stored_cursor(store, 0, 0, "a") for _ in range(100)]
+    await asyncio.gather(*(cursor.next() for cursor in cursors))
+    assert reads == 1
+    cursors += [stored_cursor(store, run, 0, "a") for run in runs]
+    for cursor in cursors[100:]:
+        (part,) = await cursor.next()
+        assert len(part.data) == PART_BYTES
+    assert MIB < store.stored_events.held <= TENANT_REPLAY_BYTES_MAX
+    # A reader that continues finds the rest, whether or not it is still in memory.
+    assert (await cursors[100].next())[0].data == bytes(PART_BYTES)
+    for cursor in cursors:
+        cursor.close()
+        cursor.close()
+    assert store.stored_events.held == 0
 
 
-@run_by(with_store, "tmp_path")
-async def test_keeping_a_row_looks_at_none_of_the_others(
-    store: Store, *, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@run_by(with_sqlite, "tmp_path")
+async def test_kept_row_alone_is_measured(store: Store, *, monkeypatch: pytest.MonkeyPatch) -> None:
     await keep(store, 1, [bytes(100)] * 4_000, at_once=100)
     looked: list[int] = []
     size = events._size
@@ -132,7 +112,7 @@ async def test_keeping_a_row_looks_at_none_of_the_others(
     cursor.close()
 
 
-@run_by(with_store, "tmp_path")
+@run_by(with_sqlite, "tmp_path")
 async def test_large_parts_of_a_tenant_are_made_one_in_a_pass(store: Store) -> None:
     await keep(store, 1, [bytes(MIB)])
     order: list[str] = []
@@ -152,14 +132,14 @@ async def test_large_parts_of_a_tenant_are_made_one_in_a_pass(store: Store) -> N
     assert order[:ends].count("many") <= 2 * 30 + 20  # it would be all 600 without turns
 
 
-def test_the_text_of_a_log_line_counts() -> None:
+def test_size_of_a_log_event_includes_its_text() -> None:
     long, short = (Event(1, "log", {"level": 1, "text": "x" * size}, 0) for size in (1_000, 0))
     assert long.size == short.size + 1_000
     assert Event(1, "usage", {"cpu_ms": 1}, 0).size == short.size
 
 
-@run_by(with_store, "tmp_path")
-async def test_a_cursor_ends_where_it_is_told_and_whole_events_come_together(store: Store) -> None:
+@run_by(with_sqlite, "tmp_path")
+async def test_cursor_stops_at_its_end_and_batches_small_events(store: Store) -> None:
     messages = [b"%d" % number for number in range(1_000)]
     await keep(store, 1, messages, at_once=250)
 

@@ -17,26 +17,25 @@ from symphony_runtime.gateway.runs.events.stream import (
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.gateway.stores import with_store
+from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
 
 RUN = 7
 FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
+Scenario = Callable[[Store, EventStream, list[int]], Awaitable[None]]
 
 
-def run_with_store(
-    tmp_path: Path,
-    scenario: Callable[[Store, EventStream, list[int]], Awaitable[None]],
-    url: str = "",
-) -> None:
-    async def main() -> None:
-        store = Store(tmp_path / "db", url)
+def with_stream(tmp_path: Path, url: str, scenario: Scenario) -> None:
+    async def whole(store: Store) -> None:
         credited: list[int] = []
-        try:
-            await scenario(store, EventStream(store, RUN, credited.append), credited)
-        finally:
-            await store.close()
+        await scenario(store, EventStream(store, RUN, credited.append), credited)
 
-    asyncio.run(main())
+    with_store(tmp_path, url, whole)
+
+
+def with_sqlite_stream(tmp_path: Path, scenario: Scenario) -> None:
+    with_stream(tmp_path, "", scenario)
 
 
 async def finish(store: Store, stream: EventStream) -> None:
@@ -80,7 +79,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@run_by(run_with_store, "tmp_path")
+@run_by(with_sqlite_stream, "tmp_path")
 async def test_live_and_stored_readers_see_the_same_from_any_point(
     store: Store, stream: EventStream, _: list[int]
 ) -> None:
@@ -104,8 +103,8 @@ async def test_live_and_stored_readers_see_the_same_from_any_point(
     assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
 
 
-@run_by(run_with_store, "tmp_path")
-async def test_memory_stays_bounded_and_credit_waits_for_the_database(
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_stream_memory_is_bounded_and_credit_waits_for_storage(
     store: Store, stream: EventStream, credited: list[int]
 ) -> None:
     sent = 0
@@ -121,13 +120,13 @@ async def test_memory_stays_bounded_and_credit_waits_for_the_database(
     assert sent > 4 << 20
 
 
-@run_by(run_with_store, "tmp_path")
-async def test_the_slowest_reader_decides_and_an_absent_one_does_not(
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_credit_follows_the_slowest_connected_reader(
     _: Store, stream: EventStream, credited: list[int]
 ) -> None:
     stream.append("message", b"12345")
     await settle()
-    assert sum(credited) == 5  # nobody reads: nobody is waited for
+    assert sum(credited) == 5  # without a reader nothing is waited for
     quick, slow = stream.open_reader(0), stream.open_reader(1)
     stream.append("message", b"1234567")
     assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
@@ -136,15 +135,15 @@ async def test_the_slowest_reader_decides_and_an_absent_one_does_not(
     assert [event.data for event in await slow.next() or []] == [b"1234567"]
     assert await quick.next(0) == []
     await settle()
-    assert sum(credited) == 5  # the slow one was given it, and has not come back
+    assert sum(credited) == 5  # the slow one got it, and has not come back
     slow.close()
     await settle()
     assert sum(credited) == 12
     quick.close()
 
 
-@run_by(run_with_store, "tmp_path")
-async def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_credit_continues_after_a_reader_that_joins_late(
     store: Store, stream: EventStream, credited: list[int]
 ) -> None:
     for _ in range(20):
@@ -180,8 +179,8 @@ def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) ->
     monkeypatch.setattr(stream_module, "insert_events", insert)
 
 
-@run_by(run_with_store, "tmp_path")
-async def test_an_end_while_a_spill_fails_leaves_no_hole(
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_end_while_a_spill_fails_leaves_no_gap(
     store: Store, stream: EventStream, _: list[int], *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_spills(monkeypatch, store, 1)
@@ -193,38 +192,31 @@ async def test_an_end_while_a_spill_fails_leaves_no_hole(
         assert [event.id for event in await read_all(reader)] == list(range(1, 23))
 
 
-def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_failed_spill_is_repeated_and_the_run_continues(
+    store: Store, stream: EventStream, credited: list[int], *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "_RETRY_SECONDS", 0.1)
-
-    async def scenario(store: Store, stream: EventStream, credited: list[int]) -> None:
-        fail_spills(monkeypatch, store, 3)
-        for _n in range(30):
-            stream.append("message", bytes(10_000))
-        await asyncio.sleep(0.05)
-        stream.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
-        async with asyncio.timeout(20):
-            while sum(credited) < 300_000:  # noqa: ASYNC110 - the database is what is waited for
-                await asyncio.sleep(0.01)
-        assert store.statistics()["failed_writes"] == 3
-        await finish(store, stream)
-        for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
-            assert [event.id for event in await read_all(reader)] == list(range(1, 34))
-
-    run_with_store(tmp_path, scenario)
+    fail_spills(monkeypatch, store, 3)
+    for _n in range(30):
+        stream.append("message", bytes(10_000))
+    await asyncio.sleep(0.05)
+    stream.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
+    await until(lambda: sum(credited) >= 300_000)
+    assert store.statistics()["failed_writes"] == 3
+    await finish(store, stream)
+    for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
+        assert [event.id for event in await read_all(reader)] == list(range(1, 34))
 
 
-def test_an_end_while_events_are_on_their_way_to_the_database(
-    tmp_path: Path, store_url: str
+@run_by(with_stream, "tmp_path", "store_url")
+async def test_end_while_events_are_being_stored_loses_none(
+    store: Store, stream: EventStream, _: list[int]
 ) -> None:
-    async def scenario(store: Store, stream: EventStream, _: list[int]) -> None:
-        for _n in range(20):  # the first of them spill at once, the rest wait for that
-            stream.append("message", bytes(100_000))
-        await finish(store, stream)
-        await asyncio.sleep(0.1)
-        assert store.statistics()["failed_writes"] == 0
-        assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))
-        assert sum(map(len, await messages_of(stored_cursor(store, RUN, 0, "")))) == 2_000_000
-
-    run_with_store(tmp_path, scenario, store_url)
+    for _n in range(20):  # the first of them spill at once, the rest wait for that
+        stream.append("message", bytes(100_000))
+    await finish(store, stream)
+    await asyncio.sleep(0.1)
+    assert store.statistics()["failed_writes"] == 0
+    assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))
+    assert sum(map(len, await messages_of(stored_cursor(store, RUN, 0, "")))) == 2_000_000
