@@ -1,4 +1,4 @@
-"""A simulated device that goes from step to step by itself, and tells of several at once."""
+"""A simulated device that goes from step to step by itself, and reports several at once."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ class InLots(SimulatedExecutor):
         super().__init__(*given, **named)
         self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()
         self._course: asyncio.Task[None] | None = None
-        self.lots: list[int] = []  # steps told of at once
+        self.lots: list[int] = []  # steps reported at once
 
     def start(self, batch: Batch) -> StepFuture[Results]:
         outcome: StepFuture[Results] = StepFuture()

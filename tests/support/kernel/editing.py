@@ -1,4 +1,4 @@
-"""KV files of a real kernel over a real executor, each beside what dense attention says of it.
+"""KV files of a real kernel over a real executor, each compared with what dense attention gives.
 
 Every pred compares all its logits with the oracle's, so a scenario only has to edit and go on.
 """

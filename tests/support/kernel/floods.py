@@ -1,4 +1,4 @@
-"""One tenant's completions beside another's floods: the whole kernel, in virtual time.
+"""One tenant's completions during another's floods: the whole kernel, in virtual time.
 
 What the tenant gets is compared with what it has alone on a device of half the speed, its fair
 share of two: exact, and the same on every machine.
@@ -119,6 +119,18 @@ async def files(worker: Worker, instance: int) -> None:
         await worker.call(instance, Op.KV_TRUNCATE, A, 0)
 
 
+def _in_files(number: int, one: Callable[[Worker, int, int], Coroutine[Any, Any, None]]) -> Flood:
+    """Return a program that does the same in so many files at once."""
+
+    async def run(worker: Worker, instance: int) -> None:
+        handles = [1 << 16 | index for index in range(1, 1 + number)]
+        for handle in handles:
+            worker.tell(instance, Op.KV_CREATE, handle)
+        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
+
+    return run
+
+
 def branches(number: int) -> Flood:
     """Return a program that decodes so many branches at once, without end."""
 
@@ -128,13 +140,7 @@ def branches(number: int) -> Flood:
                 assert isinstance(await worker.pred(instance, handle, _ids(token, 1)), bytes)
             await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def run(worker: Worker, instance: int) -> None:
-        handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
-        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
-
-    return run
+    return _in_files(number, one)
 
 
 def generations(number: int) -> Flood:
@@ -145,13 +151,7 @@ def generations(number: int) -> Flood:
             await worker.generate(instance, handle, _ids(handle, 1), max=200).end
             await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
 
-    async def run(worker: Worker, instance: int) -> None:
-        handles = [1 << 16 | index for index in range(1, 1 + number)]
-        for handle in handles:
-            worker.tell(instance, Op.KV_CREATE, handle)
-        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
-
-    return run
+    return _in_files(number, one)
 
 
 FLOODS: dict[str, list[Flood]] = {
@@ -175,7 +175,7 @@ def measure(
     weights: tuple[float, float] = (1.0, 1.0),
     attackers: int = 1,
 ) -> Got:
-    """Return what the victim gets beside these, or alone; `told`: tokens that are told together.
+    """Return what the victim gets during these, or alone; `told`: tokens that are told together.
 
     `call_us`: what a call on a KV file takes the kernel, which does nothing else meanwhile.
     `weights` are the victim's and each attacker's; of the latter each runs all floods.

@@ -371,7 +371,7 @@ class Reference:
         entries, best = self.model.compute(file.entries, tokens, places, above)
         if keep:
             file.entries += entries
-        else:  # a shared last page stays replaced: nobody could tell, but for who counts pages
+        else:  # a shared last page stays replaced: only the count of pages shows it
             count = -(-length // PAGE_TOKENS)
             dropped, file.pages = file.pages[count:], file.pages[:count]
             self._let_go(dropped)

@@ -33,7 +33,7 @@ def handle(index: int, generation: int = 1) -> int:
 
 
 class NoGrammars(GrammarCompiler):
-    """Those of a model without a tokenizer, told of at once: here is no loop to wait in."""
+    """Those of a model without a tokenizer, answered at once: here is no loop to wait in."""
 
     def compile(self, tenant: str, kind: int, text: str, done: Callable[[int, str], None]) -> None:
         done(Errno.ENOSYS, "")
