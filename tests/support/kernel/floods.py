@@ -1,4 +1,4 @@
-"""One tenant's completions beside another's floods: the whole kernel, in virtual time.
+"""One tenant's completions during another's floods: the whole kernel, in virtual time.
 
 What the tenant gets is compared with what it has alone on a device of half the speed, its fair
 share of two: exact, and the same on every machine.
@@ -164,7 +164,7 @@ def measure(
     weights: tuple[float, float] = (1.0, 1.0),
     attackers: int = 1,
 ) -> Got:
-    """Return what the victim gets beside these, or alone; `told`: tokens that are told together.
+    """Return what the victim gets during these, or alone; `told`: tokens that are told together.
 
     `call_us`: what a call on a KV file takes the kernel, which does nothing else meanwhile.
     `weights` are the victim's and each attacker's; of the latter each runs all floods.
