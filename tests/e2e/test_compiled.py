@@ -10,7 +10,6 @@ import pytest
 from symphony_kernel.compiled.build import built_library
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.toolchain import CompileError
-from symphony_runtime.client import Client
 
 from tests.support.server.deaths import crowd, difference, kill_role, upload
 from tests.support.server.server import REPOSITORY, running_server

@@ -123,7 +123,7 @@ def test_step_load_counts_kinds_of_rows() -> None:
 
 # -- Prompts among decodes of one tenant -----------------------------------------------------------
 def prompt_tokens(costs: StepCost, decodes: int, seconds: float) -> int:
-    return costs.prompt_tokens(decodes, seconds, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+    return costs.prompt_tokens(decodes, seconds)
 
 
 def test_prompt_gets_the_time_that_is_left() -> None:

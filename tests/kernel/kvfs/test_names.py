@@ -6,7 +6,6 @@ import pytest
 from symphony_kernel.kvfs.expiry_queue import ExpiryQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.names import NameExpiries
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.page_device import FilesRig, make_account, make_kvfs
@@ -135,12 +134,12 @@ def test_name_takes_the_expiry_of_the_saved_file(rig: NamesRig) -> None:
     assert kvfs.named("t", "a").expires_ms == 5_000
     assert kvfs.expiries.next_end == 5_000
     assert kvfs.expiries.due(4_999) == []
-    assert kvfs.expiries.due(5_000) == [(5_000, "t", "a")]
+    assert kvfs.expiries.due(5_000) == [(5_000, ("t", "a"))]
     assert rig.add(kvfs.open("t", "a", rig.account())).expires_ms == 5_000
 
 
 def test_expiries_are_due_in_order() -> None:
-    expiries = NameExpiries()
+    expiries: ExpiryQueue[str] = ExpiryQueue()
     for moment in (30, 0, 10, 20):
         expiries.set(f"at {moment}", moment)
     assert expiries.next_end == 10
@@ -149,7 +148,7 @@ def test_expiries_are_due_in_order() -> None:
 
 
 def test_expiry_of_a_name_is_its_last_one() -> None:
-    expiries = NameExpiries()
+    expiries: ExpiryQueue[str] = ExpiryQueue()
     for moment in (10, 20, 5, 30, 30):
         expiries.set("a", moment)
     expiries.set("b", 15)

@@ -26,6 +26,7 @@ from symphony_kernel.protocol.links import (
     serve_unix,
 )
 
+from tests.support.memory_links import MemoryLink, memory_pair
 from tests.support.run_by import run_by
 
 VALUES = st.recursive(

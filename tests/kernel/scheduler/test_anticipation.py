@@ -10,26 +10,12 @@ from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 STEP = 0.010  # seconds
 
 
-@dataclass
-class Queue:
-    """Requests that are ready: how many of each LIP."""
-
-    lips: dict[int, int]
-
-    @property
-    def requests(self) -> int:
-        return sum(self.lips.values())
-
-    @property
-    def runs_active(self) -> int:
-        return len(self.lips)
-
-    def has_requests(self, root: int) -> bool:
-        return root in self.lips
-
-
-def ready(*roots: int) -> Queue:
-    return Queue(Counter(roots))
+def ready(*roots: int) -> FairQueue:
+    """Return a queue with one request for each of these runs."""
+    queue, pool = FairQueue(), Pool()
+    for root in roots:
+        queue.push(make_work(root, 1, LengthFile(pool)))
+    return queue
 
 
 def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Anticipation:

@@ -65,7 +65,7 @@ def lives(
             durable=DurableOptions(root / "kv", **given),
         )
         kernel = Kernel(executor, describe(ASSETS), clock, kernel_options)
-        kernel.open_durable_names(known=False)
+        kernel.durable_names.open(known=False)
         await run_beside(kernel, checked)
 
     for test in tests:

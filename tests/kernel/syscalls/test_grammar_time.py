@@ -78,7 +78,7 @@ async def test_grammar_compiled_again_gives_the_same_text(
     monkeypatch.setattr(Grammar, "build", watched)
     handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
     wanted = await generated(rig, 1, handle)
-    (grammar,) = rig.kernel.constraints._grammars._live["t"]
+    (grammar,) = rig.kernel.constraints.grammars._live["t"]
     rig.worker.create(1, B)
     began = rig.worker.generate(1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2)
     while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves

@@ -331,7 +331,7 @@ def test_calls_past_the_pending_bound_get_eagain(rig: SyscallRig) -> None:
 
 
 def test_calls_from_another_worker_are_dropped(rig: SyscallRig) -> None:
-    dropped = rig.syscalls.statistics().dropped
+    dropped = rig.syscalls.statistics()["dropped"]
     rig.syscalls.execute("worker-1", [[1, int(Op.KV_CREATE), 5, FIRST]])
     rig.syscalls.execute(WORKER, [[2, int(Op.KV_CREATE), 5, FIRST]])
     assert rig.replies == []

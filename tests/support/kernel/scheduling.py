@@ -8,6 +8,7 @@ from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -16,6 +17,8 @@ from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler, Wait
+
+from tests.support.kernel.page_device import make_account
 
 VOCAB_SIZE = 64
 UNBOUNDED = StepLimits(decode_gap_ms=inf)  # test_fairness has the bound
@@ -140,12 +143,12 @@ class Device:
 
 
 class SchedulerRig:
-    """A scheduler and a device on a virtual clock."""
+    """A scheduler and a device on a virtual clock. Only KV files take its `frames`."""
 
-    def __init__(self, pages: int = 1 << 20, costs: CostModel = COSTS) -> None:
-        self.clock = VirtualClock()
-        self.pool = Pool(pages)
-        self.scheduler = Scheduler(self.clock, pages, VOCAB_SIZE, limits=UNBOUNDED)
+    def __init__(self, frames: int = 1, costs: CostModel = COSTS) -> None:
+        self.clock, self.pool = VirtualClock(), Pool()
+        self.kvfs = KVFS(frames, self.clock.now, TenantLimits(frames))
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, self.kvfs.eviction, UNBOUNDED)
         self.device = Device(self.clock, self.scheduler, costs)
         self.results: list[tuple[int, bytes | int]] = []
 
@@ -162,11 +165,25 @@ class SchedulerRig:
         options: PredOptions = DEFAULT,
     ) -> LengthFile:
         file = file or LengthFile(self.pool)
+        self._submit(root, tokens, file, tenant, options)
+        return file
+
+    def submit_new(self, root: int, tokens: int, options: PredOptions = DEFAULT) -> None:
+        """Submit a pred on a new KV file, which takes frames."""
+        self._submit(root, tokens, self.kvfs.create("t", make_account(self.kvfs)), "t", options)
+
+    def _submit(
+        self,
+        root: int,
+        tokens: int,
+        file: LengthFile | KVFile,
+        tenant: str,
+        options: PredOptions,
+    ) -> None:
         done = self.note(root)
         self.scheduler.submit(
             make_work(root, tokens, file, tenant=tenant, options=options, done=done)
         )
-        return file
 
     def step(self) -> Step:
         """Form a step, without computing it."""

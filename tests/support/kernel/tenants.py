@@ -9,7 +9,7 @@ from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
-from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work
+from tests.support.kernel.scheduling import VOCAB_SIZE, LengthFile, Pool, make_work, no_eviction
 
 PAGES = 1 << 24
 
@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, tenants: Mapping[str, Wants]) -> None:
         self.clock, self.pool, self.tenants = VirtualClock(), Pool(PAGES), tenants
-        self.scheduler = Scheduler(self.clock, PAGES, VOCAB_SIZE, self.limits)
+        self.scheduler = Scheduler(self.clock, VOCAB_SIZE, no_eviction(), self.limits)
         for name, wants in tenants.items():
             self.scheduler.set_tenant_weight(name, wants.weight)
 

@@ -323,7 +323,8 @@ def test_tensor_of_the_index_in_two_files_or_none_is_refused(model: Path) -> Non
 
 
 def test_error_while_loading_is_not_hidden_by_unused_tensors(model: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Weights(model, torch.float32, torch.device("cpu")):
+    config, cpu = load_config(model), torch.device("cpu")
+    with pytest.raises(ZeroDivisionError), Weights(model, config, torch.float32, cpu):
         raise ZeroDivisionError
 
 

@@ -17,6 +17,7 @@ from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import Mix, make_row, mixed_rows, slots_of
 from tests.support.executor.native import native_library
 from tests.support.executor.native_kernels import LayerWork, LoneAttention

@@ -19,6 +19,7 @@ from symphony_kernel.executor.native.build import (
 from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.reference.network import TorchNetwork
+from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 from tests.support.executor.models import Checkpoint, load, make_row, random_tokens
 from tests.support.executor.native import native_library

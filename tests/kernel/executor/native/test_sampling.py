@@ -219,8 +219,9 @@ def test_noise_equals_torch() -> None:
     values = noise(torch.arange(vocab, dtype=torch.int32), noise_keys(seeds, positions))
     options = PredOptions(get=Get.SAMPLE, sampling=Sampling())
     asks = [_ask(options, index * 7, [index]) for index in range(rows)]
+    logits = torch.zeros(rows, vocab)
     with _sampler(vocab) as sampler:
-        found = sampler.answer(torch.zeros(rows, vocab), asks)
+        found = sampler.answer(logits.data_ptr(), asks)
     assert _tokens(found) == values.argmax(-1).tolist()
 
 

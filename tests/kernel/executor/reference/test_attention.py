@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.reference.attention import Group, attend, reference_attention
+from symphony_kernel.executor.reference.attention import Group, attend
 from symphony_kernel.executor.reference.step_plan import (
     Geometry,
     ancestors,
@@ -12,6 +12,7 @@ from symphony_kernel.executor.reference.step_plan import (
 )
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+from tests.support.executor.exact_attention import reference_attention
 from tests.support.executor.models import Mix, make_row, mixed_rows, slots_of
 from tests.support.kernel.dense_attention import visible_entries
 
@@ -100,7 +101,7 @@ def test_attention_of_long_rows_in_parts_equals_the_oracle(monkeypatch: pytest.M
 def test_plan_groups_rows_of_like_sizes_only() -> None:
     random = np.random.default_rng(0)
     mix = [(1, 64, False), (30, 0, False), (1, 66, False), (1, 140, False), (30, 0, False)]
-    groups = plan_step(mixed_rows(mix, random, PAGES), geometry()).inputs.groups[None]
+    groups = plan_step(mixed_rows(mix, random, PAGES), geometry()).groups[None]
     assert [(g.rows, g.q, g.entries, g.causal) for g in groups] == [
         (2, 1, 80, False),
         (1, 1, 160, False),

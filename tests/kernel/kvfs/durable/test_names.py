@@ -204,11 +204,11 @@ async def test_save_on_a_full_disk_fails_and_keeps_the_old_file(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(rig.directory, "put", full)
-    files = rig.kvfs.statistics().files
+    files = rig.kvfs.statistics()["files"]
     file = make_file(rig, 3)
     rig.save("new", file, "a")
     assert (await rig.finish())[1:] == ["new: ENOSPC"]
-    assert rig.kvfs.statistics().files == files + 1
+    assert rig.kvfs.statistics()["files"] == files + 1
     assert describe("a", rig.kvfs.named("t", "a")).len == 2
     monkeypatch.setattr(rig.directory, "remove", full)
     rig.remove("gone", "a")
@@ -268,10 +268,10 @@ async def test_loads_past_the_bound_get_eagain(tmp_path: Path) -> None:
 async def test_open_without_free_pages_can_be_repeated(tmp_path: Path) -> None:
     later = await restarted(tmp_path, *range(40), pages=4)
     other = make_file(later, *range(40))
-    files = later.kvfs.statistics().files
+    files = later.kvfs.statistics()["files"]
     with raises_errno(Errno.ENOMEM):
         await later.opened("a")
-    assert later.kvfs.statistics().files == files
+    assert later.kvfs.statistics()["files"] == files
     later.kvfs.offer(other)
     later.kvfs.release(other)
     assert later.kvfs.pool.unused < 3, "the prefix cache has some"

@@ -137,7 +137,7 @@ def test_kept_files_are_bounded_by_a_share(device: SmallDevice) -> None:
 
 
 def test_repeated_advice_leaves_nothing_behind(device: SmallDevice) -> None:
-    promises = device.eviction.eviction_order.advice_budget
+    promises = device.eviction.eviction_order.advice_budget.ends
     again, first = device.pages(1), device.pages(1)
     device.advise(first, Hint.KEEP, 10_000)
     for turn in range(2_000):
@@ -276,12 +276,12 @@ def test_offered_pages_off_the_device_are_dropped_before_enomem() -> None:
     assert device.free(FRAMES)
     assert device.there(offered) == [0]
     device.close(offered)
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 8
+    assert device.kvfs.prefix_cache.idle_pages == 8
     device.pages(36, 20.0)
     device.wait(20)
     last = device.pages(6, 30.0)
     assert device.there(last) == [6]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == 0
+    assert device.kvfs.prefix_cache.idle_pages == 0
     device.check()
 
 
@@ -304,6 +304,6 @@ def test_request_past_all_pages_evicts_nothing() -> None:
     assert refused(device.known, "greedy", unused + FRAMES // 2) is Errno.ENOMEM
     assert refused(extend, device.create("greedy"), *range(16 * unused)) is Errno.ENOMEM
     assert device.there(idle) == [4]
-    assert device.kvfs.prefix_cache.statistics().idle_pages == FRAMES // 2
+    assert device.kvfs.prefix_cache.idle_pages == FRAMES // 2
     matched = device.kvfs.match("t", tokens, device.account())
     assert matched.length == len(tokens) - 1

@@ -177,7 +177,7 @@ async def test_client_that_goes_away_leaves_no_transfer(system: SystemRig, clien
         await asyncio.sleep(60)
 
     uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
-    transfers = system.kernel._durable_names._transfers
+    transfers = system.kernel.durable_names._transfers
     await until(lambda: len(transfers))
     uploading.cancel()
     await until(lambda: not len(transfers))

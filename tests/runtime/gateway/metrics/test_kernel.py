@@ -44,7 +44,7 @@ class Kernel:
 
 async def test_scrapes_at_once_ask_the_kernel_once_a_second() -> None:
     kernel, now = Kernel(), [100.0]
-    metrics = KernelMetrics(kernel, lambda: now[0])
+    metrics = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.count(5)
     found = await asyncio.gather(*(metrics.latest() for _ in range(10)))
     assert {each["preds"] for each in found} == {5}
@@ -59,7 +59,7 @@ async def test_scrapes_at_once_ask_the_kernel_once_a_second() -> None:
 
 async def test_counters_never_fall_and_gauges_go_with_the_kernel() -> None:
     kernel, now = Kernel(), [100.0]
-    metrics = KernelMetrics(kernel, lambda: now[0])
+    metrics = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.pid = 0
     assert await metrics.latest() == {}
     kernel.pid = 1
@@ -91,7 +91,7 @@ async def test_counters_never_fall_and_gauges_go_with_the_kernel() -> None:
 async def test_counters_of_a_kernel_that_remembers_count_once() -> None:
     kernel, now = Kernel(), [100.0]
     kernel.remember()
-    metrics = KernelMetrics(kernel, lambda: now[0])
+    metrics = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     kernel.count(5)
     kernel.counters["calls"] = 50
     await metrics.latest()
@@ -114,7 +114,7 @@ async def test_scrape_does_not_wait_for_a_kernel_that_is_away() -> None:
 async def test_limit_hits_are_summed_over_kernels() -> None:
     """A kernel does not get them back from its journal, unlike its tenants' usage."""
     kernel, now = Kernel(), [100.0]
-    metrics = KernelMetrics(kernel, lambda: now[0])
+    metrics = KernelMetrics(cast(KernelLink, kernel), lambda: now[0])
     for remembers in (False, True):
         if remembers:
             kernel.remember()

@@ -80,7 +80,7 @@ async def test_program_past_its_patience_answers_503_with_retry_after(
     monkeypatch.setattr(constraints, "OPENAI_COMPILES_WAIT_MS_MAX", 100)
     async with (
         SystemRig(tmp_path, assets=assets()) as system,
-        busy(system.kernel.constraints._grammars, "default"),
+        busy(system.kernel.constraints.grammars, "default"),
     ):
         model = system.kernel._executor.model.name
         body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}

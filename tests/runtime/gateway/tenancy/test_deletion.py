@@ -185,7 +185,7 @@ async def test_uploads_of_a_deleted_tenant_leave_nothing(system: SystemRig, admi
     async with Client(system.url, key) as client:
         await save(client)
         file = b"".join([piece async for piece in client.kv_download(MARKER)])
-    disk = system.kernel._durable_names.durable_names.disk
+    disk = system.kernel.durable_names.durable_names.disk
     assert disk is not None
     slow, gate = SlowDisk(disk._run), Gate()
     disk._run = slow
