@@ -128,7 +128,8 @@ class ExecutorRig:
 
     def logits(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[Float32]:
         """Run one step whose rows ask for logits, and return each row's [w, vocab]."""
-        return [as_logits(result) for result in self.run(rows, copies)]
+        vocab = self.executor.model.vocab_size
+        return [as_logits(result, vocab) for result in self.run(rows, copies)]
 
     def generate(self, prompt: UInt32, count: int) -> list[int]:
         """Return the greedy tokens behind a prompt, each computed in a step of its own."""
@@ -148,10 +149,10 @@ class ExecutorRig:
         asyncio.run(self.executor.close())
 
 
-def as_logits(result: bytes | SyscallError) -> Float32:
+def as_logits(result: bytes | SyscallError, vocab: int = VOCAB) -> Float32:
     """Return a row's [w, vocab] logits."""
     assert isinstance(result, bytes), result
-    return np.frombuffer(result, np.float32).reshape(-1, VOCAB)
+    return np.frombuffer(result, np.float32).reshape(-1, vocab)
 
 
 def check_answer(

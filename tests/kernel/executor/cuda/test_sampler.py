@@ -36,17 +36,13 @@ SAMPLINGS = [
 
 
 def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
-    return [
-        make_row(
-            random_tokens(3, number),
-            np.array([number], np.int32),
-            options=PredOptions(at=at)
-            if sampling is None
-            else PredOptions(at=at, get=Get.SAMPLE, sampling=sampling),
-            seed=2**63 + 977 * number,
-        )
-        for number, sampling in enumerate(samplings)
-    ]
+    rows = []
+    for number, sampling in enumerate(samplings):
+        get = Get.ARGMAX if sampling is None else Get.SAMPLE
+        options = PredOptions(at=at, get=get, sampling=sampling)
+        tokens, table = random_tokens(3, number), np.array([number], np.int32)
+        rows.append(make_row(tokens, table, options=options, seed=2**63 + 977 * number))
+    return rows
 
 
 def chosen_of(

@@ -59,22 +59,18 @@ def test_shard_has_the_configuration_of_a_smaller_model(config: ModelConfig) -> 
 
 
 def test_matrices_of_all_ranks_are_the_whole_matrix(checkpoint: Checkpoint) -> None:
-    for name, shape in (
-        ("self_attn.q_proj", (2 * DIM, HIDDEN)),
-        ("self_attn.k_proj", (DIM, HIDDEN)),
-        ("self_attn.v_proj", (DIM, HIDDEN)),
-        ("mlp.gate_proj", (MIDDLE // 2, HIDDEN)),
-        ("mlp.up_proj", (MIDDLE // 2, HIDDEN)),
+    for name, shape, dim in (
+        ("self_attn.q_proj.weight", (2 * DIM, HIDDEN), 0),
+        ("self_attn.k_proj.weight", (DIM, HIDDEN), 0),
+        ("self_attn.v_proj.weight", (DIM, HIDDEN), 0),
+        ("mlp.gate_proj.weight", (MIDDLE // 2, HIDDEN), 0),
+        ("mlp.up_proj.weight", (MIDDLE // 2, HIDDEN), 0),
+        ("self_attn.o_proj.weight", (HIDDEN, 2 * DIM), 1),
+        ("mlp.down_proj.weight", (HIDDEN, MIDDLE // 2), 1),
+        ("self_attn.q_proj.bias", (2 * DIM,), 0),
     ):
-        full = f"{LAYER}{name}.weight"
-        parts = taken(checkpoint, 2, full, *shape)
-        assert torch.equal(torch.cat(parts), whole(checkpoint, full))
-    for name, width in (("self_attn.o_proj", 2 * DIM), ("mlp.down_proj", MIDDLE // 2)):
-        full = f"{LAYER}{name}.weight"
-        parts = taken(checkpoint, 2, full, HIDDEN, width)
-        assert torch.equal(torch.cat(parts, dim=1), whole(checkpoint, full))
-    bias = f"{LAYER}self_attn.q_proj.bias"
-    assert torch.equal(torch.cat(taken(checkpoint, 2, bias, 2 * DIM)), whole(checkpoint, bias))
+        parts = taken(checkpoint, 2, LAYER + name, *shape)
+        assert torch.equal(torch.cat(parts, dim=dim), whole(checkpoint, LAYER + name))
 
 
 def test_tensors_that_are_not_divided_are_whole_on_each_rank(checkpoint: Checkpoint) -> None:
