@@ -1,12 +1,14 @@
-"""What holds for every test: the suite says the same of the same tree, however busy the machine.
+"""What holds for every test: results do not depend on chance or on the machine's load.
 
-And what tests of several folders share: a real PostgreSQL beside SQLite, for what holds of both.
+And fixtures of several folders: PostgreSQL in addition to SQLite, and the watch for late imports.
 """
 
 import asyncio
 import inspect
 import os
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -26,7 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# All that is asked for is on this machine: no client goes through a proxy that others need.
+# All servers of the tests are on this machine: no client goes through a proxy.
 for _name in ("http_proxy", "https_proxy", "all_proxy"):
     for _spelling in (_name, _name.upper()):
         os.environ.pop(_spelling, None)
@@ -34,11 +36,23 @@ for _name in ("http_proxy", "https_proxy", "all_proxy"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test in an event loop of its own. See `run_by` for other loops."""
+    """Run an `async def` test in an event loop of its own. See `run_by` for other loops.
+
+    What a fixture gives as an asynchronous context manager is entered in that loop.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+
+    async def test() -> None:
+        given: dict[str, Any] = {}
+        async with AsyncExitStack() as stack:
+            for name in inspect.signature(pyfuncitem.obj).parameters:
+                given[name] = value = pyfuncitem.funcargs[name]
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(test())
     return True
 
 

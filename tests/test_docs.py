@@ -25,7 +25,7 @@ def described() -> dict[str, tuple[list[str], str]]:
     return found
 
 
-def test_the_page_and_the_table_name_the_same_calls() -> None:
+def test_abi_page_and_table_name_the_same_calls() -> None:
     table = {
         call["name"]: ([p.split(":")[0] for p in call["params"]], call["result"])
         for call in TABLE["call"]
@@ -33,13 +33,13 @@ def test_the_page_and_the_table_name_the_same_calls() -> None:
     assert described() == table
 
 
-def test_tickets_are_tickets_in_both() -> None:
+def test_abi_page_and_table_name_the_same_tickets() -> None:
     rows = " ".join(row.split("|")[1] for row in ABI.splitlines() if row.startswith("| `"))
     page = {call for call, _, result in CALL.findall(rows) if result == "ticket"}
     assert page == {call["name"] for call in TABLE["call"] if call["kind"] == "ticket"}
 
 
-def test_calls_that_suspend_say_so() -> None:
+def test_abi_page_marks_the_calls_that_suspend() -> None:
     table = {call["name"]: call["kind"] for call in TABLE["call"]}
     for row in ABI.splitlines():
         if row.startswith("| `") and (cells := row.split("|")):
@@ -48,7 +48,7 @@ def test_calls_that_suspend_say_so() -> None:
             assert all((table[n] == "suspends") == suspends for n in names), row
 
 
-def test_the_errnos_are_the_kernel_s_and_the_page_s() -> None:
+def test_errnos_equal_the_kernels_and_the_pages() -> None:
     assert TABLE["errno"] == {errno.name: errno.value for errno in Errno}
     page = dict(re.findall(r"\b(E[A-Z]+) (\d+)\b", ABI))
     assert {k: int(v) for k, v in page.items()} == TABLE["errno"]

@@ -1,4 +1,4 @@
-"""The table of the examples' lines is counted, not remembered."""
+"""The table of the examples' lines equals what is counted now."""
 
 import subprocess
 import sys
@@ -46,13 +46,13 @@ def told(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_guide_has_the_table_as_it_is_counted_now() -> None:
+def test_guide_has_the_current_table_of_example_lines() -> None:
     page = (ROOT / "docs" / "guest-sdk.md").read_text()
     assert told() in page, "an example has changed: python tools/example_lines.py --write"
 
 
 @pytest.mark.parametrize(("name", "text", "lines"), [("a.rs", RUST, 3), ("a.md", PAGE, 2)])
-def test_blank_lines_comments_and_tests_do_not_count(
+def test_example_lines_count_no_blanks_comments_and_tests(
     tmp_path: Path, name: str, text: str, lines: int
 ) -> None:
     (tmp_path / name).write_text(text)

@@ -1,4 +1,4 @@
-"""Every bound that a stranger meets stands in the limits module and in the documentation."""
+"""Every limit that a request can meet is in the limits module and in the documentation."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/limits.md"
 KERNEL, RUNTIME = ROOT / "kernel/symphony_kernel", ROOT / "runtime/symphony_runtime"
 BOUND = re.compile(r"_(MAX|MIN)$")
-# Where what a stranger says comes in, and is looked at.
+# The modules that check requests of clients and programs.
 ENTRANCES = [
     *(KERNEL / "protocol").glob("*.py"),
     *(KERNEL / f"{name}.py" for name in ("syscalls/table", "syscalls/validation",
@@ -24,7 +24,7 @@ ENTRANCES = [
     *(RUNTIME / "gateway").rglob("*.py"),
     *(RUNTIME / "worker/syscalls").glob("*.py"),
 ]  # fmt: skip
-# Numbers there that no stranger meets. One of another kind belongs into the limits module.
+# Numbers there that no request meets. A limit of another kind belongs into the limits module.
 WORKINGS = {
     # What a field or a number can be at all.
     ("syscalls/validation", "_I64_MAX"), ("syscalls/grammar", "_HANDLE_MAX"),
@@ -74,24 +74,24 @@ def numbers_of(path: Path) -> Iterator[str]:
             yield from (name for name in names if BOUND.search(name))
 
 
-def test_the_page_has_the_tables_of_the_module() -> None:
+def test_limits_page_has_the_tables_of_the_module() -> None:
     page = PAGE.read_text()
     assert limits_page() in page
     assert bounds_page() in page
 
 
-def test_each_bound_says_of_what_it_is_one() -> None:
+def test_limits_all_have_a_description() -> None:
     assert [each.name for each in bounds() if not each.words] == []
 
 
-def test_no_number_of_the_module_is_overlooked() -> None:
+def test_limits_page_includes_every_number_of_the_module() -> None:
     """Nor one that is written over several lines, or without a part."""
     found = {each.name for each in numbers()}
     assert found == {name for name in vars(limits) if name.isupper()}
     assert all(each.part for each in numbers())
 
 
-def test_no_bound_that_a_stranger_meets_stands_elsewhere() -> None:
+def test_limits_of_requests_are_all_in_the_limits_module() -> None:
     found: set[tuple[str, str]] = set()
     for path in ENTRANCES:
         if path.stem not in ("limits", "limit_table") or KERNEL not in path.parents:

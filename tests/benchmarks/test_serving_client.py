@@ -1,9 +1,8 @@
-"""The client against a server that does what it is told, right or wrong."""
+"""The client and a server whose answers a test chooses, right or wrong."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from aiohttp import web
 
 from benchmarks.serving.client import Endpoint, MeasureError, Request, drive
 from benchmarks.serving.workloads import Column, Workload
+from tests.support.web import serving
 
 LOAD = Workload("load", 4, 3, Column.WHOLE, streams=2, requests=6)
 PROMPTS: list[list[int] | str] = [[i, 1, 2, 3] for i in range(6)]
@@ -54,26 +54,12 @@ class Speaker:
         return response
 
 
-@asynccontextmanager
-async def serving(speaker: Speaker) -> AsyncIterator[Endpoint]:
-    app = web.Application()
-    app.router.add_post("/v1/completions", speaker.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        host, port = runner.addresses[0][:2]
-        yield Endpoint("speaker", f"http://{host}:{port}", "m", "secret")
-    finally:
-        await runner.cleanup()
-
-
 def ask(
     speaker: Speaker, change: Callable[[Endpoint], Endpoint] = lambda e: e, **options: Any
 ) -> list[Request]:
     async def run() -> list[Request]:
-        async with serving(speaker) as endpoint:
+        async with serving(speaker.answer) as url:
+            endpoint = Endpoint("speaker", url, "m", "secret")
             return await drive(change(endpoint), LOAD, PROMPTS, **options)
 
     return asyncio.run(run())

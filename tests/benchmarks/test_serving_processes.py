@@ -4,11 +4,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from benchmarks.serving import processes
+from tests.support.server.server import still_alive
 
 # A parent that computes, with a child that does; the child ignores SIGTERM. Neither outlives a
 # killed test for long: they may take a minute of processor time.
@@ -59,9 +59,4 @@ def test_paused_server_ends_with_its_children(busy: subprocess.Popen[bytes]) -> 
     processes.pause(busy.pid)
     processes.end(busy)
     assert busy.poll() is not None
-    wait_until(lambda: _gone(child))
-
-
-def _gone(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not still_alive([child])

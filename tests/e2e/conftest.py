@@ -2,6 +2,7 @@ import resource
 from collections.abc import Iterator
 
 import pytest
+from symphony_runtime.client import Client
 
 from tests.support.server.late import Late
 from tests.support.server.server import RunningServer, example_tools, running_server
@@ -27,3 +28,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, late: Late) -> Iterator[Run
         data_dir, "--config", str(config), executor="torch", environment=late.environment
     ) as running:
         yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Client:
+    """A client of that server; the test's event loop enters it."""
+    return server.client()

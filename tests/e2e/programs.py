@@ -2,7 +2,20 @@
 
 from wasmtime import wat2wasm
 
-from tests.support.worker.guests import DECODE, HELLO, SPIN, data, main, module
+from tests.support.worker.guests import (
+    DECODE,
+    HELLO,
+    SPIN,
+    call,
+    data,
+    drop,
+    forever,
+    increased,
+    main,
+    module,
+    times,
+)
+from tests.support.worker.snippets import CREATE, KV
 
 
 def wasm(wat: str) -> bytes:
@@ -14,22 +27,15 @@ SPIN_WASM = wasm(SPIN)
 DECODE_WASM = wasm(DECODE)
 
 # Sleeps for a day.
-HANG_WASM = wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
+HANG_WASM = wasm(main(f"{call('await', call('sleep', 86_400_000))} (i32.const 0)"))
 
 # Sends its input back and exits with 7.
-ECHO_WASM = wasm(
-    main(
-        """(drop (call $send (i32.const 100) (call $input_read (i32.const 100) (i32.const 60000))))
-           (i32.const 7)"""
-    )
-)
+ECHO_WASM = wasm(main(f"{drop('send', 100, call('input_read', 100, 60000))} (i32.const 7)"))
 
 # Sends "hello", logs "bye" and traps.
 SPEAKER_WASM = wasm(
     main(
-        """(drop (call $send (i32.const 0) (i32.const 5)))
-           (drop (call $log (i32.const 2) (i32.const 8) (i32.const 3)))
-           (unreachable)""",
+        f"{drop('send', 0, 5)} {drop('log', 2, 8, 3)} (unreachable)",
         data(0, "hello") + data(8, "bye"),
     )
 )
@@ -37,9 +43,7 @@ SPEAKER_WASM = wasm(
 # Logs "why", an error, and "more", which is none; exits with 1.
 COMPLAINER_WASM = wasm(
     main(
-        """(drop (call $log (i32.const 3) (i32.const 0) (i32.const 3)))
-           (drop (call $log (i32.const 1) (i32.const 8) (i32.const 4)))
-           (i32.const 1)""",
+        f"{drop('log', 3, 0, 3)} {drop('log', 1, 8, 4)} (i32.const 1)",
         data(0, "why") + data(8, "more"),
     )
 )
@@ -47,13 +51,12 @@ COMPLAINER_WASM = wasm(
 # Sends every message that it receives, with the input closed logs "bye" and exits with 0.
 PARROT_WASM = wasm(
     main(
-        """(block $closed (loop $next
-             (local.set $n (call $claim (call $recv) (i32.const 100) (i32.const 60000)))
+        f"""(block $closed (loop $next
+             (local.set $n {call("claim", "(call $recv)", 100, 60000)})
              (br_if $closed (i32.lt_s (local.get $n) (i32.const 0)))
-             (drop (call $send (i32.const 100) (local.get $n)))
+             {drop("send", 100, "(local.get $n)")}
              (br $next)))
-           (drop (call $log (i32.const 2) (i32.const 0) (i32.const 3)))
-           (i32.const 0)""",
+           {drop("log", 2, 0, 3)} (i32.const 0)""",
         data(0, "bye"),
         locals_="(local $n i32)",
     )
@@ -62,19 +65,13 @@ PARROT_WASM = wasm(
 # Sleeps a while (300 ms), then decodes four tokens.
 SLEEP_AND_DECODE_WASM = wasm(
     main(
-        """(call $await (call $sleep (i64.const 300)))
-           (local.set $kv (call $kv_create))
+        f"""{call("await", call("sleep", 300))} {CREATE}
            (i32.store (i32.const 0) (i32.const 7))
            (loop $more
-             (local.set $got (call $claim
-               (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
-                           (i32.const 0) (i32.const 0))
-               (i32.const 0) (i32.const 8)))
+             (local.set $got {call("claim", call("pred", KV, 0, 1, 0, 0, 0), 0, 8)})
              (if (i32.ne (local.get $got) (i32.const 8)) (then (return (i32.const 1))))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 4))))
-           (drop (call $send (i32.const 0) (i32.const 4)))
-           (i32.const 0)""",
+             (br_if $more (i32.lt_s {increased("$n")} (i32.const 4))))
+           {drop("send", 0, 4)} (i32.const 0)""",
         locals_="(local $kv i32) (local $n i32) (local $got i32)",
     )
 )
@@ -82,14 +79,9 @@ SLEEP_AND_DECODE_WASM = wasm(
 # Saves a file of three tokens as notes/first and a second one as notes/second.
 SAVE_WASM = wasm(
     main(
-        """(local.set $kv (call $kv_create))
-           (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 3) (i32.const 0)
-                                          (i32.const 0) (i32.const 0))
-                              (i32.const 200) (i32.const 8)))
-           (if (call $kv_save (local.get $kv) (i32.const 100) (i32.const 11) (i32.const 1))
-             (then (return (i32.const 1))))
-           (call $kv_save (call $kv_fork (local.get $kv)) (i32.const 120) (i32.const 12)
-                          (i32.const 1))""",
+        f"""{CREATE} {drop("claim", call("pred", KV, 0, 3, 0, 0, 0), 200, 8)}
+           (if {call("kv_save", KV, 100, 11, 1)} (then (return (i32.const 1))))
+           {call("kv_save", call("kv_fork", KV), 120, 12, 1)}""",
         data(0, b"\x07\0\0\0\x08\0\0\0\x09\0\0\0"),
         data(100, "notes/first"),
         data(120, "notes/second"),
@@ -98,37 +90,24 @@ SAVE_WASM = wasm(
 )
 
 # Two hundred messages of 16 KiB, then the end.
+LETTER = "(i32.add (i32.const 97) (i32.rem_u (local.get $n) (i32.const 26)))"
 CHATTY_WASM = wasm(
     main(
-        """(loop $more
-             (i32.store8 (i32.const 1000) (i32.add (i32.const 97)
-                                                   (i32.rem_u (local.get $n) (i32.const 26))))
-             (drop (call $send (i32.const 1000) (i32.const 16384)))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 200))))
-           (i32.const 0)""",
+        times(200, f"(i32.store8 (i32.const 1000) {LETTER}) {drop('send', 1000, 16384)}")
+        + "(i32.const 0)",
         data(1000, b"x" * 16384),
         locals_="(local $n i32)",
     )
 )
 
 # --- Hostile ones --------------------------------------------------------------------------------
-ENDLESS_SEND_WASM = wasm(
-    main("(loop $l (drop (call $send (i32.const 0) (i32.const 60000))) (br $l)) (i32.const 0)")
-)
+ENDLESS_SEND_WASM = wasm(main(f"{forever(drop('send', 0, 60000))} (i32.const 0)"))
 TRAP_WASM = wasm(main("(unreachable)"))
 # Holds pages and files, then loops: what it held must come back when it is cancelled.
 HOARDER_WASM = wasm(
     main(
-        """(loop $more
-             (local.set $kv (call $kv_create))
-             (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 64)
-                                            (i32.const 0) (i32.const 0) (i32.const 0))
-                                (i32.const 2000) (i32.const 8)))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
-           (drop (call $send (i32.const 3000) (i32.const 4)))
-           (loop $l (br $l)) (i32.const 0)""",
+        f"""{times(8, CREATE + drop("claim", call("pred", KV, 0, 64, 0, 0, 0), 2000, 8))}
+           {drop("send", 3000, 4)} {forever("")} (i32.const 0)""",
         data(3000, "held"),
         locals_="(local $kv i32) (local $n i32)",
     )

@@ -1,29 +1,22 @@
 """A tenant's life, by an operator's commands on a real server."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from tests.e2e import programs as guests
 from tests.support.server.server import RunningServer
 
 
-def symphony(server: RunningServer, *arguments: str, key: str | None = None) -> tuple[int, str]:
-    command = [sys.executable, "-m", "symphony_runtime.cli", *arguments]
-    given = {"SYMPHONY_KEY": key} if key else {}
-    ended = subprocess.run(
-        command, env={**server.environment, **given}, capture_output=True, text=True, timeout=60
-    )
-    return ended.returncode, ended.stdout or ended.stderr
-
-
 def test_admin_tenant_is_created_suspended_and_deleted(
     server: RunningServer, tmp_path: Any
 ) -> None:
+    def symphony(*arguments: str, key: str = "") -> tuple[int, str]:
+        ended = server.symphony(*arguments, environment={"SYMPHONY_KEY": key} if key else {})
+        return ended.returncode, ended.stdout or ended.stderr
+
     def admin(*arguments: str) -> Any:
         key = (server.data_dir / "admin.key").read_text().strip()
-        code, said = symphony(server, "admin", *arguments, "--json", "--key", key)
+        code, said = symphony("admin", *arguments, "--json", "--key", key)
         assert code == 0, said
         return json.loads(said) if said.strip() else None
 
@@ -32,21 +25,21 @@ def test_admin_tenant_is_created_suspended_and_deleted(
     made = admin("tenants", "create", "acme", "--weight", "2", "--quota", "live_runs=2")
     assert (made["weight"], made["quotas"]) == (2, {"live_runs": 2})
     key = admin("keys", "create", "--tenant", "acme", "--name", "site")
-    code, said = symphony(server, "run", str(program), "--json", key=key["key"])
+    code, said = symphony("run", str(program), "--json", key=key["key"])
     assert code == 0, said
     (used,) = admin("usage", "--tenant", "acme")
     assert used["runs"] == 1
     renewed = admin("keys", "rotate", key["id"], "--tenant", "acme")
-    assert symphony(server, "runs", key=key["key"])[0] == 1
+    assert symphony("runs", key=key["key"])[0] == 1
     admin("tenants", "suspend", "acme")
-    code, said = symphony(server, "runs", key=renewed["key"])
+    code, said = symphony("runs", key=renewed["key"])
     assert (code, said) == (1, "symphony: the tenant is suspended; ask the server's operator\n")
     admin("tenants", "resume", "acme")
-    code, said = symphony(server, "runs", "--json", key=renewed["key"])
+    code, said = symphony("runs", "--json", key=renewed["key"])
     (run,) = json.loads(said)
     assert run["status"] == "exited"
     # A tenant's key is no operator's.
-    code, said = symphony(server, "admin", "tenants", "list", "--key", renewed["key"])
+    code, said = symphony("admin", "tenants", "list", "--key", renewed["key"])
     assert code == 1
     actions = {note["action"] for note in admin("audit", "--kind", "admin")}
     assert {"createTenant", "createTenantKey", "rotateTenantKey", "changeTenant"} <= actions

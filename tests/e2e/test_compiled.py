@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from symphony_kernel.compiled.build import built_library
 from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
-from symphony_runtime.client import Client
 
 from tests.support.server.deaths import crowd, difference, kill_role, upload
-from tests.support.server.server import REPOSITORY, RunningServer, running_server
+from tests.support.server.server import REPOSITORY, running_server
 
 SECONDS_MAX = 280
 TESTS = ("tests/kernel/journal/test_snapshot.py", "tests/kernel/journal/test_recovery.py")
@@ -55,7 +54,7 @@ def test_compiled_kernel_runs_random_programs_and_deaths(library: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_and_plain_kernels_continue_from_each_others_journal(
+async def test_compiled_and_plain_kernels_continue_from_each_others_journal(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -65,29 +64,22 @@ def test_compiled_and_plain_kernels_continue_from_each_others_journal(
         shutil.copy(path, cache)
     there, away = cache / library.name, cache / "away"
 
-    async def scenario(server: RunningServer, client: Client) -> None:
-        await upload(client)
-        assert (await server.counters())["compiled"] is True
-        wanted = await crowd(client, 8, 120)
-        for compiled in (False, True, False):
-            (away if compiled else there).rename(there if compiled else away)
-            runs = asyncio.create_task(crowd(client, 8, 120))
-            async with asyncio.timeout(20):
-                while not (await server.counters())["instances"]:  # noqa: ASYNC110 - another process's
-                    await asyncio.sleep(0.01)
-            await kill_role(server, "kernel")
-            counters = await server.counters()
-            assert counters["compiled"] is compiled
-            assert counters["journal_recovered_records"]
-            found = await runs
-            differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
-            assert [words for words in differences if words] == []
-        assert not (await server.wait_until_idle())["instances"]
-
-    async def whole(server: RunningServer) -> None:
-        async with server.client() as client:
-            await scenario(server, client)
-
     with running_server(tmp_path / "data") as server:
-        asyncio.run(whole(server))
-    assert "its modules are compiled" in server.log.read_text()
+        async with server.client() as client:
+            await upload(client)
+            assert (await server.counters())["compiled"] is True
+            wanted = await crowd(client, 8, 120)
+            for compiled in (False, True, False):
+                (away if compiled else there).rename(there if compiled else away)
+                runs = asyncio.create_task(crowd(client, 8, 120))
+                while not (await server.counters())["instances"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await kill_role(server, "kernel")
+                counters = await server.counters()
+                assert counters["compiled"] is compiled
+                assert counters["journal_recovered_records"]
+                found = await runs
+                differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+                assert [words for words in differences if words] == []
+            assert not (await server.wait_until_idle())["instances"]
+        assert "its modules are compiled" in server.log.read_text()

@@ -1,4 +1,4 @@
-"""The worker of a real server is locked down and says so, and who must have that can insist."""
+"""The worker of a real server is contained and reports it; an operator can require it."""
 
 import asyncio
 import subprocess
@@ -6,38 +6,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from symphony_runtime.sandboxing.contain import expected
 
 from tests.e2e.programs import HELLO_WASM
-from tests.support.server.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server, symphony
 
 ALL = (set(expected(root=True)), set(expected(root=False)))
 
 
 def worker_of(server: RunningServer) -> dict[str, Any]:
-    async def ask() -> dict[str, Any]:
+    async def ask() -> list[dict[str, Any]]:
         await server.wait_until_ready()  # a worker that has not come yet has said nothing
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{server.url}/readyz") as response,
-        ):
-            found: dict[str, Any] = await response.json()
-            return found
+        async with server.client() as client:
+            return (await client.ready())[1]
 
-    return next(role for role in asyncio.run(ask())["roles"] if role["role"] == "worker-0")
+    return next(role for role in asyncio.run(ask()) if role["role"] == "worker-0")
+
+
+def sandboxing() -> subprocess.CompletedProcess[str]:
+    """Ask for the containment that a process gets here; the exit code is 0 if it is complete."""
+    command = [sys.executable, "-m", "symphony_runtime.sandboxing"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_worker_containment_is_as_reported(server: RunningServer) -> None:
     worker = worker_of(server)
     # What a process gets here, in words; the doctor says the same.
-    here = subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.sandboxing"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    here = sandboxing()
     told = {f"{layer} ({words})" for layer, words in worker["containment"].items()}
     assert all(words in here.stdout for words in told)
     assert ("; without" in here.stdout) or set(worker["containment"]) in ALL
@@ -50,18 +45,9 @@ def test_worker_containment_is_as_reported(server: RunningServer) -> None:
 
 
 def test_server_that_requires_containment_has_it_or_refuses_to_start(tmp_path: Path) -> None:
-    whole = subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.sandboxing"],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    if whole.returncode:  # this system lacks something
-        command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0"]
+    if sandboxing().returncode:  # this system lacks something
         options = ["--data-dir", str(tmp_path), "--executor", "simulated", "--require-containment"]
-        done = subprocess.run(
-            command + options, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = symphony("serve", "--port", "0", *options, timeout=120)
         assert done.returncode != 0
         assert "containment was required" in done.stderr
         return

@@ -39,7 +39,6 @@ def test_durable_name_after_a_kernel_death_is_the_old_or_the_new_file(
 
 @pytest.mark.slow
 async def test_saving_program_continues_through_a_kernel_death(tmp_path: Path) -> None:
-    """A kernel with a journal recovers in the middle of a save and reports each save once."""
     with running_server(tmp_path) as server:
         async with server.client() as client:
             await client.upload(SAVER_WASM, name="saver")

@@ -17,7 +17,7 @@ from symphony_runtime.client import Client, ServerError
 from tests.support.examples import EXAMPLES, built, scenario
 from tests.support.run_by import run_by
 from tests.support.server.deaths import Result, Witness, crowd, difference, kill_role, run, upload
-from tests.support.server.server import RunningServer, descendants, running_server
+from tests.support.server.server import RunningServer, descendants, running_server, wait_for_end
 
 SHORT, LONG = (12, 0.5), (60, 1.0)  # looks for a kernel to kill, seconds from one to the next
 RUNS, ROUNDS = 12, 120
@@ -146,26 +146,22 @@ def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> Non
     with_server(tmp_path / "data", hang, "--config", str(config))
 
 
-async def until_it_decodes(server: RunningServer, before: int) -> None:
-    async with asyncio.timeout(20):
-        while (await server.counters())["decode_tokens"] < before + 60:  # noqa: ASYNC110 - it is asked
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.slow
 async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path) -> None:
     given = scenario("json_schema")["input"] | {"n": 12, "seed": 9}
     wasm = built(EXAMPLES / "json_schema").read_bytes()
 
     async def texts(server: RunningServer, client: Client, *, killed: bool) -> list[Any]:
-        before = (await server.counters())["decode_tokens"]
+        async def decoded() -> int:
+            return int((await server.counters())["decode_tokens"])
+
+        before = await decoded()
         started = await client.start("texts", input=given)
         if killed:
-            await until_it_decodes(server, before)
+            while await decoded() < before + 60:  # noqa: ASYNC110 - the test has a time limit
+                await asyncio.sleep(0.01)
             await kill_role(server, "kernel")
-        async for _ in client.events(started):
-            pass
-        result = await client.result(started)
+        result = await wait_for_end(client, started)
         assert (result["status"], result["exit_code"]) == ("exited", 0), result
         return list(result["messages"])
 

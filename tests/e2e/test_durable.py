@@ -1,6 +1,5 @@
 """A durable file of the real model: its K and V go to disk and come back, to the last bit."""
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +9,19 @@ from symphony_runtime.client import Client, ServerError
 
 from tests.e2e.programs import SAVE_WASM, wasm
 from tests.support.server.server import running_server
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import call, data, drop, main
+from tests.support.worker.snippets import KV
 
 PATH = "notes/first"
 
 # Opens the file, computes token 10 behind it, and sends the best token with its log-probability.
 OPENER_WASM = wasm(
     main(
-        """(local.set $kv (call $kv_open (i32.const 100) (i32.const 11) (i32.const 31)))
-           (if (i32.lt_s (local.get $kv) (i32.const 0)) (then (return (local.get $kv))))
-           (i32.store (i32.const 200) (i32.const 10))
-           (drop (call $send (i32.const 300) (call $claim
-             (call $pred (local.get $kv) (i32.const 200) (i32.const 1) (i32.const 0)
-                         (i32.const 0) (i32.const 0))
-             (i32.const 300) (i32.const 8))))
-           (i32.const 0)""",
+        f"""(local.set $kv {call("kv_open", 100, 11, 31)})
+        (if (i32.lt_s {KV} (i32.const 0)) (then (return {KV})))
+        (i32.store (i32.const 200) (i32.const 10))
+        {drop("send", 300, call("claim", call("pred", KV, 200, 1, 0, 0, 0), 300, 8))}
+        (i32.const 0)""",
         data(100, PATH),
         locals_="(local $kv i32)",
     )
@@ -40,7 +37,7 @@ async def said(client: Client) -> list[object]:
 
 
 @pytest.mark.slow
-def test_durable_file_of_the_real_model_is_the_same_after_a_restart(tmp_path: Path) -> None:
+async def test_durable_file_of_the_real_model_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async def first(client: Client) -> tuple[list[object], bytes]:
         await client.upload(SAVE_WASM, name="save")
         await client.upload(OPENER_WASM, name="opener")
@@ -69,15 +66,9 @@ def test_durable_file_of_the_real_model_is_the_same_after_a_restart(tmp_path: Pa
         await client.kv_upload(PATH, bare, rebuild=True)
         assert await said(client) == wanted
 
-    known: list[tuple[list[object], bytes]] = []
-
-    async def life(client: Client) -> None:
-        async with client:
-            if known:
-                await second(client, *known[0])
-            else:
-                known.append(await first(client))
-
-    for _ in range(2):
-        with running_server(tmp_path, executor="torch") as server:
-            asyncio.run(life(server.client()))
+    with running_server(tmp_path, executor="torch") as server:
+        async with server.client() as client:
+            wanted, bare = await first(client)
+    with running_server(tmp_path, executor="torch") as server:
+        async with server.client() as client:
+            await second(client, wanted, bare)

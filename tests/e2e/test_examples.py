@@ -9,7 +9,6 @@ import json
 import re
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import pytest
 import torch
 from symphony_kernel import tiny_model
 from symphony_runtime.cli.projects import new
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.watermark import LEVEL, Detector, tokenizer
 from tests.support.examples import (
@@ -35,25 +32,17 @@ from tests.support.examples import (
     tiny_checkpoint,
     tokens_of,
 )
+from tests.support.executor.peer import Peer, one_thread
 from tests.support.kernel.dense_attention import Dense
 from tests.support.server.server import RunningServer
 
 
-@dataclass
-class Peer:
-    """transformers on the checkpoint that the server serves."""
-
-    model: PreTrainedModel
-    tokenizer: Tokenizer
-
-    def prompt(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+class SearchPeer(Peer):
+    """A peer that decodes."""
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """Return the [vocab] log-probabilities after these tokens, in float64."""
-        with torch.inference_mode():
-            logits = self.model(torch.tensor([tokens])).logits[0, -1]
-        return torch.log_softmax(logits.double(), -1)
+        return torch.log_softmax(self.logits(tokens)[-1].double(), -1)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """Return up to `count` tokens, without the one that ends the text."""
@@ -88,14 +77,9 @@ class Peer:
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[Peer]:
-    # Two processes that compute with spinning threads on two cores slow each other down tenfold.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    weights = Path(tiny_model.path())
-    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
-    yield Peer(model, Tokenizer.from_file(str(weights / "tokenizer.json")))
-    torch.set_num_threads(threads)
+def peer() -> Iterator[SearchPeer]:
+    with one_thread():
+        yield SearchPeer.load(tiny_model.path())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -115,7 +99,7 @@ def test_new_project_with_and_without_text_runs(
     assert result["output"] == "Give me a text to continue."
 
 
-def test_completion_greedy_equals_transformers(server: RunningServer, peer: Peer) -> None:
+def test_completion_greedy_equals_transformers(server: RunningServer, peer: SearchPeer) -> None:
     given = {"prompt": "class Stack:\n    def __init__(self", "max_tokens": 24}
     result, _ = play(server, "completion", given)
     expected = peer.greedy(peer.prompt(str(given["prompt"])), 24)
@@ -148,7 +132,9 @@ def test_parallel_suffixes_both_languages_send_the_same(server: RunningServer) -
     assert rust == assemblyscript
 
 
-def test_beam_search_equals_a_search_without_a_cache(server: RunningServer, peer: Peer) -> None:
+def test_beam_search_equals_a_search_without_a_cache(
+    server: RunningServer, peer: SearchPeer
+) -> None:
     prompt = "import os\n\ndef read_lines(path):\n"
     given = {"prompt": prompt, "beams": 4, "max_tokens": 8}
     result, grown = play(server, "beam_search", given)
@@ -161,7 +147,9 @@ def test_beam_search_equals_a_search_without_a_cache(server: RunningServer, peer
     assert grown["decode_steps"] <= 16
 
 
-def test_swarm_equals_transformers_on_the_same_tokens(server: RunningServer, peer: Peer) -> None:
+def test_swarm_equals_transformers_on_the_same_tokens(
+    server: RunningServer, peer: SearchPeer
+) -> None:
     words = {
         "prompt": "import os\n\n",
         "role": "\n# Part {agent}.\ndef",
@@ -187,7 +175,7 @@ def test_swarm_equals_transformers_on_the_same_tokens(server: RunningServer, pee
 
 
 def test_graph_of_thoughts_scores_and_concludes_as_transformers(
-    server: RunningServer, peer: Peer
+    server: RunningServer, peer: SearchPeer
 ) -> None:
     words = {
         "prompt": "import os\n",
@@ -214,7 +202,9 @@ def test_graph_of_thoughts_scores_and_concludes_as_transformers(
     assert said["text"] == peer.tokenizer.decode(answer)
 
 
-def test_skeleton_equals_transformers_point_by_point(server: RunningServer, peer: Peer) -> None:
+def test_skeleton_equals_transformers_point_by_point(
+    server: RunningServer, peer: SearchPeer
+) -> None:
     words = {"prompt": "# Functions:\n", "point": "# {number}:", "body": "\n\n# {number}\ndef"}
     given = {**words, "points": 3, "point_tokens": 5, "tokens": 8, "ignore_eos": True}
     result, grown = play(server, "skeleton", given)

@@ -6,8 +6,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,25 +18,13 @@ from tests.e2e import programs as guests
 from tests.support.server.server import (
     RunningServer,
     descendants,
+    first_message,
     running_server,
     start_server,
     still_alive,
+    symphony,
+    wait_for_end,
 )
-
-
-async def wait_until_ended(client: Client, run: str, seconds: float = 20) -> dict[str, object]:
-    async with asyncio.timeout(seconds):
-        while True:
-            result = await client.result(run)
-            if result["status"] not in ("queued", "running"):
-                return result
-            await asyncio.sleep(0.02)
-
-
-async def wait_for_message(client: Client, run: str) -> None:
-    async for event in client.events(run):
-        if event.kind == "message":
-            return
 
 
 async def run_works(server: RunningServer) -> None:
@@ -66,10 +52,10 @@ async def test_killed_worker_or_kernel_fails_its_runs_with_a_reason(
             before = await server.counters()
             run = await client.start("hoarder")
             waiting = asyncio.create_task(client.run("hoarder"))
-            await wait_for_message(client, run)
+            await first_message(client, run)
             pids = await server.pids()
             os.kill(pids[role], signal.SIGKILL)
-            for result in (await wait_until_ended(client, run), await waiting):
+            for result in (await wait_for_end(client, run), await waiting):
                 assert (result["status"], result["reason"]) == ("failed", reason)
             await run_works(server)
             assert (await server.pids())[role] != pids[role]
@@ -79,14 +65,15 @@ async def test_killed_worker_or_kernel_fails_its_runs_with_a_reason(
             assert (await client.result(run))["messages"] == ["held"]
 
 
-def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        url = server.url
         async with server.client() as client:
             await client.upload(guests.HOARDER_WASM, name="hoarder")
             await client.upload(guests.DECODE_WASM, name="decode")
             finished = await client.run("decode", input="\x03")
             run = await client.start("hoarder")
-            await wait_for_message(client, run)
+            await first_message(client, run)
             os.kill((await server.pids())["gateway"], signal.SIGKILL)
         await server.wait_until_ready()
         async with server.client() as client:
@@ -98,39 +85,28 @@ def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> None:
             assert await client.result(finished["id"]) == finished
             await run_works(server)
             assert (await server.wait_until_idle())["files"] == 0
+        assert server.url == url
 
+
+async def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
-        port = server.url
-        asyncio.run(scenario(server))
-        assert server.url == port
-
-
-def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) -> None:
-    async def fill(server: RunningServer) -> tuple[str, dict[str, object]]:
         async with server.client() as client:
             await client.upload(guests.DECODE_WASM, name="decode")
-            return server.key, await client.run("decode", input="\x03")
-
-    async def look(server: RunningServer, key: str, result: dict[str, object]) -> None:
-        assert server.key == key
-        async with server.client() as client:
-            assert await client.result(str(result["id"])) == result
-            again = await client.run("decode", input="\x03")
-            assert again["messages"] == result["messages"]
-
-    with running_server(tmp_path) as server:
-        key, result = asyncio.run(fill(server))
+            key, result = server.key, await client.run("decode", input="\x03")
         assert key in server.log.read_text()
-    # What the cache holds is not believed: this artefact is not what the server has made.
+    # The cache is not trusted: this artefact is not what the server has made.
     (artefact,) = (tmp_path / "programs" / "default").glob("*.cwasm")
     artefact.write_bytes(b"\x7fELF, but not ours")
     with running_server(tmp_path) as server:
-        asyncio.run(look(server, key, result))
+        assert server.key == key
+        async with server.client() as client:
+            assert await client.result(result["id"]) == result
+            again = await client.run("decode", input="\x03")
+            assert again["messages"] == result["messages"]
         assert server.log.read_text().count(key) == 1
 
 
 async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> None:
-    """Live runs get their time, new ones get 503, and nothing is left behind."""
     server = start_server(tmp_path, "--drain-seconds", "1.5")
     below = descendants(server.process.pid)
     assert len(below) >= 3
@@ -140,7 +116,7 @@ async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> 
         await client.upload(guests.SPIN_WASM, name="spin")
         live = asyncio.create_task(client.run("sleeper"))
         spin = await client.start("spin")
-        spinning = asyncio.create_task(_last(client, spin))
+        spinning = asyncio.create_task(last_event(client, spin))
         async with asyncio.timeout(20):
             while len(await client.live_runs()) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -165,7 +141,7 @@ async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> 
     assert not (tmp_path / "server.json").exists()
 
 
-async def _last(client: Client, run: str) -> dict[str, object]:
+async def last_event(client: Client, run: str) -> dict[str, object]:
     return [event async for event in client.events(run)][-1].data
 
 
@@ -195,9 +171,10 @@ def test_killed_supervisor_leaves_nothing_behind(tmp_path: Path, kernel_too: boo
 
 
 def test_server_with_too_few_descriptors_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path)]
-    few = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *command]
-    ended = subprocess.run(few, capture_output=True, text=True, timeout=60, check=False)
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+
+    ended = symphony("serve", "--data-dir", str(tmp_path), preexec_fn=few)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert re.fullmatch(
         r"a process may open 20 files here \(RLIMIT_NOFILE\), and a server needs at least 256: "
@@ -206,23 +183,22 @@ def test_server_with_too_few_descriptors_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_server_with_the_fewest_descriptors_works(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
-        async with server.client() as client:
-            await client.upload(guests.DECODE_WASM, name="decode")
-        await run_works(server)
-
+async def test_server_with_the_fewest_descriptors_works(tmp_path: Path) -> None:
     def fewest() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
 
     with running_server(tmp_path, before=fewest) as server:
-        asyncio.run(scenario(server))
+        async with server.client() as client:
+            await client.upload(guests.DECODE_WASM, name="decode")
+        await run_works(server)
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
         assert re.search(r"Max open files +256 +256", limits)  # the soft limit is raised
 
 
-def test_tenant_at_its_run_limit_gets_429(tmp_path: Path) -> None:
-    async def scenario(server: RunningServer) -> None:
+async def test_tenant_at_its_run_limit_gets_429(tmp_path: Path) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text("tenant_runs_live_max = 3\nworkers = 2\n")
+    with running_server(tmp_path / "data", "--config", str(config)) as server:
         async with server.client() as client:
             await client.upload(guests.SPIN_WASM, name="spin")
             runs = [await client.start("spin") for _ in range(3)]
@@ -234,13 +210,7 @@ def test_tenant_at_its_run_limit_gets_429(tmp_path: Path) -> None:
             runs[0] = await client.start("spin")
             for run in runs:
                 await client.cancel(run)
-
-    config = tmp_path / "symphony.toml"
-    config.write_text("tenant_runs_live_max = 3\nworkers = 2\n")
-    with running_server(tmp_path / "data", "--config", str(config)) as server:
-        asyncio.run(scenario(server))
-        roles = asyncio.run(server.pids())
-        assert {"worker-0", "worker-1"} < set(roles)
+        assert {"worker-0", "worker-1"} < set(await server.pids())
 
 
 async def test_client_tells_a_dead_server_from_a_refusal(tmp_path: Path) -> None:
@@ -250,8 +220,7 @@ async def test_client_tells_a_dead_server_from_a_refusal(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: Path) -> None:
-    """Every run ends with a status and a reason, each request is answered, nothing is left."""
+async def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: Path) -> None:
     ended: Counter[str] = Counter()
     refusals: set[tuple[int, float | None]] = set()
 
@@ -268,7 +237,7 @@ def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: Path) -
             except ConnectionFailed:  # the gateway itself was away
                 await asyncio.sleep(0.1)
 
-    async def scenario(server: RunningServer) -> None:
+    with running_server(tmp_path) as server:
         async with server.client() as client:
             await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
             await client.upload(guests.CHATTY_WASM, name="chatty")
@@ -290,9 +259,6 @@ def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: Path) -
         async with server.admin() as admin:
             gateway = (await admin.statistics())["gateway"]
         assert (gateway["runs"], gateway["failed_writes"]) == (0, 0)
-
-    with running_server(tmp_path) as server:
-        asyncio.run(scenario(server))
         assert set(ended) <= {
             "exited", "failed the worker that ran it died", "failed the kernel died",
         }  # fmt: skip

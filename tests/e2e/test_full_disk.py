@@ -16,7 +16,7 @@ from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
 from tests.support.gateway.metrics import scrape, value
 from tests.support.server.server import RunningServer, running_server
-from tests.support.worker.guests import main
+from tests.support.worker.guests import drop, main, times
 
 MIB = 1 << 20
 DISK = 200 * MIB
@@ -26,20 +26,8 @@ FILLING_SECONDS = 12
 
 def _sending(then: str) -> bytes:
     """Send 7 MiB, and a long line of the log, and then do something."""
-    return guests.wasm(
-        main(
-            f"""
-            (block $done (loop $next
-              (br_if $done (i32.eq (local.get $n) (i32.const 112)))
-              (drop (call $send (i32.const 0) (i32.const 65536)))
-              (call $log (i32.const 1) (i32.const 0) (i32.const 4096))
-              (local.set $n (i32.add (local.get $n) (i32.const 1)))
-              (br $next)))
-            {then}
-            (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-    )
+    sends = times(112, drop("send", 0, 65536) + drop("log", 1, 0, 4096))
+    return guests.wasm(main(f"{sends} {then} (i32.const 0)", locals_="(local $n i32)"))
 
 
 ENDING = _sending("")
@@ -199,12 +187,8 @@ async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None
 
 
 async def _degraded(server: RunningServer) -> list[str]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{server.url}/readyz") as response,
-    ):
-        found: list[str] = (await response.json())["degraded"]
-        return found
+    found: list[str] = (await server.ask("GET", "/readyz"))[1]["degraded"]
+    return found
 
 
 async def _delete(admin: Client) -> None:

@@ -6,63 +6,36 @@ import signal
 from pathlib import Path
 
 import pytest
-from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client, message_bytes
 
 from tests.e2e.programs import DECODE_WASM, wasm
-from tests.support.server.server import RunningServer, running_server
-from tests.support.worker.generating_guests import abuser, given, ids, repeater, taker
+from tests.support.server.server import RunningServer, first_message, running_server
+from tests.support.worker.generating_guests import abuser, given, ids, taker
+from tests.support.worker.guests import call, drop, times
 
 TAKER_WASM = wasm(taker(given(max=30), 8))
 ENDLESS = given(max=100_000)
-# name -> program, how it ends, its exit code
+# name -> program, its exit code; tests/runtime/worker/syscalls/test_generate.py has more
 ABUSERS = {
-    "never takes": (
-        abuser(ENDLESS, "(call $await (call $sleep (i64.const 300))) (i32.const 4)"),
-        4,
-    ),
     "takes nothing again and again": (
         abuser(
             ENDLESS,
-            """(call $await (local.get $t))
+            f"""(call $await (local.get $t))
                (local.set $n (i32.const 2000))
                (loop $l (br_if $l (i32.and
-                   (i32.gt_s (call $take (local.get $t) (i32.const 0) (i32.const 0)) (i32.const 0))
+                   (i32.gt_s {call("take", "(local.get $t)", 0, 0)} (i32.const 0))
                    (i32.ne (i32.const 0) (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))))
                (local.get $n)""",
         ),
         0,
     ),
-    "cancels twice": (
-        abuser(
-            ENDLESS,
-            """(drop (call $cancel (local.get $t)))
-               (call $cancel (local.get $t))""",
-        ),
-        -Errno.EBADF,
-    ),
-    "generates twice in one file": (
-        abuser(
-            ENDLESS,
-            """(call $generate (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
-                               (i32.const 0))""",
-        ),
-        -Errno.EBUSY,
-    ),
-    "closes its file and leaves": (abuser(ENDLESS, "(call $kv_close (local.get $kv))"), 0),
     "begins a thousand and leaves": (
         abuser(
             ENDLESS,
-            """(local.set $n (i32.const 1000))
-               (loop $l
-                 (drop (call $generate (call $kv_create) (i32.const 0) (i32.const 1) (i32.const 0)
-                                       (i32.const 0)))
-                 (br_if $l (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
-               (i32.const 0)""",
+            times(1000, drop("generate", "(call $kv_create)", 0, 1, 0, 0)) + "(i32.const 0)",
         ),
         0,
     ),
-    "asks for nonsense": (abuser(given(ahead=1 << 20), "(local.get $t)"), -Errno.EINVAL),
 }  # fmt: skip
 
 
@@ -72,59 +45,35 @@ async def output(client: Client, program: str, data: str = "") -> bytes:
     return b"".join(map(message_bytes, result["messages"]))
 
 
-async def test_generation_alone_and_among_many_equals_a_loop_of_preds(
-    server: RunningServer,
-) -> None:
-    async with server.client() as client:
-        loop = (await client.upload(DECODE_WASM))["id"]
-        generating = (await client.upload(TAKER_WASM))["id"]
-        expected = await output(client, loop, "\x1e")
-        tokens = [int.from_bytes(expected[i : i + 4], "little") for i in range(0, 120, 4)]
-        assert ids(await output(client, generating)) == tokens
-        crowd = await asyncio.gather(
-            *(output(client, generating) for _ in range(24)),
-            *(output(client, loop, "\x1e") for _ in range(8)),
-        )
-        assert all(ids(each) == tokens for each in crowd[:24])
-        assert set(crowd[24:]) == {expected}
+async def test_generation_alone_and_among_many_equals_a_loop_of_preds(client: Client) -> None:
+    loop = (await client.upload(DECODE_WASM))["id"]
+    generating = (await client.upload(TAKER_WASM))["id"]
+    expected = await output(client, loop, "\x1e")
+    tokens = [int.from_bytes(expected[i : i + 4], "little") for i in range(0, 120, 4)]
+    assert ids(await output(client, generating)) == tokens
+    crowd = await asyncio.gather(
+        *(output(client, generating) for _ in range(24)),
+        *(output(client, loop, "\x1e") for _ in range(8)),
+    )
+    assert all(ids(each) == tokens for each in crowd[:24])
+    assert set(crowd[24:]) == {expected}
 
 
 @pytest.mark.parametrize("name", ABUSERS)
-async def test_generation_abuse_ends_and_leaves_nothing(server: RunningServer, name: str) -> None:
-    source, code = ABUSERS[name]
-    async with server.client() as client:
-        program = (await client.upload(wasm(source)))["id"]
-        neighbour = (await client.upload(TAKER_WASM))["id"]
-        before = await server.wait_until_idle()
-        expected = await output(client, neighbour)
-        abused, said = await asyncio.gather(client.run(program), output(client, neighbour))
-        assert (abused["status"], abused["exit_code"]) == ("exited", code), abused
-        assert said == expected
-        after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
-        assert after["handles"] == after["files"] == 0
-
-
-async def test_generation_of_a_cancelled_run_stops(server: RunningServer) -> None:
-    async with server.client() as client:
-        program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
-        run = await client.start(program)
-        async for event in client.events(run):
-            if event.kind == "message":
-                break
-        await client.cancel(run)
-        assert (await server.wait_until_idle())["files"] == 0
-
-
-async def test_generations_of_one_run_a_hundred_at_once_are_all_correct(
-    server: RunningServer,
+async def test_generation_abuse_ends_and_leaves_nothing(
+    server: RunningServer, client: Client, name: str
 ) -> None:
-    async with server.client() as client:
-        program = (await client.upload(wasm(repeater(given(max=3), 100))))["id"]
-        result = await client.run(program)
-        assert (result["status"], result["exit_code"]) == ("exited", 0)
-        assert result["usage"]["completion_tokens"] == 300
-        assert (await server.wait_until_idle())["files"] == 0
+    source, code = ABUSERS[name]
+    program = (await client.upload(wasm(source)))["id"]
+    neighbour = (await client.upload(TAKER_WASM))["id"]
+    before = await server.wait_until_idle()
+    expected = await output(client, neighbour)
+    abused, said = await asyncio.gather(client.run(program), output(client, neighbour))
+    assert (abused["status"], abused["exit_code"]) == ("exited", code), abused
+    assert said == expected
+    after = await server.wait_until_idle()
+    assert after["pages_free"] == before["pages_free"]
+    assert after["handles"] == after["files"] == 0
 
 
 async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
@@ -133,9 +82,7 @@ async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
             program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
             before = await server.counters()
             runs = [await client.start(program) for _ in range(5)]
-            async for event in client.events(runs[-1]):
-                if event.kind == "message":
-                    break
+            await first_message(client, runs[-1])
             os.kill((await server.pids())["worker-0"], signal.SIGKILL)
             after = await server.wait_until_idle()
             assert after["pages_free"] == before["pages_free"]

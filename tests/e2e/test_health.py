@@ -133,10 +133,6 @@ async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
 async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
     tmp_path: Path, what: str
 ) -> None:
-    """Nothing is acknowledged that would be lost, and each request is refused without a traceback.
-
-    A directory that comes back as it was is good again.
-    """
     data_dir = tmp_path / "data"
     with running_server(data_dir) as server:
         async with server.client() as client, server.admin() as admin:

@@ -22,7 +22,7 @@ from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.assemblyscript import compiled
 from tests.support.server.late import Late, watched
-from tests.support.server.server import REPOSITORY, RunningServer
+from tests.support.server.server import REPOSITORY, RunningServer, wait_for_end
 
 PROBE = REPOSITORY / "tests" / "guest_sdk" / "rust_probe"
 PARTS = (
@@ -41,15 +41,7 @@ ABORTS = {
     "assert": "abort: é😀 at tests/aborts.ts:",
 }
 TURNS_SECONDS = 0.5  # in which an endless guest does its worst
-END_SECONDS_MAX = 60
 GUESTS = {**LOOPS, **BOMBS, **ENDINGS}
-
-
-async def end(client: Client, run: str) -> dict[str, Any]:
-    async with asyncio.timeout(END_SECONDS_MAX):
-        async for _ in client.events(run):
-            pass
-    return await client.result(run)
 
 
 async def played(
@@ -58,37 +50,34 @@ async def played(
     run = await client.start(program, input=given, entry=entry)
     with contextlib.suppress(ServerError):  # it may have ended already
         await client.send(run, b"one", close=True)
-    return await end(client, run)
+    return await wait_for_end(client, run)
 
 
 async def test_assemblyscript_abort_ends_the_run_with_its_message(
-    server: RunningServer, tmp_path: Path
+    client: Client, tmp_path: Path
 ) -> None:
     program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm")
-    async with server.client() as client:
-        uploaded = await client.upload(program, "aborts")
-        for part, words in ABORTS.items():
-            result = await client.run(uploaded["id"], input=part)
-            assert result["status"] == "trapped", result
-            assert result["error"].startswith(words)
+    uploaded = await client.upload(program, "aborts")
+    for part, words in ABORTS.items():
+        result = await client.run(uploaded["id"], input=part)
+        assert result["status"] == "trapped", result
+        assert result["error"].startswith(words)
 
 
-async def test_sdk_tours_import_nothing_late(server: RunningServer, tmp_path: Path) -> None:
+async def test_sdk_tours_import_nothing_late(client: Client, tmp_path: Path) -> None:
     tour = compiled("tests/tour.ts", tmp_path / "tour.wasm")
     constraints = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
-    async with server.client() as client:
-        ours, theirs, formats = [
-            (await client.upload(wasm))["id"]
-            for wasm in (tour, build(PROBE).read_bytes(), constraints)
-        ]
-        ended = await asyncio.gather(
-            *(played(client, ours, part) for part in PARTS),
-            *(played(client, theirs, "seed", entry) for entry in ENTRIES),
-            played(client, formats, ""),
-        )
-        assert {each["status"] for each in ended} == {"exited", "trapped"}
-        for path in [file["path"] async for file in client.kv()]:  # others find none of these
-            await client.kv_remove(path)
+    ours, theirs, formats = [
+        (await client.upload(wasm))["id"] for wasm in (tour, build(PROBE).read_bytes(), constraints)
+    ]
+    ended = await asyncio.gather(
+        *(played(client, ours, part) for part in PARTS),
+        *(played(client, theirs, "seed", entry) for entry in ENTRIES),
+        played(client, formats, ""),
+    )
+    assert {each["status"] for each in ended} == {"exited", "trapped"}
+    for path in [file["path"] async for file in client.kv()]:  # others find none of these
+        await client.kv_remove(path)
 
 
 async def test_hostile_guests_import_nothing_late(server: RunningServer) -> None:
@@ -102,7 +91,7 @@ async def test_hostile_guests_import_nothing_late(server: RunningServer) -> None
         if guest.status == ENDLESS:
             await asyncio.sleep(TURNS_SECONDS)
             await client.cancel(run)
-        return str((await end(client, run))["status"])
+        return str((await wait_for_end(client, run))["status"])
 
     async with server.client() as client:
         ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))

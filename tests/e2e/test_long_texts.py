@@ -8,8 +8,8 @@ from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
-from tests.support.server.server import RunningServer
-from tests.support.worker.guests import main
+from tests.support.server.server import RunningServer, first_message
+from tests.support.worker.guests import drop, forever, main, say
 
 GUESTS = 64
 PROMPT = "there is some other time when they were there " * 113  # 5.2 kB
@@ -19,9 +19,7 @@ SECONDS_MAX = 2.0
 
 TOKENIZES = main(
     f"""(memory.fill (i32.const 0) (i32.const 48) (i32.const {TOKENIZE_BYTES_MAX}))
-    (call $say (i32.const 1))
-    (loop $l (drop (call $tokenize (i32.const 0) (i32.const {TOKENIZE_BYTES_MAX})
-      (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
+    {say(1)} {forever(drop("tokenize", 0, TOKENIZE_BYTES_MAX, 0, 0))} (i32.const 0)""",
     pages=17,
 )
 
@@ -65,9 +63,3 @@ async def test_long_texts_of_one_tenant_do_not_delay_anothers_prompts(
     # Two threads of texts, a kernel and a worker share two processors with the test.
     assert beside[middle] < max(10 * alone[middle], SECONDS_MAX), (alone, beside)
     assert after[middle] < max(3 * alone[middle], SECONDS_MAX / 4), (alone, after)
-
-
-async def first_message(client: Client, run: str) -> None:
-    async for event in client.events(run):
-        if event.kind == "message":
-            return

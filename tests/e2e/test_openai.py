@@ -23,8 +23,10 @@ from tests.support.gateway.openai_client import (
     complete,
     connect,
     joined,
+    logprobs_of,
     streamed,
     text,
+    used,
 )
 from tests.support.server.server import RunningServer
 from tests.support.worker.parity_guests import greedy
@@ -59,8 +61,7 @@ def test_completion_greedy_equals_a_program_that_decodes(
     completion = complete(client, extra_body={"ignore_eos": True})
     assert completion.choices[0].text == expected
     assert completion.choices[0].finish_reason == "length"
-    usage = completion.usage
-    assert usage is not None
+    usage = used(completion)
     prompt_tokens = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, TOKENS)
     assert usage.total_tokens == prompt_tokens + TOKENS
@@ -84,9 +85,7 @@ def test_completion_prompts_may_be_texts_or_tokens_one_or_many(
     assert both == alone
     ids = [tokens, tokenizer.encode(other, add_special_tokens=False).ids]
     assert [choice.text for choice in complete(client, ids).choices] == alone
-    usage = complete(client, ids).usage
-    assert usage is not None
-    assert usage.prompt_tokens == sum(map(len, ids))
+    assert used(complete(client, ids)).prompt_tokens == sum(map(len, ids))
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
 
 
@@ -114,8 +113,7 @@ def test_completion_text_begins_as_the_tokenizer_has_it(
     assert tokens[0] == tokenizer.token_to_id("<|endoftext|>")
     usual = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0)
     assert usual.choices[0].text == text(client, tokens, max_tokens=8)
-    assert usual.usage is not None
-    assert usual.usage.prompt_tokens == len(tokens)
+    assert used(usual).prompt_tokens == len(tokens)
 
 
 def test_completion_with_n_computes_the_prompt_once(client: openai.OpenAI) -> None:
@@ -144,8 +142,7 @@ def test_completion_with_best_of_returns_the_likeliest(client: openai.OpenAI) ->
     all_five = sorted(complete(client, n=5, **fields).choices, key=score, reverse=True)
     best = complete(client, n=2, best_of=5, **fields)
     assert [c.text for c in best.choices] == [c.text for c in all_five[:2]]
-    assert best.usage is not None
-    assert best.usage.completion_tokens > 2 * TOKENS
+    assert used(best).completion_tokens > 2 * TOKENS
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, -5])
@@ -206,20 +203,17 @@ def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     whole = complete(client, logprobs=0)
-    assert whole.choices[0].logprobs is not None
-    spelled = whole.choices[0].logprobs.tokens or []
+    spelled = logprobs_of(whole.choices[0]).tokens
     fifth = tokenizer.encode(spelled[4], add_special_tokens=False).ids
     assert len(fifth) == 1
     early: dict[str, Any] = {"stop_token_ids": fifth}
     plain = complete(client, extra_body=early)
     assert plain.choices[0].finish_reason == "stop"
-    assert plain.usage is not None
     place = spelled.index(spelled[4])
-    assert plain.usage.completion_tokens == place + 1
+    assert used(plain).completion_tokens == place + 1
     assert plain.choices[0].text == "".join(spelled[:place])
     later = complete(client, extra_body={**early, "min_tokens": TOKENS - 2})
-    assert later.usage is not None
-    assert later.usage.completion_tokens >= TOKENS - 2
+    assert used(later).completion_tokens >= TOKENS - 2
     assert spelled[4] not in later.choices[0].text[len(plain.choices[0].text) :][:1]
     streamed_later = streamed(client, extra_body={**early, "min_tokens": TOKENS - 2})
     assert joined(streamed_later) == later.choices[0].text
@@ -245,20 +239,15 @@ def test_completion_with_echo_begins_with_the_prompt(
     assert joined(streamed(client, tokens, echo=True)) == PROMPT + text(client)
     only = complete(client, echo=True, max_tokens=0)
     assert only.choices[0].text == PROMPT
-    assert only.usage is not None
-    assert only.usage.completion_tokens == 0
+    assert used(only).completion_tokens == 0
 
 
 def test_completion_logprobs_are_those_of_the_chosen_tokens(client: openai.OpenAI) -> None:
     completion = complete(client, logprobs=0)
-    logprobs = completion.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens is not None
-    assert logprobs.token_logprobs is not None
+    logprobs = logprobs_of(completion.choices[0])
     assert "".join(logprobs.tokens) == completion.choices[0].text
     assert len(logprobs.token_logprobs) == len(logprobs.tokens) == TOKENS
     assert all(p is not None and p <= 0 for p in logprobs.token_logprobs)
-    assert logprobs.text_offset is not None
     for offset, token in zip(logprobs.text_offset, logprobs.tokens, strict=True):
         assert completion.choices[0].text[offset:].startswith(token)
     chunks = streamed(client, logprobs=0)
@@ -276,41 +265,34 @@ def test_completion_with_echo_and_logprobs_scores_the_prompt(
     scored = complete(client, prompt + answer.text, logprobs=count, echo=True, max_tokens=0)
     choice = scored.choices[0]
     assert choice.text == prompt + answer.text
-    assert choice.logprobs is not None
-    assert answer.logprobs is not None
-    tokens = choice.logprobs.tokens or []
-    chances: list[Any] = list(choice.logprobs.token_logprobs or [])
+    scores, wanted = logprobs_of(choice), logprobs_of(answer)
+    tokens, chances = scores.tokens, scores.token_logprobs
     assert "".join(tokens) == choice.text
     assert len(tokens) > 128
     assert chances[0] is None
-    generated = len(answer.logprobs.tokens or [])
-    assert tokens[-generated:] == answer.logprobs.tokens
-    assert chances[-generated:] == pytest.approx(answer.logprobs.token_logprobs, abs=1e-3)
-    top = choice.logprobs.top_logprobs or []
+    generated = len(wanted.tokens)
+    assert tokens[-generated:] == wanted.tokens
+    assert chances[-generated:] == pytest.approx(wanted.token_logprobs, abs=1e-3)
     if count:
+        top = scores.top_logprobs
         assert all(len(best) >= count for best in top[1:])
         assert max(top[-1].values()) == pytest.approx(chances[-1], abs=1e-3)
     both = complete(client, prompt, logprobs=count, echo=True, max_tokens=8).choices[0]
     assert both.text == choice.text
-    assert both.logprobs is not None
-    again = list(both.logprobs.token_logprobs or [])
-    assert again[1:] == pytest.approx(chances[1:], abs=1e-3)
+    assert logprobs_of(both).token_logprobs[1:] == pytest.approx(chances[1:], abs=1e-3)
 
 
 def test_completion_top_logprobs_are_the_likeliest(client: openai.OpenAI) -> None:
-    choice = complete(client, logprobs=4, temperature=1.0, seed=5).choices[0]
-    assert choice.logprobs is not None
-    chosen = zip(choice.logprobs.tokens or [], choice.logprobs.token_logprobs or [], strict=True)
-    for top, (token, chance) in zip(choice.logprobs.top_logprobs or [], chosen, strict=True):
+    found = logprobs_of(complete(client, logprobs=4, temperature=1.0, seed=5).choices[0])
+    chosen = zip(found.top_logprobs, found.tokens, found.token_logprobs, strict=True)
+    for top, token, chance in chosen:
         assert 4 <= len(top) <= 5
         assert top[token] == chance
         assert sum(np.exp(list(top.values()))) <= 1.001
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=20
     )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    for entry in logprobs.content or []:
+    for entry in logprobs_of(answer.choices[0]).content:
         likely = [other.logprob for other in entry.top_logprobs]
         assert len(likely) == 20
         assert likely == sorted(likely, reverse=True)
@@ -319,9 +301,7 @@ def test_completion_top_logprobs_are_the_likeliest(client: openai.OpenAI) -> Non
 def test_completion_of_a_cached_prompt_does_not_compute_it_again(client: openai.OpenAI) -> None:
     def cached(**fields: Any) -> tuple[str, int]:
         completion = complete(client, LONG_PROMPT + "x = 1\n", **fields)
-        assert completion.usage is not None
-        assert completion.usage.prompt_tokens_details is not None
-        return completion.choices[0].text, completion.usage.prompt_tokens_details.cached_tokens or 0
+        return completion.choices[0].text, used(completion).prompt_tokens_details.cached_tokens
 
     first, _ = cached()
     again, tokens = cached()
@@ -362,8 +342,7 @@ def test_chat_messages_go_through_the_models_template(
     tokens = tokenizer.encode(rendered, add_special_tokens=False).ids
     assert answer.choices[0].message.content == text(client, tokens)
     assert answer.choices[0].message.role == "assistant"
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(tokens)
+    assert used(answer).prompt_tokens == len(tokens)
     parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]}
              for m in MESSAGES]  # fmt: skip
     chunks = list(
@@ -387,11 +366,9 @@ def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
     )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert "".join(t.token for t in logprobs.content) == answer.choices[0].message.content
-    assert all(bytes(t.bytes or []).decode() == t.token for t in logprobs.content)
+    tokens = logprobs_of(answer.choices[0]).content
+    assert "".join(t.token for t in tokens) == answer.choices[0].message.content
+    assert all(bytes(t.bytes).decode() == t.token for t in tokens)
 
 
 # --- Responses -----------------------------------------------------------------------------------
@@ -407,8 +384,7 @@ def test_responses_answer_a_text(client: openai.OpenAI) -> None:
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.usage is not None
-    assert (response.usage.output_tokens, response.instructions) == (TOKENS, "Code")
+    assert (used(response).output_tokens, response.instructions) == (TOKENS, "Code")
     events: list[Any] = list(
         client.responses.create(
             model=MODEL, input=MESSAGES, max_output_tokens=TOKENS, temperature=0, stream=True

@@ -1,4 +1,4 @@
-"""OpenAI's own client against a real server: programs as models, errors, crowds, who leaves."""
+"""OpenAI's own client and a real server: programs as models, errors, crowds, disconnects."""
 
 import asyncio
 from collections.abc import Iterator
@@ -242,42 +242,32 @@ def test_client_that_disconnects_cancels_its_run(
     assert 0 < spent() - after_stream < 1700
 
 
-def test_openai_requests_are_not_kept_as_runs_or_programs(
+async def test_openai_requests_are_not_kept_as_runs_or_programs(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
-    async def known() -> tuple[set[str], set[str]]:
-        async with server.client() as own:
-            return (
-                {run["id"] async for run in own.runs()},
-                {program["id"] async for program in own.programs()},
-            )
+    async with server.client() as own:
 
-    before = asyncio.run(known())
-    completion = complete(client)
-    asyncio.run(server.wait_until_idle())
-    runs, programs = asyncio.run(known())
+        async def known() -> tuple[set[str], set[str]]:
+            programs = {program["id"] async for program in own.programs()}
+            return {run["id"] async for run in own.runs()}, programs
+
+        before = await known()
+        completion = complete(client)
+        await server.wait_until_idle()
+        runs, programs = await known()
     assert (runs, programs) == before
     assert f"run_{completion.id.removeprefix('cmpl-')}" not in runs
 
 
-def test_openai_request_under_way_is_a_run_that_can_be_cancelled(
+async def test_openai_request_under_way_is_a_run_that_can_be_cancelled(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     stream: Any = complete(client, stream=True, max_tokens=1800, extra_body={"ignore_eos": True})
     first = next(iter(stream))
     run = f"run_{first.id.removeprefix('cmpl-')}"
-
-    async def cancel() -> dict[str, Any]:
-        async with server.client() as own:
-            assert (await own.result(run))["program_name"] == "openai"
-            return await own.cancel(run)
-
-    assert asyncio.run(cancel())["status"] == "killed"
-    with pytest.raises(openai.APIError, match="cancelled"):
-        list(stream)
-
-    async def kept() -> str:
-        async with server.client() as own:
-            return str((await own.result(run))["status"])
-
-    assert asyncio.run(kept()) == "killed"  # what fails is kept
+    async with server.client() as own:
+        assert (await own.result(run))["program_name"] == "openai"
+        assert (await own.cancel(run))["status"] == "killed"
+        with pytest.raises(openai.APIError, match="cancelled"):
+            list(stream)
+        assert (await own.result(run))["status"] == "killed"  # what fails is kept

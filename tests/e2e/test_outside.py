@@ -1,6 +1,5 @@
 """Egress and tools of real processes; each test has a server of its own, which it may kill."""
 
-import asyncio
 import json
 import os
 import signal
@@ -16,11 +15,11 @@ from tests.support.examples import EXAMPLES
 from tests.support.gateway.egress import calls_of, finish, start, tool_table
 from tests.support.server.server import (
     RunningServer,
-    alive,
     descendants,
     running_server,
     still_alive,
 )
+from tests.support.waiting import wait_until
 
 
 def toml(tools: dict[str, Any], url: str) -> str:
@@ -59,9 +58,7 @@ async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) 
         tools = descendants(gateway)
         async with server.client() as client:
             run = await start(client, "tool", SLEEP)
-            async with asyncio.timeout(20):
-                while "call sleep" not in calls_of(tmp_path):  # noqa: ASYNC110 - of another process
-                    await asyncio.sleep(0.01)
+            await wait_until(lambda: "call sleep" in calls_of(tmp_path))
         os.kill(gateway, signal.SIGKILL)
         await server.wait_for_another("gateway", gateway)
         async with server.client() as client:
@@ -73,9 +70,7 @@ async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) 
             assert echo.value == {"ok": True, "content": "{}"}
         assert calls_of(tmp_path).count("call sleep") == 1
         assert calls_of(tmp_path).count("start") == 2
-        async with asyncio.timeout(20):
-            while any(map(alive, tools)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        assert not still_alive(tools)
 
     async with site() as there:
         config = tmp_path / "symphony.toml"

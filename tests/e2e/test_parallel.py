@@ -1,28 +1,21 @@
 """A model over two ranks behind a whole server: it answers, and comes back when a rank dies."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from tests.support.server.server import RunningServer, alive, descendants, running_server
+from tests.support.server.server import RunningServer, descendants, running_server, still_alive
 
 WAIT_SECONDS_MAX = 60
 
 
 async def answered(server: RunningServer) -> str:
     body = {"model": "tiny", "prompt": "def main(", "max_tokens": 8, "temperature": 0}
-    headers = {"Authorization": f"Bearer {server.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{server.url}/v1/completions", json=body) as response,
-    ):
-        assert response.status == 200, await response.text()
-        text: str = (await response.json())["choices"][0]["text"]
-        return text
+    status, answer = await server.ask("POST", "/v1/completions", body)
+    assert status == 200, answer
+    return str(answer["choices"][0]["text"])
 
 
 def ranks(kernel: int) -> set[int]:
@@ -32,12 +25,6 @@ def ranks(kernel: int) -> set[int]:
         for pid in descendants(kernel)
         if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     }
-
-
-async def wait_until_gone(pid: int) -> None:
-    async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while alive(pid):  # noqa: ASYNC110 - another's process
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -56,4 +43,4 @@ async def test_server_over_two_ranks_recovers_when_a_rank_dies(tmp_path: Path) -
         kernel = (await server.pids())["kernel"]
         [rank] = ranks(kernel)
         os.kill(kernel, signal.SIGKILL)
-        await wait_until_gone(rank)
+        assert not still_alive([rank], WAIT_SECONDS_MAX)

@@ -14,28 +14,26 @@ from symphony_runtime.gateway.tenancy.authentication import _make_key
 
 from tests.e2e.programs import wasm
 from tests.support.server.server import running_server
-from tests.support.worker.guests import main
+from tests.support.worker.guests import call, drop, main, say
+from tests.support.worker.snippets import CREATE, KV
 
 WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
 
 # Input: u32 tokens. Computes what no run has offered and offers it all; sends how many tokens were
 # known, and the most probable next one.
+FIRST = "(i32.shl (local.get $known) (i32.const 2))"
+COUNT = "(i32.sub (local.get $n) (local.get $known))"
 COMPLETE = wasm(
     main(
-        """(local.set $n (i32.shr_u (call $input_read (i32.const 0) (i32.const 4096))
-                                    (i32.const 2)))
-           (local.set $kv (call $kv_match (i32.const 0) (local.get $n)))
-           (if (i32.lt_s (local.get $kv) (i32.const 0))
-             (then (local.set $kv (call $kv_create)))
-             (else (local.set $known (call $kv_len (local.get $kv)))))
-           (call $say (local.get $known))
-           (drop (call $claim
-             (call $pred (local.get $kv) (i32.shl (local.get $known) (i32.const 2))
-                         (i32.sub (local.get $n) (local.get $known)) (i32.const 0)
-                         (i32.const 0) (i32.const 0))
-             (i32.const 5000) (i32.const 8)))
-           (call $say (i32.load (i32.const 5000)))
-           (i32.lt_s (call $kv_offer (local.get $kv)) (i32.const 0))""",
+        f"""(local.set $n (i32.shr_u {call("input_read", 0, 4096)} (i32.const 2)))
+           (local.set $kv {call("kv_match", 0, "(local.get $n)")})
+           (if (i32.lt_s {KV} (i32.const 0))
+             (then {CREATE})
+             (else (local.set $known {call("kv_len", KV)})))
+           {say("(local.get $known)")}
+           {drop("claim", call("pred", KV, FIRST, COUNT, 0, 0, 0), 5000, 8)}
+           {say("(i32.load (i32.const 5000))")}
+           (i32.lt_s {call("kv_offer", KV)} (i32.const 0))""",
         locals_="(local $n i32) (local $kv i32) (local $known i32)",
     )
 )

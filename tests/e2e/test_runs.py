@@ -12,7 +12,7 @@ from symphony_runtime.gateway.connections.connections import connections_max
 
 from tests.e2e import programs as guests
 from tests.support.server.server import RunningServer
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import data, drop, main
 
 CANCEL_SECONDS_MAX = 0.1
 
@@ -21,88 +21,75 @@ async def collect(events: AsyncIterator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
-async def test_run_of_an_uploaded_program_has_its_output(server: RunningServer) -> None:
-    async with server.client() as client:
-        program = await client.upload(guests.ECHO_WASM, name="echo")
-        assert program["entries"] == ["lip_main"]
-        assert "lip.send" in program["imports"]
-        result = await client.run("echo", input="Grüße")
-        assert (result["status"], result["exit_code"], result["error"]) == ("exited", 7, None)
-        assert result["output"] == "Grüße"
-        assert result["messages"] == ["Grüße"]
-        assert (await client.run(program["id"], input={"a": [1, "é"]}))["output"] == (
-            '{"a": [1, "é"]}'
-        )
-        assert await client.result(result["id"]) == result
+async def test_run_of_an_uploaded_program_has_its_output(client: Client) -> None:
+    program = await client.upload(guests.ECHO_WASM, name="echo")
+    assert program["entries"] == ["lip_main"]
+    assert "lip.send" in program["imports"]
+    result = await client.run("echo", input="Grüße")
+    assert (result["status"], result["exit_code"], result["error"]) == ("exited", 7, None)
+    assert result["output"] == "Grüße"
+    assert result["messages"] == ["Grüße"]
+    assert (await client.run(program["id"], input={"a": [1, "é"]}))["output"] == ('{"a": [1, "é"]}')
+    assert await client.result(result["id"]) == result
 
 
-async def test_message_that_is_not_text_is_base64(server: RunningServer) -> None:
-    async with server.client() as client:
-        program = await client.upload(
-            guests.wasm(
-                main(
-                    "(drop (call $send (i32.const 0) (i32.const 2))) (i32.const 0)",
-                    data(0, b"\xff\x00"),
-                )
-            )
-        )
-        result = await client.run(program["id"])
-        assert result["messages"] == [{"base64": "/wA="}]
-        assert result["output"] == ""
+async def test_message_that_is_not_text_is_base64(client: Client) -> None:
+    sends = main(f"{drop('send', 0, 2)} (i32.const 0)", data(0, b"\xff\x00"))
+    program = await client.upload(guests.wasm(sends))
+    result = await client.run(program["id"])
+    assert result["messages"] == [{"base64": "/wA="}]
+    assert result["output"] == ""
 
 
-async def test_decoding_run_streams_its_tokens_and_counts_them(server: RunningServer) -> None:
-    async with server.client() as client:
-        program = await client.upload(guests.DECODE_WASM, name="decode")
-        events = await collect(client.stream("decode", input="\x05"))
-        assert [event.id for event in events] == list(range(1, len(events) + 1))
-        kinds = [event.kind for event in events]
-        assert kinds == ["status", *["message"] * 5, "usage", "status"]
-        assert events[0].data["status"] == "running"
-        assert events[-1].data == {"status": "exited", "exit_code": 0, "reason": ""}
-        assert events[-2].data["completion_tokens"] == 5
-        again = await client.run(program["id"], input="\x05")
-        streamed = [event.data["message"] for event in events if event.kind == "message"]
-        assert again["messages"] == streamed
+async def test_decoding_run_streams_its_tokens_and_counts_them(client: Client) -> None:
+    program = await client.upload(guests.DECODE_WASM, name="decode")
+    events = await collect(client.stream("decode", input="\x05"))
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    kinds = [event.kind for event in events]
+    assert kinds == ["status", *["message"] * 5, "usage", "status"]
+    assert events[0].data["status"] == "running"
+    assert events[-1].data == {"status": "exited", "exit_code": 0, "reason": ""}
+    assert events[-2].data["completion_tokens"] == 5
+    again = await client.run(program["id"], input="\x05")
+    streamed = [event.data["message"] for event in events if event.kind == "message"]
+    assert again["messages"] == streamed
 
 
-async def test_events_resume_where_the_reader_stopped(server: RunningServer) -> None:
-    async with server.client() as client:
-        program = await client.upload(guests.PARROT_WASM, name="parrot")
-        run = await client.start(program["id"])
-        await client.send(run, b"one")
-        first = client.events(run)
-        seen = [await anext(first), await anext(first)]
-        await first.aclose()  # type: ignore[attr-defined]
-        assert [event.kind for event in seen] == ["status", "message"]
-        await client.send(run, b"two")
-        await client.send(run, b"", close=True)
-        rest = await collect(client.events(run, after=seen[-1].id))
-        assert [event.id for event in rest] == [3, 4, 5, 6]
-        assert rest[0].message() == b"two"
-        assert rest[1].data == {"level": 2, "text": "bye"}
-        # The same from the database, now that it has ended.
-        assert await collect(client.events(run, after=seen[-1].id)) == rest
-        with pytest.raises(ServerError) as late:
-            await client.send(run, b"three")
-        assert late.value.status == 409
+async def test_events_resume_where_the_reader_stopped(client: Client) -> None:
+    program = await client.upload(guests.PARROT_WASM, name="parrot")
+    run = await client.start(program["id"])
+    await client.send(run, b"one")
+    first = client.events(run)
+    seen = [await anext(first), await anext(first)]
+    await first.aclose()  # type: ignore[attr-defined]
+    assert [event.kind for event in seen] == ["status", "message"]
+    await client.send(run, b"two")
+    await client.send(run, b"", close=True)
+    rest = await collect(client.events(run, after=seen[-1].id))
+    assert [event.id for event in rest] == [3, 4, 5, 6]
+    assert rest[0].message() == b"two"
+    assert rest[1].data == {"level": 2, "text": "bye"}
+    # The same from the database, now that it has ended.
+    assert await collect(client.events(run, after=seen[-1].id)) == rest
+    with pytest.raises(ServerError) as late:
+        await client.send(run, b"three")
+    assert late.value.status == 409
 
 
-async def test_long_output_is_complete_for_late_and_slow_readers(server: RunningServer) -> None:
+async def test_long_output_is_complete_for_late_and_slow_readers(client: Client) -> None:
     """3 MiB: more than memory or the send window hold, with no reader, a late and a lazy one."""
-    async with server.client() as client:
-        await client.upload(guests.CHATTY_WASM, name="chatty")
-        run = await client.start("chatty")
-        lazy = client.events(run)
-        await anext(lazy)
-        await asyncio.sleep(0.5)
-        messages = [event async for event in lazy if event.kind == "message"]
-        assert len(messages) == 200
-        expected = [chr(97 + n % 26) + "x" * 16383 for n in range(200)]
-        assert [message.data["message"] for message in messages] == expected
-        result = await client.run("chatty")
-        assert result["status"] == "exited"
-        assert result["messages"] == expected
+    await client.upload(guests.CHATTY_WASM, name="chatty")
+    run = await client.start("chatty")
+    lazy = client.events(run)
+    await anext(lazy)
+    await asyncio.sleep(0.5)
+    messages = [event async for event in lazy if event.kind == "message"]
+    assert len(messages) == 200
+    expected = [chr(97 + n % 26) + "x" * 16383 for n in range(200)]
+    assert [message.data["message"] for message in messages] == expected
+    result = await client.run("chatty")
+    assert result["status"] == "exited"
+    assert result["messages"] == expected
 
 
 async def test_websocket_carries_messages_both_ways(server: RunningServer) -> None:
@@ -122,95 +109,86 @@ async def test_websocket_carries_messages_both_ways(server: RunningServer) -> No
         assert (await client.result(run))["messages"] == ["héllo", {"base64": "//4="}]
 
 
-async def test_readers_that_disconnect_do_not_end_the_run(server: RunningServer) -> None:
-    async with server.client() as client:
-        await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(client.run("sleeper"), 0.1)
-        stream = client.stream("sleeper")
-        await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
-        runs = [run async for run in client.runs()][:2]
-        assert [run["program_name"] for run in runs] == ["sleeper", "sleeper"]
-        for run in runs:
-            last = (await collect(client.events(run["id"])))[-1]
-            assert last.data["status"] == "exited"
+async def test_readers_that_disconnect_do_not_end_the_run(client: Client) -> None:
+    await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.run("sleeper"), 0.1)
+    stream = client.stream("sleeper")
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    runs = [run async for run in client.runs()][:2]
+    assert [run["program_name"] for run in runs] == ["sleeper", "sleeper"]
+    for run in runs:
+        last = (await collect(client.events(run["id"])))[-1]
+        assert last.data["status"] == "exited"
 
 
-async def test_cancelled_loop_ends_within_100_ms(server: RunningServer) -> None:
-    async with server.client() as client:
-        await client.upload(guests.SPIN_WASM, name="spin")
-        took = []
-        for _ in range(5):
-            run = await client.start("spin")
-            await asyncio.sleep(0.05)
-            began = time.perf_counter()
-            cancelled = await client.cancel(run)
-            took.append(time.perf_counter() - began)
-            assert cancelled["status"] == "killed"
-            assert cancelled["reason"] == "it was cancelled"
-        # Other processes may delay a cancel, and nothing makes it quicker: the least counts.
-        assert min(took) < CANCEL_SECONDS_MAX, took
-        assert (await client.cancel(run))["status"] == "killed"
+async def test_cancelled_loop_ends_within_100_ms(client: Client) -> None:
+    await client.upload(guests.SPIN_WASM, name="spin")
+    took = []
+    for _ in range(5):
+        run = await client.start("spin")
+        await asyncio.sleep(0.05)
+        began = time.perf_counter()
+        cancelled = await client.cancel(run)
+        took.append(time.perf_counter() - began)
+        assert cancelled["status"] == "killed"
+        assert cancelled["reason"] == "it was cancelled"
+    # Other processes may delay a cancel, and nothing makes it quicker: the least counts.
+    assert min(took) < CANCEL_SECONDS_MAX, took
+    assert (await client.cancel(run))["status"] == "killed"
 
 
-async def test_run_past_a_lowered_limit_is_killed(server: RunningServer) -> None:
-    async with server.client() as client:
-        await client.upload(guests.SPIN_WASM, name="spin")
-        wall = await client.run("spin", limits={"wall_ms": 100})
-        assert wall["status"] == "killed"
-        assert "wall" in wall["reason"]
-        cpu = await client.run("spin", limits={"cpu_ms": 50})
-        assert cpu["status"] == "killed"
-        assert "cpu" in cpu["reason"]
-        await client.upload(guests.DECODE_WASM, name="decode")
-        tokens = await client.run("decode", input="\x40", limits={"tokens": 10})
-        assert tokens["status"] == "killed"
-        assert "10" in tokens["reason"]
-        assert tokens["usage"]["completion_tokens"] <= 10
+async def test_run_past_a_lowered_limit_is_killed(client: Client) -> None:
+    await client.upload(guests.SPIN_WASM, name="spin")
+    wall = await client.run("spin", limits={"wall_ms": 100})
+    assert wall["status"] == "killed"
+    assert "wall" in wall["reason"]
+    cpu = await client.run("spin", limits={"cpu_ms": 50})
+    assert cpu["status"] == "killed"
+    assert "cpu" in cpu["reason"]
+    await client.upload(guests.DECODE_WASM, name="decode")
+    tokens = await client.run("decode", input="\x40", limits={"tokens": 10})
+    assert tokens["status"] == "killed"
+    assert "10" in tokens["reason"]
+    assert tokens["usage"]["completion_tokens"] <= 10
 
 
-async def test_named_files_are_listed_shown_and_removed(server: RunningServer) -> None:
-    async with server.client() as client:
-        await client.upload(guests.SAVE_WASM, name="save")
-        result = await client.run("save")
-        assert (result["status"], result["exit_code"]) == ("exited", 0), result
-        files = [file async for file in client.kv("notes/")]
-        assert [(file["path"], file["len"]) for file in files] == [
-            ("notes/first", 3), ("notes/second", 3),
-        ]  # fmt: skip
-        assert (await client.kv_stat("notes/first"))["len"] == 3
-        await client.kv_remove("notes/first")
-        with pytest.raises(ServerError) as gone:
-            await client.kv_stat("notes/first")
-        assert gone.value.status == 404
-        await client.kv_remove("notes/second")
-        assert [file async for file in client.kv()] == []
+async def test_named_files_are_listed_shown_and_removed(client: Client) -> None:
+    await client.upload(guests.SAVE_WASM, name="save")
+    result = await client.run("save")
+    assert (result["status"], result["exit_code"]) == ("exited", 0), result
+    files = [file async for file in client.kv("notes/")]
+    assert [(file["path"], file["len"]) for file in files] == [
+        ("notes/first", 3), ("notes/second", 3),
+    ]  # fmt: skip
+    assert (await client.kv_stat("notes/first"))["len"] == 3
+    await client.kv_remove("notes/first")
+    with pytest.raises(ServerError) as gone:
+        await client.kv_stat("notes/first")
+    assert gone.value.status == 404
+    await client.kv_remove("notes/second")
+    assert [file async for file in client.kv()] == []
 
 
-async def test_programs_and_runs_are_listed_in_pages(server: RunningServer) -> None:
-    async with server.client() as client:
-        await client.upload(guests.HELLO_WASM, name="hello")
-        started = [(await client.run("hello"))["id"] for _ in range(3)]
-        headers = {"Authorization": f"Bearer {server.key}"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            seen: list[str] = []
-            after = ""
-            while len(seen) < 3:
-                url = f"{server.url}/v1/runs?limit=2{after}"
-                async with session.get(url) as response:
-                    page = await response.json()
-                assert len(page["data"]) == 2
-                seen += [run["id"] for run in page["data"]]
-                after = f"&after={page['next']}"
-        assert seen[:3] == started[::-1]
-        assert len(set(seen)) == len(seen)
-        names = [program["name"] async for program in client.programs()]
-        assert "hello" in names
-        await client.delete_program("hello")
-        with pytest.raises(ServerError) as gone:
-            await client.run("hello")
-        assert gone.value.status == 404
+async def test_programs_and_runs_are_listed_in_pages(server: RunningServer, client: Client) -> None:
+    await client.upload(guests.HELLO_WASM, name="hello")
+    started = [(await client.run("hello"))["id"] for _ in range(3)]
+    seen: list[str] = []
+    after = ""
+    while len(seen) < 3:
+        _, page = await server.ask("GET", f"/v1/runs?limit=2{after}")
+        assert len(page["data"]) == 2
+        seen += [run["id"] for run in page["data"]]
+        after = f"&after={page['next']}"
+    assert seen[:3] == started[::-1]
+    assert len(set(seen)) == len(seen)
+    names = [program["name"] async for program in client.programs()]
+    assert "hello" in names
+    await client.delete_program("hello")
+    with pytest.raises(ServerError) as gone:
+        await client.run("hello")
+    assert gone.value.status == 404
 
 
 async def _measured(client: Client, count: int) -> list[str]:
@@ -219,13 +197,12 @@ async def _measured(client: Client, count: int) -> list[str]:
     return [f"{result['status']} {result['exit_code']}" for result in results]
 
 
-async def test_thousand_runs_at_once_all_end(server: RunningServer) -> None:
+async def test_thousand_runs_at_once_all_end(server: RunningServer, client: Client) -> None:
     if connections_max() < 1000:
         pytest.skip("this user may not have as many descriptors")
-    async with server.client() as client:
-        await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
-        before = await server.wait_until_idle()
-        assert set(await _measured(client, 1000)) == {"exited 0"}
-        after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
-        assert after["files"] == before["files"]
+    await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+    before = await server.wait_until_idle()
+    assert set(await _measured(client, 1000)) == {"exited 0"}
+    after = await server.wait_until_idle()
+    assert after["pages_free"] == before["pages_free"]
+    assert after["files"] == before["files"]

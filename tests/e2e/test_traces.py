@@ -1,14 +1,12 @@
 """A trace from a real server: three processes, one clock, one picture."""
 
-import asyncio
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from symphony_runtime.client import Client
 
 from tests.e2e.programs import DECODE_WASM, wasm
 from tests.runtime.gateway.runs.test_trace import KERNEL, checked, of
@@ -16,30 +14,18 @@ from tests.support.server.server import RunningServer
 from tests.support.worker.generating_guests import given, taker
 
 
-def symphony(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.cli", *arguments],
-        env={**os.environ, **server.environment},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_trace_of_a_decoding_run_shows_calls_and_steps(
-    server: RunningServer, tmp_path: Path
+async def test_trace_of_a_decoding_run_shows_calls_and_steps(
+    server: RunningServer, client: Client, tmp_path: Path
 ) -> None:
-    async def scenario() -> str:
-        async with server.client() as client:
-            await client.upload(DECODE_WASM, name="decode-traced")
-            run = await client.run("decode-traced", input="\x20", trace=True)
-            assert run["usage"]["completion_tokens"] == 32
-            return str(run["id"])
-
-    run = asyncio.run(scenario())
-    done = symphony(server, "trace", run, "-o", str(tmp_path / "trace.json"))
+    await client.upload(DECODE_WASM, name="decode-traced")
+    traced = await client.run("decode-traced", input="\x20", trace=True)
+    assert traced["usage"]["completion_tokens"] == 32
+    run = traced["id"]
+    done = server.symphony("trace", run, "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0, done.stderr
     assert "spans" in done.stderr
     trace = json.loads((tmp_path / "trace.json").read_text())
-    assert symphony(server, "trace", run).stdout == (tmp_path / "trace.json").read_text()
+    assert server.symphony("trace", run).stdout == (tmp_path / "trace.json").read_text()
 
     checked(trace)
     processes = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"]
@@ -60,30 +46,24 @@ def test_trace_of_a_decoding_run_shows_calls_and_steps(
         assert call["ts"] <= pred["ts"]
         ends = [round(each["ts"] + each["dur"], 3) for each in (pred, wait)]
         assert ends == sorted(ends)
-    # The first waits for its step. Later ones the kernel has guessed: their steps may have begun,
-    # or even ended, before they came.
+    # The first waits for its step. Later ones were predicted: their steps may have begun, or even
+    # ended, before the preds came.
     steps.sort(key=lambda step: float(step["ts"]))
     assert 1 <= len(steps) <= 32
     assert preds[0]["ts"] <= steps[0]["ts"] <= preds[0]["ts"] + preds[0]["dur"]
     assert all(before["ts"] < after["ts"] for before, after in itertools.pairwise(steps))
     # Nothing of what others computed in the same step.
     assert all(step["args"] == {"own_rows": 1, "own_tokens": 1} for step in steps)
-    missing = symphony(server, "trace", "run_nothing")
+    missing = server.symphony("trace", "run_nothing")
     assert (missing.returncode, missing.stdout) == (1, "")
 
 
-def test_trace_of_lookahead_steps_has_the_devices_times(server: RunningServer) -> None:
+async def test_trace_of_lookahead_steps_has_the_devices_times(client: Client) -> None:
     """The kernel learns of some of them late and together; they were computed one by one."""
-
-    async def scenario() -> dict[str, Any]:
-        async with server.client() as client:
-            program = wasm(taker(given(max=64, ahead=64), 800))
-            await client.upload(program, name="generate-traced")
-            run = await client.run("generate-traced", trace=True)
-            assert run["usage"]["completion_tokens"] == 64
-            return await client.trace(run["id"])
-
-    spans = checked(asyncio.run(scenario()))
+    await client.upload(wasm(taker(given(max=64, ahead=64), 800)), name="generate-traced")
+    run = await client.run("generate-traced", trace=True)
+    assert run["usage"]["completion_tokens"] == 64
+    spans = checked(await client.trace(run["id"]))
     steps = sorted((s["ts"], s["ts"] + s["dur"]) for s in of(spans, KERNEL, tid=1))
     assert len(steps) == 64
     assert all(began < ended for began, ended in steps)

@@ -1,6 +1,6 @@
 """Cases of frames: a worker that strangers have taken over says what it likes to the kernel.
 
-Frames are well-formed calls mostly, of instances that are its own, another worker's, or nobody's;
+Frames are well-formed calls mostly, of instances that are its own, another worker's, or unknown;
 some arguments are near misses or of any type; some frames are none of the messages. What must hold:
 the kernel goes on and owes nothing to the frame after it; each call that names one of its instances
 is answered, and nothing else is; a victim on another worker notices nothing.
@@ -19,7 +19,7 @@ from symphony_kernel.protocol.links import MemoryLink, memory_pair
 from symphony_kernel.protocol.messages import Op
 
 from tests.fuzz.rig import FuzzRig, Seen, Setting, played
-from tests.fuzz.values import EDGES, GRANTS, PATHS, VOCAB, piece
+from tests.fuzz.values import EDGES, GRANTS, PATHS, VOCAB, piece, stretches
 from tests.fuzz.victim import expected_of_victim, victim_beside
 
 EVIL = "evil"
@@ -240,11 +240,10 @@ async def _end(rig: FuzzRig, evil: _Evil) -> None:
 
 def smaller(case: Case, at: int) -> Case | None:
     """Return the case with something left out, the `at`-th thing that could be; None: no more."""
-    for size in (32, 8, 1):
-        chunks = -(-len(case.frames) // size)
-        if at < chunks:
-            return Case(case.setting, case.frames[: at * size] + case.frames[(at + 1) * size :])
-        at -= chunks
+    out = stretches(len(case.frames), (32, 8, 1))
+    if at < len(out):
+        return Case(case.setting, case.frames[: out[at].start] + case.frames[out[at].stop :])
+    at -= len(out)
     for index, (frame, wait) in enumerate(case.frames):
         if frame[0] != m.Calls.KIND or len(frame) != 2 or len(frame[1]) < 2:
             continue

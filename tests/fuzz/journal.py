@@ -1,8 +1,8 @@
 """A kernel's journal, and what may happen to it: its kernel dies or stops, its files are damaged.
 
-Who is killed leaves whole records (the system has them). What tears the last one, or changes any
-byte, is the machine: then a journal is healed (the rest of it holds, and whoever knows more than it
-is told that the kernel is another one), or refused and set aside.
+A kernel that is killed leaves whole records (the system has them). The machine may tear the last
+one or change any byte: then a journal is healed (the rest of it holds, and a peer that knows more
+than it learns that the kernel is another one), or refused and set aside.
 """
 
 import struct

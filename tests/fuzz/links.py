@@ -1,7 +1,7 @@
 """Cases of links: a worker that strangers have taken over says what it likes to the gateway.
 
 The gateway is a real one, on real sockets; the worker is made by hand. It has proved who it is, is
-given runs, and then sends messages about them, about others' runs and nobody's, with fields of any
+given runs, and then sends messages about them, about other and unknown runs, with fields of any
 value, and bytes that are no frames. What must hold: no exception, no answer that begins with 5 to
 who asks over HTTP, and a gateway that goes on with the next worker.
 """
@@ -22,7 +22,7 @@ from symphony_runtime.client import Client, ClientError, ServerError
 from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
-from tests.fuzz.values import mutated
+from tests.fuzz.values import mutated, stretches
 from tests.support.gateway.system import WORKER_SECRET, SystemRig
 from tests.support.worker.guests import HELLO
 
@@ -184,9 +184,7 @@ async def _ask(client: Client, wrong: list[str]) -> None:
 
 def smaller(case: Case, at: int) -> Case | None:
     """Return the case with some frames left out; None: no more."""
-    for size in (64, 16, 4, 1):
-        chunks = -(-len(case.frames) // size)
-        if at < chunks:
-            return Case(case.frames[: at * size] + case.frames[(at + 1) * size :])
-        at -= chunks
-    return None
+    out = stretches(len(case.frames), (64, 16, 4, 1))
+    if at >= len(out):
+        return None
+    return Case(case.frames[: out[at].start] + case.frames[out[at].stop :])

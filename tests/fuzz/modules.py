@@ -18,6 +18,7 @@ from typing import IO
 from wasmtime import wat2wasm
 
 from tests.fuzz.guest import player
+from tests.fuzz.values import stretches
 from tests.support.worker import guests
 
 SECONDS_MAX = 90  # of real time, for one module, on a slow machine
@@ -244,9 +245,7 @@ def wrong(words: str) -> list[str]:
 
 def smaller(case: Case, at: int) -> Case | None:
     """Return the case with some bytes left out; None: no more."""
-    for size in (4_096, 256, 16, 1):
-        chunks = -(-len(case.wasm) // size)
-        if at < chunks:
-            return Case(case.wasm[: at * size] + case.wasm[(at + 1) * size :])
-        at -= chunks
-    return None
+    out = stretches(len(case.wasm), (4_096, 256, 16, 1))
+    if at >= len(out):
+        return None
+    return Case(case.wasm[: out[at].start] + case.wasm[out[at].stop :])

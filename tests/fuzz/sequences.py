@@ -22,6 +22,7 @@ from tests.fuzz.rig import (
     played,
 )
 from tests.fuzz.scripts import RESTING, Courses, Writer, branches, decode, sink
+from tests.fuzz.values import stretches
 from tests.fuzz.victim import ended, expected_of_victim, victim_beside
 from tests.support.worker.gateway import LiveRun
 
@@ -230,29 +231,23 @@ def smaller(case: Case, at: int) -> Case | None:
         return replace(case, events=case.events[:at] + case.events[at + 1 :])
     at -= len(case.events)
     for index, guest in enumerate(case.guests):
-        for size in (64, 16, 4, 1):
-            chunks = -(-len(guest.script.records) // size)
-            if at < chunks:
-                records = _without(guest.script.records, at * size, size)
-                script = replace(guest.script, records=records)
-                guests = (
-                    *case.guests[:index],
-                    replace(guest, script=script),
-                    *case.guests[index + 1 :],
-                )
-                return replace(case, guests=guests)
-            at -= chunks
+        out = stretches(len(guest.script.records), (64, 16, 4, 1))
+        if at < len(out):
+            records = _without(guest.script.records, out[at])
+            less = replace(guest, script=replace(guest.script, records=records))
+            return replace(case, guests=(*case.guests[:index], less, *case.guests[index + 1 :]))
+        at -= len(out)
     return None
 
 
-def _without(records: tuple[Record, ...], first: int, count: int) -> tuple[Record, ...]:
+def _without(records: tuple[Record, ...], out: slice) -> tuple[Record, ...]:
     """Leave records out; those that go back over them go back less far."""
-    kept = list(records[:first])
-    for index in range(first + count, len(records)):
+    kept = list(records[: out.start])
+    for index in range(out.stop, len(records)):
         record = records[index]
         if record.call == "again":
             back = record.arguments[0][1]
-            over = max(0, min(first + count, index) - max(first, index - back))
+            over = max(0, min(out.stop, index) - max(out.start, index - back))
             record = replace(record, arguments=(number(max(back - over, 0)), record.arguments[1]))
         kept.append(record)
     return tuple(kept)

@@ -6,7 +6,7 @@ the guest's image before it starts.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -78,6 +78,11 @@ def mutated(rng: Random, data: bytes) -> bytes:
         else:
             out[at:at] = out[at : at + rng.randint(1, 16)]
     return bytes(out)
+
+
+def stretches(length: int, sizes: Sequence[int]) -> list[slice]:
+    """Return what may be left out of so many things, to make a case smaller: much first."""
+    return [slice(at, at + size) for size in sizes for at in range(0, length, size)]
 
 
 # -- What pointers lead to -------------------------------------------------------------------------

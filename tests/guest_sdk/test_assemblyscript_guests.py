@@ -118,15 +118,11 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def run(program: bytes, part: str, *said: bytes) -> RunResult:
-    """Run a part to its end; the user says something first and closes."""
+    """Run a part to its end; its user sends messages and closes the input."""
 
     async def main() -> RunResult:
         async with WorkerRig(assets=byte_assets(ends=False)) as rig:
-            live = await rig.start(program, part.encode())
-            for message in said:
-                live.deliver(message)
-            live.close_input()
-            return await asyncio.wait_for(live.ended, 20)
+            return await rig.run(program, part.encode(), messages=said)
 
     return asyncio.run(main())
 
@@ -177,8 +173,7 @@ def test_sdk_every_part_compiles(tmp_path: Path) -> None:
 async def test_constraint_is_used_refused_and_closed(tmp_path: Path) -> None:
     program = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
     async with WorkerRig(assets=assets()) as rig:
-        live = await rig.start(program, b"")
-        result = await asyncio.wait_for(live.ended, 60)
+        result = await rig.run(program, seconds=60)
     assert (result.status, result.exit_code) == ("exited", 0), result.reason
     before, year, by_hand, since, *refusals = [message.decode() for message in result.messages]
     assert before == "before []"

@@ -14,6 +14,7 @@ from symphony_kernel.protocol.errno import Errno
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store, Trap, ValType
 
 from tests.support.assemblyscript import ROOT, SDK, compiled
+from tests.support.json_values import close
 
 TABLE = tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())
 
@@ -228,25 +229,6 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-def same(left: object, right: object) -> bool:
-    """Whether two JSON values are the same, numbers up to their last bits."""
-    if isinstance(left, float | int) and not isinstance(left, bool):
-        return right == pytest.approx(left, rel=1e-14)
-    if isinstance(left, list):
-        return (
-            isinstance(right, list)
-            and len(left) == len(right)
-            and all(map(same, left, right))
-        )  # fmt: skip
-    if isinstance(left, dict):
-        return (
-            isinstance(right, dict)
-            and list(left) == list(right)
-            and all(map(same, left.values(), right.values()))
-        )
-    return left == right
-
-
 @given(PLAIN, st.booleans(), st.sampled_from([None, 1]))
 @example(3.2357486198741123e47, False, None)
 @example([1e308, -5e-324, 1e22, 1e23, 0.1, 2.2250738585072014e-308], False, None)
@@ -255,7 +237,7 @@ def test_json_equals_pythons(
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     again = json.loads(answered(helpers.ask("json_again", text.encode())))
-    assert same(value, again)
+    assert close(value, again)
 
 
 @given(st.text())
@@ -283,7 +265,7 @@ def test_json_accepts_what_python_accepts(helpers: Helpers, text: str) -> None:
     except ValueError:
         assert helpers.ask("json_again", text.encode()) is None
         return
-    assert same(expected, json.loads(answered(helpers.ask("json_again", text.encode()))))
+    assert close(expected, json.loads(answered(helpers.ask("json_again", text.encode()))))
 
 
 def test_json_typed_reading_checks_types(helpers: Helpers) -> None:

@@ -29,11 +29,8 @@ def run(
         async with WorkerRig(assets=byte_assets(ends=False)) as rig:
             for _ in range(times):
                 data = given if isinstance(given, bytes) else json.dumps(given).encode()
-                live = await rig.start(wasm_of(program), data)
-                for message in messages:
-                    live.deliver(message.encode())
-                live.close_input()
-                results.append(await asyncio.wait_for(live.ended, 30))
+                said = map(str.encode, messages)
+                results.append(await rig.run(wasm_of(program), data, messages=said, seconds=30))
             counters = await rig.statistics()
         assert counters["names"] == counters["files"] == 0
         return results, counters

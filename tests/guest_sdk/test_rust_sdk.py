@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import math
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from symphony_runtime.cli.projects import RustToolchain, build, find_rust_toolch
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store
 
 from tests.support.executor.byte_model import byte_assets
+from tests.support.json_values import close
 from tests.support.worker.rig import RunResult, WorkerRig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,19 +165,12 @@ def probe() -> bytes:
     return build(PROBE).read_bytes()
 
 
-def run(
-    entry: str, data: bytes = b"", messages: tuple[bytes, ...] = (), close: bool = True
-) -> RunResult:
-    """Run an entry of the probe to its end; the rig checks that nothing leaks."""
+def run(entry: str, data: bytes = b"", messages: Iterable[bytes] | None = ()) -> RunResult:
+    """Run an entry of the probe to its end; None leaves its input open."""
 
     async def main() -> RunResult:
         async with WorkerRig(assets=byte_assets()) as rig:
-            live = await rig.start(probe(), data, entry=entry)
-            for message in messages:
-                live.deliver(message)
-            if close:
-                live.close_input()
-            return await asyncio.wait_for(live.ended, 20)
+            return await rig.run(probe(), data, entry=entry, messages=messages)
 
     return asyncio.run(main())
 
@@ -194,7 +188,7 @@ def test_process_has_input_messages_clocks_and_a_log() -> None:
 
 @pytest.mark.parametrize("entry", ["files", "passes", "streams", "channels", "dropped"])
 def test_probe_finds_every_call_working(entry: str) -> None:
-    succeeds(run(entry, close=False))
+    succeeds(run(entry, messages=None))
 
 
 def test_children_take_grants_and_give_them() -> None:
@@ -288,17 +282,6 @@ def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return lists | st.dictionaries(st.text(max_size=8), inside, max_size=20)
 
     return st.recursive(leaves, branches, max_leaves=30)
-
-
-def close(a: Any, b: Any) -> bool:
-    """Equal, where floats may differ in the last places."""
-    if isinstance(a, float) or isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-14, abs_tol=1e-300)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(close(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(close, a, b))
-    return type(a) is type(b) and bool(a == b)
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,11 +1,13 @@
-"""What hostile guests and clients share: one real server."""
+"""What hostile guests and clients share: one real server, or a worker of each test's own."""
 
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.support.server.late import Late
 from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.rig import WorkerRig, worker_rig
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +16,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, late: Late) -> Iterator[Run
     data_dir = tmp_path_factory.mktemp("hostile")
     with running_server(data_dir, environment=late.environment) as running:
         yield running
+
+
+@pytest.fixture
+def rig() -> AbstractAsyncContextManager[WorkerRig]:
+    return worker_rig(120)

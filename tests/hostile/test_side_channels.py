@@ -8,9 +8,8 @@ in `guests/test_tenants.py`), programs and what was compiled of them
 """
 
 from tests.support.kernel.constrained import REGEX, constraint, kernel_with_text, start
-from tests.support.run_by import run_by
 from tests.support.worker.guests import script
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.rig import WorkerRig
 
 
 async def test_grammar_of_another_tenant_is_compiled_again() -> None:
@@ -27,7 +26,6 @@ async def test_grammar_of_another_tenant_is_compiled_again() -> None:
         assert rig.kernel.statistics()["grammars_cached"] == one + 1
 
 
-@run_by(with_worker)
 async def test_program_clocks_are_no_finer_than_a_millisecond(rig: WorkerRig) -> None:
     """WASI's clocks say nanoseconds, and mean milliseconds; a busy loop sees them jump by those."""
     steps = [step for _ in range(20) for step in

@@ -6,7 +6,7 @@ from tests.support.server.server import RunningServer, running_server
 
 
 @pytest.fixture(scope="session")
-def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One real server with a simulated executor, for commands to talk to."""
-    with running_server(tmp_path_factory.mktemp("simulated")) as server:
-        yield server
+    with running_server(tmp_path_factory.mktemp("simulated")) as running:
+        yield running

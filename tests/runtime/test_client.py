@@ -1,42 +1,29 @@
-"""The client's own parts; whatever needs a whole server is in tests/e2e."""
+"""The client's own parts; what needs a whole server is in tests/e2e."""
 
 import asyncio
 import gc
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError, message_bytes
 
 from tests.support.gateway.system import SystemRig
+from tests.support.web import serving
 
 
-def test_message_bytes() -> None:
+def test_client_message_bytes_decodes_text_and_base64() -> None:
     assert message_bytes("é") == "é".encode()
     assert message_bytes({"base64": "/wA="}) == b"\xff\x00"
     assert Event(1, "message", {"message": "x"}).message() == b"x"
 
 
-async def odd_server(handler: Any) -> AsyncIterator[str]:
-    """A server that answers everything with one handler."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
-async def test_events_come_whole_however_they_are_cut() -> None:
+async def test_client_events_are_whole_however_they_are_cut() -> None:
     stream = b'id: 1\nevent: message\ndata: {"message":"\xc3\xa9"}\n\n: still there\n\n'
     stream += b'id: 2\nevent: status\ndata: {"status":"exited"}\n\n'
 
@@ -48,15 +35,14 @@ async def test_events_come_whole_however_they_are_cut() -> None:
             await asyncio.sleep(0)
         return response
 
-    async for url in odd_server(trickle):
-        async with Client(url) as client:
-            events = [event async for event in client.events("run")]
+    async with serving(trickle) as url, Client(url) as client:
+        events = [event async for event in client.events("run")]
         assert events == [
             Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
         ]  # fmt: skip
 
 
-def test_nothing_stays_open_of_a_body_that_was_refused_early() -> None:
+def test_client_closes_the_connection_of_a_body_that_was_refused_early() -> None:
     """The client has less than a piece left to send when a server that reads no more refuses.
 
     Which sizes leave that depends on the system's buffers. A socket that stays open is a
@@ -93,18 +79,17 @@ def test_nothing_stays_open_of_a_body_that_was_refused_early() -> None:
     gc.collect()
 
 
-async def test_answers_that_are_no_problem_documents() -> None:
+async def test_client_reports_answers_that_are_no_problem_documents() -> None:
     async def broken(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", headers={"Retry-After": "7"})
 
-    async for url in odd_server(broken):
-        async with Client(url) as client:
-            with pytest.raises(ServerError) as refused:
-                await client.result("run")
-            assert (refused.value.status, refused.value.retry_after) == (502, 7.0)
+    async with serving(broken) as url, Client(url) as client:
+        with pytest.raises(ServerError) as refused:
+            await client.result("run")
+        assert (refused.value.status, refused.value.retry_after) == (502, 7.0)
 
 
-async def test_a_server_that_goes_away_in_the_middle() -> None:
+async def test_client_reports_a_server_that_disconnects_mid_stream() -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -113,13 +98,12 @@ async def test_a_server_that_goes_away_in_the_middle() -> None:
         request.transport.abort()
         return response
 
-    async for url in odd_server(cut):
-        async with Client(url) as client:
-            with pytest.raises(ConnectionFailed):
-                [event async for event in client.events("run")]
+    async with serving(cut) as url, Client(url) as client:
+        with pytest.raises(ConnectionFailed):
+            [event async for event in client.events("run")]
 
 
-async def test_paths_and_names_are_quoted(tmp_path: Path) -> None:
+async def test_client_quotes_paths_and_names(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.client() as client:
         for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
             with pytest.raises(ServerError) as refused:

@@ -1,4 +1,4 @@
-"""A kernel that is away and comes back as it was: nobody above the links notices but by the time.
+"""A kernel that is away and comes back as it was: above the links it only takes longer.
 
 The kernel of these tests lives in this process, and only its links are cut. The real kill -9 is in
 `tests/e2e/test_deaths.py`.
@@ -20,11 +20,12 @@ from symphony_runtime.worker.__main__ import keep_linked
 from tests.e2e import programs as guests
 from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, SystemRig
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 from tests.support.worker import crash_guests
 from tests.support.worker.guests import main
 
 
-class Roof:
+class Outage:
     """A system whose kernel can be out of reach."""
 
     def __init__(self, system: SystemRig) -> None:
@@ -41,13 +42,13 @@ class Roof:
                 session._link.abort()
 
     async def close(self) -> None:
-        """Nobody reaches the kernel any more."""
+        """Put the kernel out of reach."""
         await self.system._server.close()
         self.cut()
         await asyncio.sleep(0.01)
 
     async def open(self) -> None:
-        """The same kernel behind a new door."""
+        """Let the same kernel listen again."""
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
         self.system._server = Server(self.system.kernel, secrets)
         await self.system._server.listen(self.system.config.kernel_socket)
@@ -55,7 +56,7 @@ class Roof:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """The worker connects again by itself, as it does in its own process."""
-        self.cut()  # the system's own connection, which nobody keeps
+        self.cut()  # the system's own connection, which is not renewed
         await asyncio.sleep(0)
         socket = self.system.config.kernel_socket
         keeping = asyncio.create_task(
@@ -70,8 +71,8 @@ class Roof:
             await asyncio.wait([keeping])
 
 
-def under_a_roof(
-    tmp_path: Path, scenario: Callable[[Roof, Client], Awaitable[None]], **config: Any
+def with_outages(
+    tmp_path: Path, scenario: Callable[[Outage, Client], Awaitable[None]], **config: Any
 ) -> None:
     async def whole() -> None:
         async with (
@@ -79,9 +80,9 @@ def under_a_roof(
             SystemRig(tmp_path, **config) as system,
             system.client() as client,
         ):
-            roof = Roof(system)
-            async with roof.kept():
-                await scenario(roof, client)
+            outage = Outage(system)
+            async with outage.kept():
+                await scenario(outage, client)
 
     asyncio.run(whole())
 
@@ -100,9 +101,9 @@ KEPT = ("status", "exit_code", "reason", "messages")
 
 
 @pytest.mark.parametrize("seed", range(2))
-@run_by(under_a_roof, "tmp_path")
-async def test_cuts_at_random_instants_change_no_output(
-    roof: Roof, client: Client, *, seed: int
+@run_by(with_outages, "tmp_path")
+async def test_kernel_links_cut_at_random_change_no_output(
+    outage: Outage, client: Client, *, seed: int
 ) -> None:
     for name, program in crash_guests.PROGRAMS.items():
         await client.upload(program, name)
@@ -113,11 +114,11 @@ async def test_cuts_at_random_instants_change_no_output(
     while not runs.done():
         await asyncio.sleep(chance.uniform(0, 0.02))
         if chance.random() < 0.3:
-            await roof.close()
+            await outage.close()
             await asyncio.sleep(chance.uniform(0, 0.05))
-            await roof.open()
+            await outage.open()
         else:
-            roof.cut()
+            outage.cut()
         cuts += 1
     found = await runs
     for before, after in zip(wanted, found, strict=True):
@@ -128,10 +129,8 @@ async def test_cuts_at_random_instants_change_no_output(
     assert {run["status"] for run in found} == {"exited"}
 
 
-@run_by(under_a_roof, "tmp_path", step_ms=10)
-async def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
-    roof: Roof, client: Client
-) -> None:
+@run_by(with_outages, "tmp_path", step_ms=10)
+async def test_kernel_away_limits_work_and_requests_wait(outage: Outage, client: Client) -> None:
     for name, program in {**crash_guests.PROGRAMS, "spin": guests.SPIN_WASM}.items():
         await client.upload(program, name)
     body = {"input": crash_guests.inputs(1, 120)}
@@ -139,19 +138,17 @@ async def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wa
     overstaying = await client.start("greedy", **body, limits={"wall_ms": 300})
     spinning = await client.start("spin", limits={"cpu_ms": 100})
     await asyncio.sleep(0.02)
-    await roof.close()
+    await outage.close()
     ready, roles = await client.ready()
     assert not ready
     assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
     cancelling = asyncio.create_task(client.cancel(live[0]))
-    while len(roof.system.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
-        await asyncio.sleep(0.002)
+    await wait_until(lambda: len(outage.system.worker.instances) <= 4)  # it waits for no kernel
     waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
     # Each end waits for what the kernel says of its use; the programs are gone already.
-    while len(roof.system.worker.instances) > 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await wait_until(lambda: len(outage.system.worker.instances) <= 2)
     assert not waiting.done()
-    await roof.open()
+    await outage.open()
     assert (await cancelling)["status"] == "killed"
     assert (await waiting)["status"] == "exited"
     assert await end(client, overstaying) == "wall time limit: it ran longer than 300 ms"
@@ -165,39 +162,35 @@ async def end(client: Client, run: str) -> str:
     return str(last.data["reason"])
 
 
-@run_by(under_a_roof, "tmp_path", kernel_wait_seconds=0.2)
-async def test_requests_do_not_wait_for_ever_and_leave_nothing_in_the_kernel(
-    roof: Roof, client: Client
-) -> None:
+@run_by(with_outages, "tmp_path", kernel_wait_seconds=0.2)
+async def test_kernel_away_for_long_refuses_requests(outage: Outage, client: Client) -> None:
     await client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
-    await roof.close()
+    await outage.close()
     with pytest.raises(ServerError) as refused:
         await client.run("greedy", input=crash_guests.inputs(2, 5))
     assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
-    await roof.open()
-    await roof.system.wait_until_ready()
+    await outage.open()
+    await outage.system.wait_until_ready()
     assert (await client.run("greedy", input=crash_guests.inputs(2, 5)))["status"] == "exited"
     await asyncio.sleep(0.05)
-    assert roof.system.kernel.statistics()["instances"] == 0
-    assert roof.system.gateway.services.runs.statistics()["runs"] == 0
+    assert outage.system.kernel.statistics()["instances"] == 0
+    assert outage.system.gateway.services.runs.statistics()["runs"] == 0
 
 
-@run_by(under_a_roof, "tmp_path")
-async def test_a_program_that_floods_a_kernel_that_is_away_has_to_wait(
-    roof: Roof, client: Client
-) -> None:
+@run_by(with_outages, "tmp_path")
+async def test_kernel_away_makes_a_flooding_program_wait(outage: Outage, client: Client) -> None:
     flood = main("(loop $l (drop (call $kv_close (call $kv_create))) (br $l)) (i32.const 0)")
     await client.upload(guests.wasm(flood), "flood")
     runs = [await client.start("flood") for _ in range(4)]
     await asyncio.sleep(0.05)
-    await roof.close()
-    session = roof.system.worker._kernel
+    await outage.close()
+    session = outage.system.worker._kernel
     assert session is not None
     kept = -1
     while kept < session.backlog:  # it comes to a stop
         kept = session.backlog
         await asyncio.sleep(0.3)
     assert session.backlog == kept < 2 * SESSION_KEPT_BYTES
-    await roof.open()
+    await outage.open()
     for run in runs:
         await client.cancel(run)

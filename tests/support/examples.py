@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from symphony_kernel import tiny_model
 from symphony_runtime.cli.projects import build
 from symphony_runtime.client import Client
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from tests.support.executor.models import Checkpoint
+from tests.support.executor.peer import one_thread
 from tests.support.kernel.dense_attention import Dense
 from tests.support.server.server import REPOSITORY, RunningServer
 
@@ -118,8 +118,6 @@ def assert_greedy(dense: Dense, seen: list[int], position: int, text: str) -> No
     places = [seen[-1]]
     for i, token in enumerate(tokens[:-1]):
         places.append(dense.add(token, position + i, (*seen, *places[1:])))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the server's threads spin on the other core
-    best = dense.logits(places).argmax(-1).tolist()
-    torch.set_num_threads(threads)
+    with one_thread():
+        best = dense.logits(places).argmax(-1).tolist()
     assert best == tokens

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.programs import PARROT_WASM
-from tests.hostile.clients.wire import SECONDS_MAX
+from tests.hostile.clients.wire import SECONDS_MAX, talk
 from tests.support.server.server import RunningServer
 
 
@@ -20,10 +20,7 @@ def parrot(server: RunningServer) -> Iterator[str]:
 
     async def look() -> None:
         async with server.client() as client:
-            run = await client.start("parrot")
-            await client.send(run, b"still here", close=True)
-            said = [e.message() async for e in client.events(run) if e.kind == "message"]
-            assert said == [b"still here"]
+            await talk(client, 1)
         counters = await server.wait_until_idle(20)
         assert counters["handles"] == counters["files"] == 0
 

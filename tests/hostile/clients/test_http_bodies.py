@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -152,7 +152,7 @@ TARGETS: dict[str, str] = {
     "a semicolon": "/v1/runs;limit=1",
     "a fragment": "/v1/runs/x#/../../admin",
     "a model of bytes": "/v1/models/\xff",
-    "a trace of nobody": "/v1/runs/%2e%2e/trace",
+    "a trace of no run": "/v1/runs/%2e%2e/trace",
 }
 
 
@@ -177,7 +177,6 @@ QUERIES = {
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 def test_odd_query_is_answered(target: RunningServer, query: str) -> None:
-    """Many parameters, the same one twice, none at all: what is not known is passed over."""
     reply = asyncio.run(ask(target.url, head(f"GET /v1/runs?{query} HTTP/1.1", target.key)))
     assert reply.status in (200, 400), reply
 
@@ -188,28 +187,24 @@ NAMES = ["../up", "a/b", "..", ".", ".hidden", "a\0b", "a b", "é", "sha256:00",
 
 @pytest.mark.parametrize("name", NAMES)
 def test_program_name_is_never_a_path(target: RunningServer, name: str) -> None:
-    """Names that a file system, a shell or a log would take for something else."""
-    from urllib.parse import quote
-
     request = post(f"/v1/programs?name={quote(name, safe='')}", target.key, b"\0asm")
     reply = asyncio.run(ask(target.url, request))
     assert reply.status == 400, reply
     assert reply.json()["type"].endswith(":bad-name")
 
 
-def kv_names() -> dict[str, Any]:
-    """Names of KV files that would leave the tenant's folder on disk."""
-    return {
-        "above": "..%2f..%2fadmin.key", "above, bare": "../../admin.key", "absolute": "%2f%2fetc",
-        "a NUL": "a%00", "dots": "a/../../b", "public": "public/default/x",
-        "another's": "public/nobody/x", "too long": "x" * 2_000, "long for a disk": "y" * 300,
-    }  # fmt: skip
+# Names of KV files that would leave the tenant's folder on disk.
+KV_NAMES = {
+    "above": "..%2f..%2fadmin.key", "above, bare": "../../admin.key", "absolute": "%2f%2fetc",
+    "a NUL": "a%00", "dots": "a/../../b", "public": "public/default/x",
+    "another's": "public/nobody/x", "too long": "x" * 2_000, "long for a disk": "y" * 300,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", kv_names())
+@pytest.mark.parametrize("name", KV_NAMES)
 def test_kv_file_name_is_never_a_path(target: RunningServer, name: str) -> None:
     """What would be written elsewhere is refused before it is read; so is what is no KV file."""
-    path, body = kv_names()[name], b"\x08\0\0\0\0\0\0\0{}      "
+    path, body = KV_NAMES[name], b"\x08\0\0\0\0\0\0\0{}      "
     request = head(f"PUT /v1/kv/{path} HTTP/1.1", target.key, f"Content-Length: {len(body)}")
     reply = asyncio.run(ask(target.url, request + body))
     assert reply.status in (400, 403, 409), reply  # 409: it is no file of this model

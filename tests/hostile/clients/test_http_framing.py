@@ -1,7 +1,7 @@
 """Requests that are no HTTP, or two at once: each is refused, and what hides behind it unheard.
 
-What must happen stands in the tables: the statuses that may come. A connection whose bytes nobody
-can tell apart any more is closed.
+The tables have the statuses that may come. A connection whose bytes cannot be told apart any more
+is closed.
 """
 
 import asyncio
@@ -87,14 +87,12 @@ async def refused(url: str, request: bytes) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_ambiguous_request_is_refused_once(target: RunningServer, name: str) -> None:
-    """A request that can be read in two ways, or in none."""
     request = BROKEN[name].replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request))
 
 
 @pytest.mark.parametrize("name", CHUNKS)
 def test_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
-    """A body of broken chunks; the server must not interpret the bytes behind them."""
     request = framed("Transfer-Encoding: chunked").replace(b"KEY", target.key.encode())
     asyncio.run(refused(target.url, request + CHUNKS[name]))
 
@@ -111,7 +109,7 @@ async def test_client_that_hangs_up_within_a_body_leaves_nothing(target: Running
 
 ODD: dict[str, tuple[bytes, set[int]]] = {
     "HTTP/1.0 without a Host": (b"GET /healthz HTTP/1.0\r\n\r\n", {200}),
-    "a method that nobody knows": (head("FROB /healthz HTTP/1.1"), {400, 405}),
+    "an unknown method": (head("FROB /healthz HTTP/1.1"), {400, 405}),
     "TRACE, which would tell the key": (head("TRACE /v1/runs HTTP/1.1", "KEY"), {405}),
     "CONNECT to another server": (head("CONNECT 127.0.0.1:22 HTTP/1.1", "KEY"), {400, 404, 405}),
     "a proxy's request for a cloud's secrets": (
@@ -148,7 +146,6 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str) -> None:
-    """A request that is one, but that no ordinary client makes."""
     request, statuses = ODD[name]
     reply = asyncio.run(ask(target.url, request.replace(b"KEY", target.key.encode())))
     assert reply.status in statuses, reply
@@ -160,7 +157,6 @@ def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str)
 async def test_thousand_pipelined_requests_are_answered_in_order(
     target: RunningServer,
 ) -> None:
-    """Pipelining: many requests before the first answer is read."""
     async with wire(target.url) as connection:
         one, other = head("GET /healthz HTTP/1.1"), head("GET /v1/nothing HTTP/1.1")
         sending = asyncio.create_task(connection.send((one + other) * 500))

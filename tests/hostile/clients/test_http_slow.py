@@ -4,13 +4,16 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
-from symphony_runtime.client import Client
+from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
 from symphony_runtime.gateway.connections import connections
 
-from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM
-from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, wire
+from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM, SPIN_WASM
+from tests.hostile.clients.test_http_websockets import HANDSHAKE
+from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, talk, wire
 from tests.support.gateway.system import SystemRig
+from tests.support.waiting import wait_until
 
 PARTS = {
     "nothing": b"",
@@ -43,7 +46,6 @@ async def test_incomplete_head_is_not_waited_for(
 
 
 async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:
-    """More connections than there may be: those that have said nothing longest go, none at work."""
     async with SystemRig(tmp_path) as system, system.client() as owner, AsyncExitStack() as stack:
         await owner.upload(PARROT_WASM, name="parrot")
         run = await owner.start("parrot")
@@ -67,15 +69,12 @@ async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None
             await reader.reader.readuntil(b"heard")  # it was at work, and was left alone
         for one in silent:
             one.writer.transport.abort()
-        async with asyncio.timeout(SECONDS_MAX):
-            while services.connections.statistics()["connections"] > 8:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: services.connections.statistics()["connections"] <= 8)
 
 
 async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Path) -> None:
-    """Readers of one tenant's events without number: another's request finds a place."""
     async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
-        async with Client(system.url, system.admin_key) as admin:
+        async with system.admin() as admin:
             await admin.create_tenant("other")
             other = str((await admin.create_key("other", role="tenant"))["key"])
         async with system.client() as client:
@@ -93,68 +92,51 @@ async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Pat
         assert set(heard) == {b"200", b"429"}
         reply = await ask(system.url, head("GET /v1/runs HTTP/1.1", other))
         assert reply.status == 200
-        async with Client(system.url, system.admin_key) as admin:
+        async with system.admin() as admin:
             await admin.statistics()
 
 
 async def test_reader_that_never_reads_delays_only_its_own_program(
     tmp_path: Path,
 ) -> None:
-    """Readers of events and of WebSockets that take nothing of what comes without end."""
     async with SystemRig(tmp_path) as system, system.client() as client, AsyncExitStack() as stack:
         flood = (await client.upload(ENDLESS_SEND_WASM))["id"]
         await client.upload(PARROT_WASM, name="parrot")
         runs = [await client.start(flood) for _ in range(4)]
-        upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-                   "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
         for run in runs:
-            for path, headers in (("events", ()), ("ws", upgrade)):
+            for path, headers in (("events", ()), ("ws", HANDSHAKE)):
                 deaf = await stack.enter_async_context(wire(system.url))
                 deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
                 request = head(f"GET /v1/runs/{run}/{path} HTTP/1.1", system.key, *headers)
                 await deaf.send(request)
-        talker = await client.start("parrot")
-        for n in range(20):
-            await client.send(talker, b"%d" % n)
-        await client.send(talker, b"", close=True)
-        said = [e.message() async for e in client.events(talker) if e.kind == "message"]
-        assert said == [b"%d" % n for n in range(20)]
+        await talk(client, 20)
         for run in runs:
             assert (await client.cancel(run))["status"] == "killed"
         assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
 
 async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) -> None:
-    """A client fills its program's inbox over a WebSocket and leaves in the middle of a message."""
-    from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
-
-    from tests.e2e.programs import SPIN_WASM
-
     async with SystemRig(tmp_path) as system, system.client() as client:
         await client.upload(SPIN_WASM, name="spin")
         run = await client.start("spin")
         before = len(asyncio.all_tasks())
-        import aiohttp
-
         headers = {"Authorization": f"Bearer {system.key}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
             for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX + 1):
                 await socket.send_bytes(bytes(MESSAGE_BYTES_MAX))
             live = system.gateway.services.runs
-            async with asyncio.timeout(SECONDS_MAX):
-                while True:
-                    found = await live.find("default", run)
-                    if getattr(found, "inbox_bytes", 0) >= RUN_INBOX_BYTES_MAX:
-                        break
-                    await asyncio.sleep(0.005)
+
+            async def is_full() -> bool:
+                found = await live.find("default", run)
+                return getattr(found, "inbox_bytes", 0) >= RUN_INBOX_BYTES_MAX
+
+            await wait_until(is_full)
             assert socket._response is not None
             connection = socket._response.connection
             assert connection is not None
             assert connection.transport is not None
             connection.transport.abort()
-        async with asyncio.timeout(SECONDS_MAX):
-            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: len(asyncio.all_tasks()) <= before)
         assert (await client.result(run))["status"] == "running"
         await client.cancel(run)

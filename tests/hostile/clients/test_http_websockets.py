@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
-from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, wire
+from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, talk, wire
 from tests.support.server.server import RunningServer
 
 CONTINUE, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-HANDSHAKE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-             "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
+UPGRADE = ("Connection: Upgrade", "Upgrade: websocket")
+KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+HANDSHAKE = (*UPGRADE, "Sec-WebSocket-Version: 13", KEY)
 
 
 def frame(
@@ -94,7 +95,7 @@ ABUSES: dict[str, tuple[list[bytes], set[int]]] = {
     "a reserved kind": ([frame(3, b"x")], {1002}),
     "a reserved kind of control": ([frame(11, b"x")], {1002}),
     "reserved bits": ([frame(BINARY, b"x", bits=0x70)], {1002}),
-    "a packed frame that nobody agreed on": ([frame(BINARY, b"x", bits=0x40)], {1002}),
+    "a packed frame that was not agreed on": ([frame(BINARY, b"x", bits=0x40)], {1002}),
     "a ping of 126 bytes": ([frame(PING, b"x" * 126)], {1002}),
     "a ping in fragments": ([frame(PING, b"x", end=False)], {1002}),
     "a close of one byte": ([frame(CLOSE, b"x")], {1002}),
@@ -116,7 +117,6 @@ async def test_websocket_wrong_frame_closes_it_and_ends_no_run(
 
 
 async def test_websocket_compressed_bomb_is_not_unpacked(target: RunningServer) -> None:
-    """A message of 200 MB that travels as 200 KB."""
     offer = "Sec-WebSocket-Extensions: permessage-deflate"
     async with socket_of(target, offer) as (connection, _):
         await connection.send(frame(BINARY, bomb(), bits=0x40))
@@ -149,24 +149,16 @@ async def test_websocket_flood_of_frames_delays_no_other_client(
 ) -> None:
     async with socket_of(target) as (connection, _), target.client() as client:
         flooding = asyncio.ensure_future(flood(connection))
-        run = await client.start("parrot")
-        for n in range(5):
-            await client.send(run, b"%d" % n)
-        await client.send(run, b"", close=True)
-        said = [e.message() async for e in client.events(run) if e.kind == "message"]
-        assert said == [b"%d" % n for n in range(5)]
+        await talk(client, 5)
         flooding.cancel()
         await asyncio.wait([flooding], timeout=SECONDS_MAX)
 
 
 SHAKES = {
-    "no version": ("Connection: Upgrade", "Upgrade: websocket",
-                   "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="),
-    "version 99": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 99",
-                   "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="),
-    "no key": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
-    "a key of nonsense": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-                          "Sec-WebSocket-Key: nonsense"),
+    "no version": (*UPGRADE, KEY),
+    "version 99": (*UPGRADE, "Sec-WebSocket-Version: 99", KEY),
+    "no key": (*UPGRADE, "Sec-WebSocket-Version: 13"),
+    "a key of nonsense": (*UPGRADE, "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: nonsense"),
     "another protocol": ("Connection: Upgrade", "Upgrade: something"),
     "no upgrade": (),
 }  # fmt: skip

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.tenancy.authentication import Authentication, Key, Role, new_key
 
@@ -90,7 +89,7 @@ async def test_key_guesses_fill_no_database(tmp_path: Path) -> None:
         for _ in guesses:
             assert (await stranger.reply()).status == 401
         await sending
-        async with Client(system.url, system.admin_key) as admin:
+        async with system.admin() as admin:
             notes = [note async for note in admin.audit({"kind": "denied"})]
         assert sum(note["times"] for note in notes) == len(guesses)
         assert len(notes) < len(guesses) / 10

@@ -1,24 +1,23 @@
-"""Who may use each route, for every route that there is.
+"""Which callers may use each route, for every route that there is.
 
-A route that is not in the table fails the suite: whoever adds one says here who may use it. What
-is asked for is never there and bodies are nonsense: a caller who is let in changes nothing.
+A route that is not in the table fails the suite: a new one needs its rule here. The requests name
+things that do not exist and have nonsense for bodies: a caller that is admitted changes nothing.
 """
 
-import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import pytest
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
 from tests.support.gateway.system import SystemRig
-from tests.support.run_by import run_by
 
 # The callers that a rule lets in; all others are refused.
 OPEN = frozenset({"nobody", "a guess", "revoked", "operator", "operator's reader", "tenant",
@@ -117,11 +116,11 @@ class Told:
         return self.status, kept, self.body.replace(name.encode(), b"NAME")
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
     """A system with an owner, a stranger, readers, and keys that are good no more."""
     async with SystemRig(tmp_path) as system, aiohttp.ClientSession() as session:
-        async with Client(system.url, system.admin_key) as admin:
+        async with system.admin() as admin:
             for tenant in ("stranger", "gone"):
                 await admin.create_tenant(tenant)
 
@@ -145,19 +144,15 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
         yield Callers(system, session, keys)
 
 
-def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with callers(tmp_path) as found:
-            await scenario(found)
-
-    asyncio.run(main())
+@pytest.fixture
+def them(tmp_path: Path) -> AbstractAsyncContextManager[Callers]:
+    return callers(tmp_path)
 
 
 def test_route_without_an_access_rule_does_not_exist() -> None:
     assert {route.name for route in ROUTES} == set(RULES)
 
 
-@run_by(with_callers, "tmp_path")
 async def test_route_admits_only_callers_of_its_rule(them: Callers) -> None:
     for route in ROUTES:
         for caller in OPEN:
@@ -175,7 +170,6 @@ async def test_route_admits_only_callers_of_its_rule(them: Callers) -> None:
                 assert told.headers["WWW-Authenticate"].startswith("Bearer"), where
 
 
-@run_by(with_callers, "tmp_path")
 async def test_route_answers_every_missing_or_wrong_key_alike(them: Callers) -> None:
     """Keys that never were, that are malformed, that were revoked, that are the operator's.
 
@@ -204,7 +198,6 @@ async def test_route_answers_every_missing_or_wrong_key_alike(them: Callers) -> 
         assert b"this route needs the header `Authorization: Bearer <key>`" in missing[2]
 
 
-@run_by(with_callers, "tmp_path")
 async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers) -> None:
     """Another tenant's ids in every route: byte for byte what made-up ones are answered with."""
     async with them.system.client() as owner:
@@ -243,9 +236,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         await owner.cancel(live)
 
 
-@run_by(with_callers, "tmp_path")
 async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:
-    """In bodies, cursors and prefixes; and one's own things may be called what another's are."""
     async with them.system.client() as owner:
         await owner.upload(guests.PARROT_WASM, name="parrot")
         await owner.upload(guests.SAVE_WASM, name="save")

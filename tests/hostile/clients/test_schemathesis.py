@@ -29,12 +29,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from symphony_runtime.client import ServerError
 from symphony_runtime.gateway.api.openapi import EVENTS, PROBLEMS, build_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 
-from tests.e2e.programs import HELLO_WASM, SAVE_WASM
-from tests.hostile.clients.wire import ask, head
+from tests.hostile.clients.wire import ask, fill, head
 from tests.support.gateway.routes import filled
 from tests.support.server.server import RunningServer, running_server
 
@@ -59,7 +57,6 @@ class Known:
     operations: dict[str, Any]
     session: requests.Session
     names: dict[str, str] = field(default_factory=dict)
-    model: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -81,31 +78,13 @@ async def _compare(server: RunningServer) -> None:
         assert await client.openapi() == build_document(ROUTES)
 
 
-async def _fill(known: Known) -> None:
-    """Make one of each resource again after requests may have deleted it."""
-    async with known.server.client() as client, known.server.admin() as admin:
-        await client.upload(HELLO_WASM, name="hello")
-        await client.upload(SAVE_WASM, name="save")
-        await client.run("save")
-        ended = await client.run("hello", trace=True)
-        with contextlib.suppress(ServerError):  # it may have as many keys as may be
-            await admin.delete_tenant("somebody", everything=True)
-        await admin.create_tenant("somebody")
-        key = await admin.create_key("somebody", role="tenant")
-    models = await ask(known.server.url, head("GET /v1/models HTTP/1.1", known.server.key))
-    known.model = models.json()["data"][0]["id"]
-    known.names = {"program": "hello", "run": ended["id"], "path": "notes/first",
-                   "tenant": "somebody", "key": key["id"], "model": known.model}  # fmt: skip
-
-
 def _key(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_generated_request_is_never_answered_with_5xx(known: Known, route: Any) -> None:
-    """With names that are nowhere and with those of what is there; as described, and otherwise."""
-    asyncio.run(_fill(known))
+    known.names = asyncio.run(fill(known.server))
     operation = known.operations[route.name]
     key = (known.server.data_dir / "admin.key").read_text().strip()
     headers = _key(key if route.access is Access.ADMIN else known.server.key)
@@ -133,11 +112,11 @@ _STREAMED: dict[str, dict[str, Any]] = {
 def test_generated_stream_is_as_openapi_says(known: Known) -> None:
     answers = [(route.name, answer) for route in ROUTES for answer in route.answers.values()]
     assert {name for name, a in answers if a.streamed or a.content == EVENTS} == set(_STREAMED)
-    asyncio.run(_fill(known))
+    known.names = asyncio.run(fill(known.server))
     for name, asked in _STREAMED.items():
         operation, given = known.operations[name], dict[str, Any]()
         if operation.body:
-            more = {"model": known.model, "max_tokens": 2} if asked else {}
+            more = {"model": known.names["model"], "max_tokens": 2} if asked else {}
             given = {"body": {**asked, **more, "stream": True}, "media_type": "application/json"}
         case = operation.Case(path_parameters=known.names, **given)
         response = case.call(
@@ -184,7 +163,7 @@ def _hold(known: Known, strategy: Any, headers: dict[str, str]) -> None:
     def hold(case: Any) -> None:
         assume(case.path_parameters.get("tenant") != "default")  # whose key all others ask with
         if isinstance(case.body, dict) and "model" in case.body:
-            case.body |= {"model": known.model, "max_tokens": 4}
+            case.body |= {"model": known.names["model"], "max_tokens": 4}
         response = case.call(
             base_url=known.server.url, session=known.session, headers=headers, timeout=_SECONDS_MAX
         )

@@ -1,12 +1,19 @@
-"""HTTP by hand: bytes to a server and what comes back, for clients that no library would be."""
+"""HTTP by hand: bytes to a server and what comes back, as no library would send them."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from symphony_runtime.client import Client, ServerError
+
+from tests.e2e.programs import HELLO_WASM, SAVE_WASM
+from tests.support.gateway.system import SystemRig
+from tests.support.server.server import RunningServer
 
 SECONDS_MAX = 20.0  # for anything that is awaited
 
@@ -83,6 +90,32 @@ def head(line: str, key: str | None = None, *headers: str, host: str = "Host: x"
 def post(path: str, key: str | None, body: bytes, *headers: str) -> bytes:
     size = f"Content-Length: {len(body)}"
     return head(f"POST {path} HTTP/1.1", key, size, *headers) + body
+
+
+async def talk(client: Client, messages: int) -> None:
+    """Have a run of the program "parrot" repeat this many messages, and end."""
+    run = await client.start("parrot")
+    for n in range(messages):
+        await client.send(run, b"%d" % n)
+    await client.send(run, b"", close=True)
+    said = [event.message() async for event in client.events(run) if event.kind == "message"]
+    assert said == [b"%d" % n for n in range(messages)]
+
+
+async def fill(server: RunningServer | SystemRig) -> dict[str, str]:
+    """Make one of each resource, again if need be; return names, by their places in paths."""
+    async with server.client() as client, server.admin() as admin:
+        await client.upload(HELLO_WASM, name="hello")
+        await client.upload(SAVE_WASM, name="save")
+        await client.run("save")
+        ended = await client.run("hello", trace=True)
+        with contextlib.suppress(ServerError):  # it may not be there, or have all its keys
+            await admin.delete_tenant("somebody", everything=True)
+        await admin.create_tenant("somebody")
+        key = await admin.create_key("somebody", role="tenant")
+    models = (await ask(server.url, head("GET /v1/models HTTP/1.1", server.key))).json()["data"]
+    return {"program": "hello", "run": ended["id"], "path": "notes/first", "tenant": "somebody",
+            "key": key["id"], "model": models[0]["id"]}  # fmt: skip
 
 
 async def ask(url: str, request: bytes) -> Reply:

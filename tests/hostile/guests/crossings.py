@@ -3,11 +3,19 @@
 from symphony_kernel.protocol.errno import Errno
 
 from tests.hostile.cases import Guest
-from tests.support.worker.guests import LIP_IMPORTS, WASI_IMPORTS, main, module
+from tests.support.worker.guests import (
+    LIP_IMPORTS,
+    WASI_IMPORTS,
+    call,
+    drop,
+    main,
+    module,
+    say,
+)
 
 NOTHING = '(func (export "lip_main") (result i32) (i32.const 0))'
 END = "(i32.mul (memory.size) (i32.const 65536))"
-RANDOM = "(drop (call $random (i32.const 0) (i32.const 8)))"
+RANDOM = drop("random", 0, 8)
 
 
 def begins(body: str, *parts: str, pages: int = 2) -> str:
@@ -17,7 +25,7 @@ def begins(body: str, *parts: str, pages: int = 2) -> str:
 
 def random(pointer: str, length: int) -> str:
     """Tell what a call says that is to write so many bytes there."""
-    return f"(call $say (call $random {pointer} (i32.const {length})))"
+    return say(call("random", pointer, length))
 
 
 def before_end(bytes_: int) -> str:
@@ -43,15 +51,6 @@ CROSSINGS = {
     "waits in its start": Guest(
         "waits in its start function for what never comes, and is killed there",
         begins("(call $await (call $recv))"),
-    ),
-    "leaves in its start": Guest(
-        "exits in its start function", begins("(call $exit (i32.const 9))"), "exited", sent=()
-    ),
-    "traps in its start": Guest(
-        "traps in its start function, right behind a call",
-        begins(f"{RANDOM} unreachable"),
-        "trapped",
-        "unreachable",
     ),
     "writes in its start": Guest(
         "has a memory of nothing that grows in its start function, and writes at its edges",

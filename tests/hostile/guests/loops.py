@@ -1,7 +1,18 @@
 """Guests that compute for ever, each in another place where the engine might not interrupt them."""
 
 from tests.hostile.cases import Guest
-from tests.support.worker.guests import ABORT_IMPORT, LIP_IMPORTS, WASI_IMPORTS, data, main, module
+from tests.support.worker.guests import (
+    ABORT_IMPORT,
+    LIP_IMPORTS,
+    WASI_IMPORTS,
+    call,
+    data,
+    drop,
+    forever,
+    main,
+    module,
+)
+from tests.support.worker.snippets import CREATE, KV
 
 TARGETS = 4_000  # of the jump table
 FRAME_VALUES = 17_000  # 16 bytes each, all of them needed behind a call: more than a guest's stack
@@ -9,13 +20,13 @@ FRAME_VALUES = 17_000  # 16 bytes each, all of them needed behind a call: more t
 
 def looping(body: str, *parts: str, pages: int = 2) -> str:
     """A program that does this for ever."""
-    return main(f"(loop $l {body} (br $l)) (i32.const 0)", *parts, pages=pages)
+    return main(f"{forever(body)} (i32.const 0)", *parts, pages=pages)
 
 
 def storm(*calls: str) -> str:
     """Return a program that makes these calls for ever and ignores their answers."""
-    body = "".join(f"(drop {call})" for call in calls)
-    function = f'(func (export "lip_main") (result i32) (loop $l {body} (br $l)) (i32.const 0))'
+    body = forever("".join(f"(drop {each})" for each in calls))
+    function = f'(func (export "lip_main") (result i32) {body} (i32.const 0))'
     return module(function, imports=[*LIP_IMPORTS, *WASI_IMPORTS, ABORT_IMPORT])
 
 
@@ -47,7 +58,7 @@ SINGLE_TABLE = "(table 65536 funcref)"
 LOOPS = {
     "plain": Guest("computes without a call", looping("")),
     "start function": Guest(
-        "computes before anybody can look at its memory",
+        "computes before its memory can be read",
         module('(func (export "_start"))', "(func $f (loop $l (br $l)))", "(start $f)"),
     ),
     "initialize": Guest(
@@ -147,87 +158,76 @@ LOOPS = {
     "calls that do not wait": Guest(
         "makes every call that is answered at once",
         storm(
-            "(call $clock_ms)",
-            "(call $unix_ms)",
-            "(call $random (i32.const 0) (i32.const 65536))",
-            "(call $input_read (i32.const 0) (i32.const 9))",
-            "(call $model_info (i32.const 0) (i32.const 60000))",
-            "(call $last_error (i32.const 0) (i32.const 9))",
-            "(call $sched_yield)",
-            "(call $clock_time_get (i32.const 0) (i64.const 0) (i32.const 0))",
-            "(call $random_get (i32.const 0) (i32.const 65536))",
+            call("clock_ms"),
+            call("unix_ms"),
+            call("random", 0, 65536),
+            call("input_read", 0, 9),
+            call("model_info", 0, 60000),
+            call("last_error", 0, 9),
+            call("sched_yield"),
+            call("clock_time_get", 0, 0, 0),
+            call("random_get", 0, 65536),
         ),
     ),
     "calls that fail": Guest(
         "makes calls with handles and tickets that were never given out",
         storm(
-            "(call $kv_close (i32.const 65536))",
-            "(call $kv_fork (i32.const -1))",
-            "(call $take (i32.const 5) (i32.const 0) (i32.const 0))",
-            "(call $claim_within (i32.const 5) (i32.const 0) (i32.const 0) (i64.const -1))",
-            "(call $wait (i32.const 0) (i32.const 8192) (i64.const 0))",
-            "(call $cancel (i32.const -7))",
-            "(call $join (i32.const 9))",
-            "(call $pred (i32.const 1) (i32.const 0) (i32.const 16000) (i32.const 0)"
-            " (i32.const 0) (i32.const 0))",
-            "(call $spawn (i32.const 0) (i32.const 120000))",
-            "(call $fd_write (i32.const 1) (i32.const 0) (i32.const -1) (i32.const 0))",
+            call("kv_close", 65536),
+            call("kv_fork", -1),
+            call("take", 5, 0, 0),
+            call("claim_within", 5, 0, 0, -1),
+            call("wait", 0, 8192, 0),
+            call("cancel", -7),
+            call("join", 9),
+            call("pred", 1, 0, 16000, 0, 0, 0),
+            call("spawn", 0, 120000),
+            call("fd_write", 1, 0, -1, 0),
         ),
     ),
     "logs": Guest(
         "writes a line again and again, also when the log is full",
-        storm(
-            "(call $log (i32.const 1) (i32.const 0) (i32.const 0))",
-            "(call $log (i32.const 3) (i32.const 0) (i32.const 100000))",
-            "(call $fd_write (i32.const 2) (i32.const 0) (i32.const 1024) (i32.const 65532))",
-        ),
+        storm(call("log", 1, 0, 0), call("log", 3, 0, 100000), call("fd_write", 2, 0, 1024, 65532)),
     ),
     "sleeps for nothing": Guest(
         "starts and cancels sleeps without end",
-        storm("(call $cancel (call $sleep (i64.const 0x7fffffffffffffff)))"),
+        storm(call("cancel", call("sleep", 0x7FFFFFFFFFFFFFFF))),
     ),
     "asks the kernel": Guest(
         "makes calls that suspend it, without end",
         storm(
-            "(call $kv_len (call $kv_create))",
-            "(call $kv_close (call $kv_create))",
-            "(call $kv_list (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))",
-            "(call $kv_granted (i32.const 0) (i32.const 1))",
-            "(call $constraint_close (i32.const 1))",
-            "(call $kv_open (i32.const 0) (i32.const 8) (i32.const 31))",
+            call("kv_len", call("kv_create")),
+            call("kv_close", call("kv_create")),
+            call("kv_list", 0, 0, 0, 0),
+            call("kv_granted", 0, 1),
+            call("constraint_close", 1),
+            call("kv_open", 0, 8, 31),
         ),
     ),
     "asks whether it is time": Guest(
         "waits without waiting, for a sleep that does not end",
         main(
-            """(i32.store (i32.const 0) (call $sleep (i64.const 100000)))
-            (loop $l (drop (call $wait (i32.const 0) (i32.const 1) (i64.const 0))) (br $l))
-            (i32.const 0)"""
+            f"""(i32.store (i32.const 0) {call("sleep", 100_000)})
+            {forever(drop("wait", 0, 1, 0))} (i32.const 0)"""
         ),
     ),
     "copies KV": Guest(
         "doubles a file, then copies all of it but the first entry into others, without end",
         main(
-            """(local.set $kv (call $kv_create))
-            (drop (call $claim (call $pred (local.get $kv) (i32.const 0)
-              (local.tee $n (i32.const 16)) (i32.const 0) (i32.const 0) (i32.const 0))
-              (i32.const 0) (i32.const 8)))
+            f"""{CREATE}
+            {drop("claim", call("pred", KV, 0, "(local.tee $n (i32.const 16))", 0, 0, 0), 0, 8)}
             (loop $d
-              (drop (call $kv_append (local.get $kv) (local.get $kv) (i32.const 0) (local.get $n)))
+              {drop("kv_append", KV, KV, 0, "(local.get $n)")}
               (br_if $d (i32.lt_u (local.tee $n (i32.shl (local.get $n) (i32.const 1)))
                                   (i32.const 16384))))
             (i32.store (i32.const 0) (i32.const 1)) (i32.store (i32.const 4) (local.get $n))
-            (loop $l (drop (call $kv_close (call $kv_extract (local.get $kv) (i32.const 0)
-              (i32.const 1)))) (br $l)) (i32.const 0)""",
+            {forever(drop("kv_close", call("kv_extract", KV, 0, 1)))} (i32.const 0)""",
             locals_="(local $kv i32) (local $n i32)",
         ),
     ),
     "many places": Guest(
         "asks for a million places in a pred of one token",
         main(
-            """(local.set $kv (call $kv_create))
-            (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
-              (i32.const 1000) (i32.const 1000009))) (br $l)) (i32.const 0)""",
+            f"{CREATE} {forever(drop('pred', KV, 0, 1, 0, 1000, 1_000_009))} (i32.const 0)",
             data(1000, b"\x81\xa2at\xdd\x00\x0f\x42\x40"),
             locals_="(local $kv i32)",
             pages=20,
@@ -235,10 +235,6 @@ LOOPS = {
     ),
     "listens and leaves": Guest(
         "asks for an item of a channel and cancels, without end",
-        main(
-            "(loop $l (drop (call $cancel (call $channel_recv (i32.const 0) (i32.const 1))))"
-            " (br $l)) (i32.const 0)",
-            data(0, "c"),
-        ),
+        looping(drop("cancel", call("channel_recv", 0, 1)), data(0, "c")),
     ),
 }

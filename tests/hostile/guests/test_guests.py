@@ -7,8 +7,7 @@ from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.crossings import CROSSINGS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
-from tests.support.run_by import run_by
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.rig import WorkerRig
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
 GUESTS: dict[str, Guest] = {
@@ -17,14 +16,10 @@ GUESTS: dict[str, Guest] = {
 
 
 @pytest.mark.parametrize("name", GUESTS)
-@run_by(with_worker, seconds=60)
-async def test_hostile_guest_ends_as_expected_and_leaves_nothing(
-    rig: WorkerRig, *, name: str
-) -> None:
+async def test_hostile_guest_ends_as_expected_and_leaves_nothing(rig: WorkerRig, name: str) -> None:
     await meet(rig, GUESTS[name])
 
 
 @pytest.mark.parametrize("name", CROSSINGS)
-@run_by(with_worker, seconds=60)
-async def test_hostile_host_call_ends_as_expected(rig: WorkerRig, *, name: str) -> None:
+async def test_hostile_host_call_ends_as_expected(rig: WorkerRig, name: str) -> None:
     await meet(rig, CROSSINGS[name])

@@ -8,12 +8,11 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import Call, table
 
 from tests.hostile.cases import numbers
-from tests.support.run_by import run_by
 from tests.support.worker import guests
 from tests.support.worker.abi_calls import LENGTHS, POINTERS, good
-from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import WorkerRig, with_worker
-from tests.support.worker.snippets import SLEEP, child
+from tests.support.worker.guests import Step, call, data, drop, main, result, say
+from tests.support.worker.rig import WorkerRig
+from tests.support.worker.snippets import CHILD, CLAIM_PID, CREATE, KV, SLEEP, child
 
 FILE_CALLS = [call for call in table().calls if any(p.name == "kv" for p in call.params)]
 TICKET_CALLS = [call for call in table().calls if any(p.name == "ticket" for p in call.params)]
@@ -23,10 +22,10 @@ PLAIN = {"level", "kind", "rights", "flags", "start", "end", "max", "hint", "arg
          "timeout_ms", "code"}  # fmt: skip
 
 
-def forged(call: Call, parameter: str, value: int | str) -> Step:
+def forged(kind: Call, parameter: str, value: int | str) -> Step:
     """The call with one thing that is not its caller's, and everything else as it should be."""
-    given = [value if p.name == parameter else good(p.name) for p in call.params]
-    return (guests.name_of(call.name), *given)
+    given = [value if p.name == parameter else good(p.name) for p in kind.params]
+    return (guests.name_of(kind.name), *given)
 
 
 def stale_files() -> tuple[list[Step], list[int | str]]:
@@ -53,7 +52,6 @@ def stale_files() -> tuple[list[Step], list[int | str]]:
 
 
 def test_handle_cases_cover_every_call_that_takes_one() -> None:
-    """A call that takes a new kind of handle needs its cases."""
     names = {param.name for call in table().calls for param in call.params}
     assert names - POINTERS - LENGTHS - PLAIN == KINDS
     assert len(FILE_CALLS) >= 14
@@ -61,9 +59,7 @@ def test_handle_cases_cover_every_call_that_takes_one() -> None:
 
 
 @pytest.mark.parametrize("call", FILE_CALLS, ids=lambda call: str(call.name))
-@run_by(with_worker)
-async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
-    """Closed, of another generation, never issued, negative, a ticket's number: EBADF, each."""
+async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, call: Call) -> None:
     first, wrong = stale_files()
     steps = [forged(call, "kv", value) for value in wrong]
     if any(param.name == "src" for param in call.params):
@@ -74,9 +70,7 @@ async def test_stale_or_forged_file_handle_is_ebadf(rig: WorkerRig, *, call: Cal
 
 
 @pytest.mark.parametrize("call", TICKET_CALLS, ids=lambda call: str(call.name))
-@run_by(with_worker)
-async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) -> None:
-    """Taken, cancelled, not issued yet, negative, a file's handle: EBADF at once."""
+async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, call: Call) -> None:
     first: list[Step] = [
         ("kv_create",),
         ("sleep", 1 << 40),  # the one that lives
@@ -99,9 +93,7 @@ async def test_stale_or_forged_ticket_is_ebadf(rig: WorkerRig, *, call: Call) ->
     assert got[len(wrong) + 2 :: 3] == [-Errno.EBADF] * len(wrong)
 
 
-@run_by(with_worker)
 async def test_unknown_pid_or_constraint_is_refused(rig: WorkerRig) -> None:
-    """Unknown pids and constraints; another kind of handle as a pred's constraint."""
     packed = msgpack.packb({"constraint": 1})
     steps: list[Step] = [
         *[("join", pid) for pid in (0, 1, -1, 0x7FFFFFFF, result(0))],
@@ -118,26 +110,19 @@ async def test_unknown_pid_or_constraint_is_refused(rig: WorkerRig) -> None:
     assert found[17] == -Errno.EBADF
 
 
-@run_by(with_worker)
 async def test_handle_of_another_program_is_ebadf(rig: WorkerRig) -> None:
     """A second run is told the numbers that the first one's file, ticket and child have."""
-    spawn = msgpack.packb({"entry": "child", "input": b""})
     owner = main(
-        f"""(call $say (call $kv_create))
-            (call $say (call $sleep (i64.const 1099511627776)))
-            (drop (call $claim (call $spawn (i32.const 300) (i32.const {len(spawn)}))
-                               (i32.const 0) (i32.const 4)))
-            (call $say (i32.load (i32.const 0))) {SLEEP} (i32.const 0)""",
-        data(300, spawn),
+        f"""{say("(call $kv_create)")} {say(call("sleep", 1 << 40))} {CLAIM_PID}
+            {say("(i32.load (i32.const 200))")} {SLEEP} (i32.const 0)""",
+        data(100, CHILD),
         child(f"{SLEEP} (i32.const 0)"),
     )
+    file, ticket, pid = (f"(i32.load (i32.const {at}))" for at in (0, 4, 8))
     thief = main(
-        """(drop (call $input_read (i32.const 0) (i32.const 12)))
-            (call $say (call $kv_len (i32.load (i32.const 0))))
-            (call $say (call $kv_fork (i32.load (i32.const 0))))
-            (call $say (call $kv_close (i32.load (i32.const 0))))
-            (call $say (call $cancel (i32.load (i32.const 4))))
-            (call $say (call $join (i32.load (i32.const 8)))) (i32.const 0)"""
+        f"""{drop("input_read", 0, 12)} {say(call("kv_len", file))} {say(call("kv_fork", file))}
+            {say(call("kv_close", file))} {say(call("cancel", ticket))} {say(call("join", pid))}
+            (i32.const 0)"""
     )
     victim = await rig.start(owner)
     told = await victim.wait_messages(3)
@@ -148,33 +133,25 @@ async def test_handle_of_another_program_is_ebadf(rig: WorkerRig) -> None:
     await victim.ended
 
 
-@run_by(with_worker)
 async def test_handle_of_the_parent_is_nothing_in_a_child(rig: WorkerRig) -> None:
     """A child is told its parent's handle; the same number is then its own file, an empty one."""
     told = msgpack.packb({"entry": "child", "input": (1 << 16).to_bytes(4, "little")})
+    file = "(i32.load (i32.const 0))"
+    join = call("claim", call("join", "(i32.load (i32.const 200))"), 300, 100)
     program = main(
-        f"""(local.set $kv (call $kv_create))
-            (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 4)
-              (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 8) (i32.const 8)))
-            (call $say (local.get $kv))
-            (drop (call $claim (call $spawn (i32.const 100) (i32.const {len(told)}))
-                               (i32.const 200) (i32.const 4)))
-            (local.set $n (call $claim (call $join (i32.load (i32.const 200))) (i32.const 300)
-                                       (i32.const 100)))
-            (drop (call $send (i32.const 300) (local.get $n)))
-            (call $say (call $kv_len (local.get $kv))) (i32.const 0)""",
+        f"""{CREATE} {drop("claim", call("pred", KV, 0, 4, 0, 0, 0), 8, 8)} {say(KV)}
+            {drop("claim", call("spawn", 100, len(told)), 200, 4)}
+            {drop("send", 300, join)} {say(call("kv_len", KV))} (i32.const 0)""",
         data(100, told),
         child(
-            """(drop (call $input_read (i32.const 0) (i32.const 4)))
-                (call $say (call $kv_len (i32.load (i32.const 0))))
-                (call $say (call $kv_truncate (i32.load (i32.const 0)) (i32.const 0)))
-                (call $say (call $kv_create))
-                (call $say (call $kv_len (i32.load (i32.const 0)))) (i32.const 0)"""
+            f"""{drop("input_read", 0, 4)} {say(call("kv_len", file))}
+                {say(call("kv_truncate", file, 0))} {say("(call $kv_create)")}
+                {say(call("kv_len", file))} (i32.const 0)"""
         ),
-        locals_="(local $kv i32) (local $n i32)",
+        locals_="(local $kv i32)",
     )
     ended = await rig.run(program)
-    said = [ended.messages[0], *[ended.messages[1]], ended.messages[2]]
+    said = ended.messages
     handle = int.from_bytes(said[0], "little")
     assert handle == 1 << 16
     output = msgpack.unpackb(said[1])["output"]
@@ -183,43 +160,37 @@ async def test_handle_of_the_parent_is_nothing_in_a_child(rig: WorkerRig) -> Non
     assert numbers([said[2]]) == (4,)
 
 
-def test_right_that_was_dropped_does_not_come_back() -> None:
-    """Forks, extracts and grants of a file with one right give no further right."""
-
-    async def test(rig: WorkerRig) -> None:
-        first: list[Step] = [
-            ("kv_create",),
-            ("pred", result(0), 300, 1, 0, 0, 0),
-            ("claim_within", result(1), 400, 8, -1),
-            ("kv_save", result(0), 100, 1, 0),
-            ("kv_open", 100, 1, 1),  # with R alone
-            ("kv_fork", result(4)),
-            ("kv_extract", result(4), 500, 0),
-            ("kv_open", 100, 1, 0),  # with none
-        ]
-        needs_more = [call for call in FILE_CALLS if call.name in NEED_MORE_THAN_READING]
-        steps: list[Step] = []
-        for handle in (result(4), result(5), result(6)):
-            steps += [forged(call, "kv", handle) for call in needs_more]
-        without = [call for call in FILE_CALLS if call.name != "kv_close"]
-        nothing = [forged(call, "kv", result(7)) for call in without]
-        found = await rig.play(*first, *steps, *nothing, parts=PARTS)
-        assert found[len(first) :] == [-Errno.EACCES] * (len(steps) + len(nothing))
+async def test_right_that_was_dropped_does_not_come_back(rig: WorkerRig) -> None:
+    first: list[Step] = [
+        ("kv_create",),
+        ("pred", result(0), 300, 1, 0, 0, 0),
+        ("claim_within", result(1), 400, 8, -1),
+        ("kv_save", result(0), 100, 1, 0),
+        ("kv_open", 100, 1, 1),  # with R alone
+        ("kv_fork", result(4)),
+        ("kv_extract", result(4), 500, 0),
+        ("kv_open", 100, 1, 0),  # with none
+    ]
+    needs_more = [call for call in FILE_CALLS if call.name in NEED_MORE_THAN_READING]
+    steps: list[Step] = []
+    for handle in (result(4), result(5), result(6)):
+        steps += [forged(call, "kv", handle) for call in needs_more]
+    without = [call for call in FILE_CALLS if call.name != "kv_close"]
+    nothing = [forged(call, "kv", result(7)) for call in without]
+    found = await rig.play(*first, *steps, *nothing, parts=PARTS)
+    assert found[len(first) :] == [-Errno.EACCES] * (len(steps) + len(nothing))
 
     assert {call.name for call in FILE_CALLS} > NEED_MORE_THAN_READING
-    with_worker(test)
 
 
 NEED_MORE_THAN_READING = {"pred", "generate", "kv_append", "kv_truncate", "kv_save", "kv_grant"}
 
 
-@run_by(with_worker)
 async def test_handle_of_an_ended_program_is_not_the_next_ones(rig: WorkerRig) -> None:
     """Programs that end with everything open, again and again: none finds what another left."""
     leaver = main(
-        """(call $say (call $kv_len (i32.const 65536))) (call $say (call $kv_create))
-            (drop (call $pred (i32.const 65536) (i32.const 0) (i32.const 20) (i32.const 0)
-                              (i32.const 0) (i32.const 0))) (i32.const 0)"""
+        f"""{say(call("kv_len", 65536))} {say("(call $kv_create)")}
+            {drop("pred", 65536, 0, 20, 0, 0, 0)} (i32.const 0)"""
     )
     for _ in range(10):
         ended = await asyncio.gather(*[rig.run(leaver) for _ in range(4)])

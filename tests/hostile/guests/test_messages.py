@@ -7,9 +7,8 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.rig import WorkerRig
 
 AT = 10_000
 CLAIM = b"\xdd\x00\x02\x00\x00"  # a list of 131,072
@@ -36,11 +35,11 @@ MALFORMED: dict[str, bytes] = {
     "a key that is bytes": msgpack.packb({b"input": b""}),
     "a key that is a list": b"\x81\x90\xc0",
     "a key that is a map": b"\x81\x80\xc0",
-    "a key that nobody knows": msgpack.packb({"": 1}),
+    "an unknown key": msgpack.packb({"": 1}),
     "a key as long as can be": msgpack.packb({"x" * 40_000: 1}),
     "text that is none": b"\x81\xa4name\xa2\xff\xfe",
     "lists in lists": b"\x91" * 1000 + b"\xc0",
-    "lists in lists, deeper than anybody follows": b"\x91" * 2000 + b"\xc0",
+    "lists in lists, deeper than is read": b"\x91" * 2000 + b"\xc0",
     "maps in maps": b"\x81\xa1a" * 2000 + b"\xc0",
     "lists that claim to be long": CLAIM * 1000,
     "lists that claim to be long in a map": b"\x81\xa2at" + CLAIM * 1000 + b"\xc0",
@@ -71,7 +70,6 @@ async def test_malformed_options_are_einval_in_every_call(what: str) -> None:
         assert found[1:] == [EINVAL] * 6 + [0]
 
 
-@run_by(with_worker)
 async def test_error_message_about_malformed_options_is_short(rig: WorkerRig) -> None:
     """A header's name of control characters, each of which is written as four."""
     request = msgpack.packb({"url": "http://a/", "headers": {"\x01" * 40_000: "x"}})

@@ -5,9 +5,8 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 
-from tests.support.run_by import run_by
 from tests.support.worker.guests import Step, data, result
-from tests.support.worker.rig import TENANT, WorkerRig, with_worker
+from tests.support.worker.rig import TENANT, WorkerRig
 
 AT = 10_000  # where a name lies
 EINVAL, ENAMETOOLONG, EACCES, ENOENT = (
@@ -39,7 +38,7 @@ REFUSED: dict[str, tuple[bytes, int, int, int]] = {
     "another tenant's public file": (b"public/other/secret", ENOENT, EACCES, EACCES),
     "its own public file": (b"public/tenant/mine", ENOENT, EACCES, EACCES),
     "a public file from the root": (b"/public/other/x", ENOENT, EACCES, EACCES),
-    "a public file of nobody": (b"public//x", EINVAL, EINVAL, EINVAL),
+    "a public file of no tenant": (b"public//x", EINVAL, EINVAL, EINVAL),
     "upwards out of what is public": (b"public/../mine", EINVAL, EINVAL, EINVAL),
 }
 
@@ -54,8 +53,7 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@run_by(with_worker)
-async def test_kv_path_that_is_invalid_names_nothing(rig: WorkerRig, *, what: str) -> None:
+async def test_kv_path_that_is_invalid_names_nothing(rig: WorkerRig, what: str) -> None:
     path, opened, saved, removed = REFUSED[what]
     found = await rig.play(
         ("kv_create",),
@@ -68,7 +66,6 @@ async def test_kv_path_that_is_invalid_names_nothing(rig: WorkerRig, *, what: st
     assert found[1:] == [opened, saved, removed, 1]  # an empty list
 
 
-@run_by(with_worker)
 async def test_kv_path_that_looks_like_a_trick_is_a_plain_name(rig: WorkerRig) -> None:
     """Saved, listed byte for byte, opened, removed; no two of them are one."""
     steps: list[Step] = [("kv_create",)]
@@ -92,9 +89,7 @@ async def test_kv_path_that_looks_like_a_trick_is_a_plain_name(rig: WorkerRig) -
     assert found[-1] == 1
 
 
-@run_by(with_worker)
 async def test_kv_list_prefix_finds_only_what_begins_with_it(rig: WorkerRig) -> None:
-    """A listing's prefix and its `after` with the same tricks: nothing of another tenant's."""
     tricks = [b"..", b"/..", b"public", b"public/", b"public/other", b"public/other/", b"\0",
               b"mine\0", b"min", b"/mine", b"mine/", b"\xf4\x8f\xbf\xbf"]  # fmt: skip
     steps: list[Step] = [("kv_create",), ("kv_save", result(0), AT, 4, 0)]

@@ -1,6 +1,6 @@
 """Every pointer of every call, generated from the ABI's table, with every kind of bad place.
 
-A pointer outside memory is EFAULT, whatever else is wrong with the call, and nothing is read or
+A pointer outside memory is EFAULT, also where more is wrong with the call, and nothing is read or
 written; a place at memory's very edge is as good as any other. However the calls cross.
 """
 
@@ -22,7 +22,7 @@ from tests.support.worker.guests import (
     module,
     result,
 )
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.rig import WorkerRig
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 U32 = 1 << 32
@@ -113,7 +113,7 @@ def test_pointer_cases_cover_every_parameter() -> None:
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["as it began", "grown"])
-def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
+async def test_no_pointer_outside_memory_is_followed(rig: WorkerRig, grown: bool) -> None:
     """Null with a length, wrap-around, one past the end, negative, huge: also where a memory that
     has grown ends now, and could not grow further.
     """
@@ -121,64 +121,50 @@ def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
     more = "(block (result i32) (drop (memory.grow (i32.const {}))) (i32.const 0))"
     growth: list[Step] = [("kv_close", more.format(n)) for n in ((1, 60_000) if grown else ())]
 
-    async def test(rig: WorkerRig) -> None:
-        bad = [place.step(*given) for place in PLACES for given in outside(place, end)]
-        for steps in scripts(bad):
-            found = await rig.play(
-                *FIRST, *growth, *steps, ("show", 0, 64), ("show", END - 64, 64), parts=PARTS
-            )
-            got = found[len(FIRST) + len(growth) : -2]
-            wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g != -Errno.EFAULT]
-            assert wrong == []
-            assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
-
-    with_worker(test)
-
-
-def test_the_edges_of_memory_are_inside() -> None:
-    """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
-
-    async def test(rig: WorkerRig) -> None:
-        fine = [place.step(*given) for place in PLACES for given in inside(place, END)]
-        fine = [step for step in fine if step[0] != "send"]  # what it sends is in the results' way
-        for steps in scripts(fine):
-            found = await rig.play(*FIRST, *steps, parts=(*PARTS,))
-            got = found[len(FIRST) :]
-            wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
-            assert wrong == []
-
-    with_worker(test)
-
-
-def test_places_that_overlap_are_read_before_they_are_written() -> None:
-    """Arguments and results in the same bytes: as good as in others."""
-
-    async def test(rig: WorkerRig) -> None:
+    bad = [place.step(*given) for place in PLACES for given in outside(place, end)]
+    for steps in scripts(bad):
         found = await rig.play(
-            *FIRST,
-            ("kv_list", NAME_AT, 1, NAME_AT, 8),
-            ("show", NAME_AT, 1),
-            ("kv_list_after", NAME_AT, 1, NAME_AT, 1, 1, NAME_AT, 1),
-            ("channel_send", 400, 1, 400, 1),
-            ("channel_recv", 400, 1),
-            ("store", 400, result(6)),
-            ("wait", 400, 1, -1),
-            ("claim", "(i32.load (i32.const 400))", 400, 4),
-            ("show", 400, 1),
-            ("pred", KV, TOKENS_AT, 2, TOKENS_AT, 0, 0),
-            ("pred", KV, 500, 1, 500, 500, 1),
-            parts=(*PARTS, data(400, "c"), data(500, b"\x80\0\0\0")),
+            *FIRST, *growth, *steps, ("show", 0, 64), ("show", END - 64, 64), parts=PARTS
         )
-        assert found[2:4] == [1, b"\x90"]  # no names
-        assert found[4] == -Errno.EINVAL  # the prefix is what the first listing wrote: no text
-        assert found[5] == 0
-        assert found[8:11] == [0, 1, b"c"]
-        assert isinstance(found[11], int)
-        assert found[11] > 0
-        assert isinstance(found[12], int)
-        assert found[12] > 0
+        got = found[len(FIRST) + len(growth) : -2]
+        wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g != -Errno.EFAULT]
+        assert wrong == []
+        assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    with_worker(test)
+
+async def test_the_edges_of_memory_are_inside(rig: WorkerRig) -> None:
+    """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
+    fine = [place.step(*given) for place in PLACES for given in inside(place, END)]
+    fine = [step for step in fine if step[0] != "send"]  # what it sends is in the results' way
+    for steps in scripts(fine):
+        found = await rig.play(*FIRST, *steps, parts=(*PARTS,))
+        got = found[len(FIRST) :]
+        wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
+        assert wrong == []
+
+
+async def test_places_that_overlap_are_read_before_they_are_written(rig: WorkerRig) -> None:
+    """Arguments and results in the same bytes: as good as in others."""
+    found = await rig.play(
+        *FIRST,
+        ("kv_list", NAME_AT, 1, NAME_AT, 8),
+        ("show", NAME_AT, 1),
+        ("kv_list_after", NAME_AT, 1, NAME_AT, 1, 1, NAME_AT, 1),
+        ("channel_send", 400, 1, 400, 1),
+        ("channel_recv", 400, 1),
+        ("store", 400, result(6)),
+        ("wait", 400, 1, -1),
+        ("claim", "(i32.load (i32.const 400))", 400, 4),
+        ("show", 400, 1),
+        ("pred", KV, TOKENS_AT, 2, TOKENS_AT, 0, 0),
+        ("pred", KV, 500, 1, 500, 500, 1),
+        parts=(*PARTS, data(400, "c"), data(500, b"\x80\0\0\0")),
+    )
+    assert found[2:4] == [1, b"\x90"]  # no names
+    assert found[4] == -Errno.EINVAL  # the prefix is what the first listing wrote: no text
+    assert found[5] == 0
+    assert found[8:11] == [0, 1, b"c"]
+    assert all(isinstance(ticket, int) and ticket > 0 for ticket in found[11:])
 
 
 # --- What toolchains import ----------------------------------------------------------------------
@@ -203,63 +189,53 @@ IOVS = b"".join(
 )
 
 
-def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
+async def test_no_pointer_of_wasi_is_followed_outside_memory(rig: WorkerRig) -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
-    async def test(rig: WorkerRig) -> None:
-        bad: list[Step] = [(name, *given) for name, cases in WASI_BAD.items() for given in cases]
-        files: list[Step] = [
-            (name, *[number] * len(WASI_CALLS[name].params)) for name in NO_FILES
-            for number in (0, 1, 3, -1)
-        ]  # fmt: skip
-        others: list[Step] = [
-            ("fd_write", 1, 0, 1025, 0), ("fd_write", 0, 0, 0, 0), ("fd_write", -1, -1, -1, -1),
-            ("fd_write", 1, 632, 1, 0), ("clock_time_get", 7, 0, 0), ("random_get", 0, END),
-        ]  # fmt: skip
-        steps: list[Step] = [*bad, *files, *others, ("show", 0, 64), ("show", END - 64, 64)]
-        large = (0).to_bytes(4, "little") + (1 << 31).to_bytes(4, "little")
-        found = await rig.play(*steps, parts=(*PARTS, data(600, IOVS), data(632, large)))
-        assert found[: len(bad)] == [FAULT] * len(bad)
-        assert found[len(bad) : len(bad) + len(files)] == [BADF] * len(files)
-        assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
-        assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
-
-    with_worker(test)
+    bad: list[Step] = [(name, *given) for name, cases in WASI_BAD.items() for given in cases]
+    files: list[Step] = [
+        (name, *[number] * len(WASI_CALLS[name].params)) for name in NO_FILES
+        for number in (0, 1, 3, -1)
+    ]  # fmt: skip
+    others: list[Step] = [
+        ("fd_write", 1, 0, 1025, 0), ("fd_write", 0, 0, 0, 0), ("fd_write", -1, -1, -1, -1),
+        ("fd_write", 1, 632, 1, 0), ("clock_time_get", 7, 0, 0), ("random_get", 0, END),
+    ]  # fmt: skip
+    steps: list[Step] = [*bad, *files, *others, ("show", 0, 64), ("show", END - 64, 64)]
+    large = (0).to_bytes(4, "little") + (1 << 31).to_bytes(4, "little")
+    found = await rig.play(*steps, parts=(*PARTS, data(600, IOVS), data(632, large)))
+    assert found[: len(bad)] == [FAULT] * len(bad)
+    assert found[len(bad) : len(bad) + len(files)] == [BADF] * len(files)
+    assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
+    assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
-def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
+async def test_an_abort_with_any_pointer_ends_one_program(rig: WorkerRig, pointer: int) -> None:
     """A string's length stands before it: here it is anything."""
-
-    async def test(rig: WorkerRig) -> None:
-        call = f"(call $abort (i32.const {pointer}) (i32.const {pointer}) (i32.const -1)"
-        program = module(
-            f'(func (export "lip_main") (result i32) {call} (i32.const -1)) (i32.const 0))',
-            data(696, b"\xff\xff\xff\xff\x00\xd8\x00\xdc\xff\xff\xff\x7f"),
-            imports=[*LIP_IMPORTS, ABORT_IMPORT],
-        )
-        ended = await rig.run(program)
-        assert (ended.status, ended.exit_code) == ("trapped", 134)
-        assert ended.reason.startswith("abort: ")
-        assert len(ended.reason) < 3000
+    call = f"(call $abort (i32.const {pointer}) (i32.const {pointer}) (i32.const -1)"
+    program = module(
+        f'(func (export "lip_main") (result i32) {call} (i32.const -1)) (i32.const 0))',
+        data(696, b"\xff\xff\xff\xff\x00\xd8\x00\xdc\xff\xff\xff\x7f"),
+        imports=[*LIP_IMPORTS, ABORT_IMPORT],
+    )
+    ended = await rig.run(program)
+    assert (ended.status, ended.exit_code) == ("trapped", 134)
+    assert ended.reason.startswith("abort: ")
+    assert len(ended.reason) < 3000
 
     assert len(ABORT.params) == 4
-    with_worker(test)
 
 
-def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
+async def test_calls_before_memory_can_be_seen_harm_nobody(rig: WorkerRig) -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
-
-    async def test(rig: WorkerRig) -> None:
-        body = []
-        for call in table().calls:
-            if call.name in ("exit", "wait", "claim"):  # which ends it, or waits for ever
-                continue
-            for number in (0, 1, -1):
-                given = " ".join(f"({param.type}.const {number})" for param in call.params)
-                body.append(f"(drop (call ${guests.name_of(call.name)} {given}))")
-        start = f"(func $f {' '.join(body)}) (start $f)"
-        ended = await rig.run(module('(func (export "_start"))', start))
-        assert (ended.status, ended.reason) == ("exited", "")
-
-    with_worker(test)
+    body = []
+    for call in table().calls:
+        if call.name in ("exit", "wait", "claim"):  # which ends it, or waits for ever
+            continue
+        for number in (0, 1, -1):
+            given = " ".join(f"({param.type}.const {number})" for param in call.params)
+            body.append(f"(drop (call ${guests.name_of(call.name)} {given}))")
+    start = f"(func $f {' '.join(body)}) (start $f)"
+    ended = await rig.run(module('(func (export "_start"))', start))
+    assert (ended.status, ended.reason) == ("exited", "")

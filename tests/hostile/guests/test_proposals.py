@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from symphony_runtime.compiler.validation import check_and_compile
 from symphony_runtime.engine.settings import PROPOSALS_OFF, PROPOSALS_ON
-from wasmtime import wat2wasm
+
+from tests.support.worker.binary import MEMORY, START, problems
 
 ABI = (Path(__file__).parents[3] / "docs/abi.md").read_text()
-MEMORY = '(memory (export "memory") 1)'
 V128 = "(v128.const i32x4 0 0 0 0)"
 
 # What the page calls it -> a part of a module that needs it.
@@ -29,7 +28,7 @@ ON = {
 OFF = {
     "GC": "(type $s (struct)) (func (drop (struct.new $s)))",
     "threads": "(func (drop (i32.atomic.load (i32.const 0))))",
-    "memory64": "(table i64 1 funcref)",
+    "memory64": "",
     "exceptions": "(tag)",
     "relaxed SIMD": f"(func (drop (f32x4.relaxed_madd {3 * V128})))",
     "tail calls": "(func $f (return_call $f))",
@@ -46,17 +45,16 @@ OFF = {
     "components": "",
 }
 WHOLE = {
-    "custom page sizes": (
-        '(module (memory (export "memory") 1 (pagesize 1)) (func (export "_start")))'
-    ),
+    "memory64": f'(module (memory (export "memory") i64 1) {START})',
+    "custom page sizes": f'(module (memory (export "memory") 1 (pagesize 1)) {START})',
     "components": "(component)",
 }
 # The engine's switches that no module of its own shows: what they go with, or why.
-BESIDE = {
+OTHERS = {
     "shared_memory": "threads",
     "gc_support": "GC",
     "concurrency_support": "components",
-    "wasm_branch_hinting": "a section that nobody has to read",
+    "wasm_branch_hinting": "a section that need not be read",
     "wasm_compact_imports": "another way to write the same imports",
 }
 SWITCHES = {
@@ -78,15 +76,14 @@ def listed(words: str) -> set[str]:
     return {re.sub(r" \(.*?\)", "", each).strip() for each in found[1].split(", ")}
 
 
-def problems(what: str, body: str) -> list[str]:
-    whole = WHOLE.get(what, f'(module {MEMORY} {body} (func (export "_start")))')
-    return check_and_compile(bytes(wat2wasm(whole))).problems
+def problems_of(what: str, body: str) -> list[str]:
+    return problems(WHOLE.get(what, f"(module {MEMORY} {body} {START})"))
 
 
 def test_proposals_are_all_listed_by_page_and_switches() -> None:
     assert listed("On") == set(ON)
     assert listed("Off, and refused at upload") == set(OFF)
-    assert set(SWITCHES) | set(BESIDE) == {*PROPOSALS_ON, *PROPOSALS_OFF}
+    assert set(SWITCHES) | set(OTHERS) == {*PROPOSALS_ON, *PROPOSALS_OFF}
     for switch in PROPOSALS_ON:
         assert SWITCHES[switch] in ON
     for switch in set(PROPOSALS_OFF) & set(SWITCHES):
@@ -95,12 +92,12 @@ def test_proposals_are_all_listed_by_page_and_switches() -> None:
 
 @pytest.mark.parametrize("what", ON)
 def test_proposal_that_is_on_is_accepted(what: str) -> None:
-    assert problems(what, ON[what]) == []
+    assert problems_of(what, ON[what]) == []
 
 
 @pytest.mark.parametrize("what", OFF)
 def test_proposal_that_is_off_is_refused_by_name(what: str) -> None:
-    (problem,) = problems(what, OFF[what])
+    (problem,) = problems_of(what, OFF[what])
     name = {"GC": "garbage collection", "components": "component"}.get(what, what)
     assert name in problem, problem
     assert problem.startswith(("the module needs ", "this is a WebAssembly component"))

@@ -9,24 +9,20 @@ from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
 from tests.support.gateway.system import SystemRig
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import call, data, drop, increased, main, say
+from tests.support.worker.snippets import CREATE, KV
 
 PREFIX = b"\x81\xa7program\xd9\x47"  # {"program": and a text of 71 bytes, which the input is
 TOKENS = 2000  # 32 of them, all zero
 
 # Has a file (saved, and offered), an item in a channel, a handle; says so, and what is left of it.
 OWNER = main(
-    f"""(local.set $kv (call $kv_create))
-    (drop (call $claim (call $pred (local.get $kv) (i32.const {TOKENS}) (i32.const 32)
-      (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 0) (i32.const 8)))
-    (call $say (call $kv_save (local.get $kv) (i32.const 100) (i32.const 6) (i32.const 0)))
-    (call $say (call $kv_offer (local.get $kv)))
-    (call $say (call $channel_send (i32.const 110) (i32.const 1) (i32.const 111) (i32.const 4)))
-    (call $say (local.get $kv))
+    f"""{CREATE} {drop("claim", call("pred", KV, TOKENS, 32, 0, 0, 0), 0, 8)}
+    {say(call("kv_save", KV, 100, 6, 0))} {say(call("kv_offer", KV))}
+    {say(call("channel_send", 110, 1, 111, 4))} {say(KV)}
     (call $await (call $recv))
-    (call $say (call $claim (call $channel_recv (i32.const 110) (i32.const 1)) (i32.const 200)
-                            (i32.const 100)))
-    (call $say (call $kv_len (local.get $kv))) (i32.const 0)""",
+    {say(call("claim", call("channel_recv", 110, 1), 200, 100))} {say(call("kv_len", KV))}
+    (i32.const 0)""",
     data(100, "secret"),
     data(110, "citem"),
     locals_="(local $kv i32)",
@@ -34,28 +30,22 @@ OWNER = main(
 
 # Tries the names, the channel, the handle, the prefix and the program, then takes all channels.
 THIEF = main(
-    f"""(drop (call $input_read (i32.const {1000 + len(PREFIX)}) (i32.const 100)))
-    (call $say (call $kv_len (i32.const 65536)))
-    (call $say (call $kv_open (i32.const 100) (i32.const 6) (i32.const 1)))
-    (call $say (call $kv_open (i32.const 120) (i32.const 21) (i32.const 1)))
-    (call $say (call $kv_list (i32.const 0) (i32.const 0) (i32.const 3000) (i32.const 100)))
-    (call $say (call $kv_list (i32.const 120) (i32.const 15) (i32.const 3000) (i32.const 100)))
-    (call $say (call $kv_remove (i32.const 100) (i32.const 6)))
-    (call $say (call $kv_match (i32.const {TOKENS}) (i32.const 32)))
-    (call $say (call $claim_within (call $channel_recv (i32.const 110) (i32.const 1))
-                                   (i32.const 3000) (i32.const 100) (i64.const 200)))
-    (call $say (call $claim (call $spawn (i32.const 1000) (i32.const {len(PREFIX) + 71}))
-                            (i32.const 3000) (i32.const 4)))
-    (call $say (call $claim (call $spawn (i32.const 150) (i32.const 15))
-                            (i32.const 3000) (i32.const 4)))
+    f"""{drop("input_read", 1000 + len(PREFIX), 100)}
+    {say(call("kv_len", 65536))}
+    {say(call("kv_open", 100, 6, 1))} {say(call("kv_open", 120, 21, 1))}
+    {say(call("kv_list", 0, 0, 3000, 100))} {say(call("kv_list", 120, 15, 3000, 100))}
+    {say(call("kv_remove", 100, 6))}
+    {say(call("kv_match", TOKENS, 32))}
+    {say(call("claim_within", call("channel_recv", 110, 1), 3000, 100, 200))}
+    {say(call("claim", call("spawn", 1000, len(PREFIX) + 71), 3000, 4))}
+    {say(call("claim", call("spawn", 150, 15), 3000, 4))}
     (loop $more
       (i32.store (i32.const 4000) (i32.add (i32.const 0x20202020) (i32.or
         (i32.and (local.get $n) (i32.const 63))
         (i32.shl (i32.and (local.get $n) (i32.const 0xfc0)) (i32.const 2)))))
-      (local.set $n (i32.add (local.get $n) (i32.const 1)))
-      (br_if $more (i32.eqz (local.tee $got (call $channel_send (i32.const 4000) (i32.const 4)
-                                                                (i32.const 0) (i32.const 1))))))
-    (call $say (i32.sub (local.get $n) (i32.const 1))) (call $say (local.get $got))
+      (drop {increased("$n")})
+      (br_if $more (i32.eqz (local.tee $got {call("channel_send", 4000, 4, 0, 1)}))))
+    {say("(i32.sub (local.get $n) (i32.const 1))")} {say("(local.get $got)")}
     (i32.const 0)""",
     data(100, "secret"),
     data(110, "c"),
@@ -66,7 +56,7 @@ THIEF = main(
 )
 
 
-async def say(client: Client, run: str, count: int) -> list[int]:
+async def heard(client: Client, run: str, count: int) -> list[int]:
     said: list[int] = []
     async for event in client.events(run):
         if event.kind == "message":
@@ -83,17 +73,17 @@ async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
     async with (
         SystemRig(tmp_path) as system,
         system.client() as owner,
-        Client(system.url, system.admin_key) as admin,
+        system.admin() as admin,
     ):
         await admin.create_tenant("thieves")
         key = (await admin.create_key("thieves"))["key"]
         program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
         victim = await owner.start("owner")
-        assert await say(owner, victim, 4) == [0, 32, 0, 1 << 16]
+        assert await heard(owner, victim, 4) == [0, 32, 0, 1 << 16]
         async with Client(system.url, key) as thief:
             await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
             run = await thief.start("thief", program["id"])
-            found = await say(thief, run, 12)
+            found = await heard(thief, run, 12)
             events = [event async for event in thief.events(run)]
             assert events[-1].data["status"] == "exited", events[-1]
         assert found == [
@@ -102,4 +92,4 @@ async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
             -Errno.EDQUOT,
         ]  # fmt: skip
         await owner.send(victim, b"go on", close=True)
-        assert (await say(owner, victim, 6))[4:] == [4, 32]
+        assert (await heard(owner, victim, 6))[4:] == [4, 32]

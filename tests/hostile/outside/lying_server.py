@@ -1,4 +1,4 @@
-"""A tool server that lies: `python lying_server.py`, MCP over stdio, without the library.
+"""A tool server that lies, by MCP over stdio, without the library.
 
 Each of its tools is a way to answer wrongly; LIST in its environment is a way to list them.
 """
@@ -7,6 +7,8 @@ import json
 import os
 import sys
 from typing import Any
+
+from tests.support.gateway.tool_server import serve, text
 
 SCHEMA = {"type": "object"}
 DEEP = 20_000
@@ -19,10 +21,6 @@ def say(text: str) -> None:
 
 def message(**fields: Any) -> str:
     return json.dumps({"jsonrpc": "2.0", **fields})
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": words}]}
 
 
 def result(number: Any, body: str) -> str:
@@ -117,24 +115,5 @@ def listing(number: Any, cursor: str | None) -> None:
     say(result(number, json.dumps({"tools": tools})))
 
 
-def main() -> None:
-    for line in sys.stdin:
-        asked = json.loads(line)
-        method, number = asked.get("method"), asked.get("id")
-        if number is None or method is None:
-            continue
-        if method == "initialize":
-            about = {"protocolVersion": asked["params"]["protocolVersion"],
-                     "capabilities": {"tools": {"listChanged": True}},
-                     "serverInfo": {"name": "liar", "version": "1"}}  # fmt: skip
-            say(message(id=number, result=about))
-        elif method == "tools/list":
-            listing(number, asked.get("params", {}).get("cursor"))
-        elif method == "tools/call":
-            call(number, asked["params"]["name"])
-        else:
-            say(message(id=number, error={"code": -32601, "message": "unknown"}))
-
-
 if __name__ == "__main__":
-    main()
+    serve("liar", listing, lambda number, name, _given: call(number, name))

@@ -119,7 +119,6 @@ async def test_egress_to_an_inner_address_in_any_spelling_is_refused() -> None:
 
 
 async def test_egress_redirect_to_an_inner_address_is_refused() -> None:
-    """Each shape of a target, from an allowed server: only that server gets a request."""
     async with site() as first, site() as inner, egress(rule(f"{first.url}/302")) as ask:
         for target in REDIRECTS:
             first.redirect_to = target.replace("PORT", str(inner.port))
@@ -131,7 +130,6 @@ async def test_egress_redirect_to_an_inner_address_is_refused() -> None:
 
 
 async def test_egress_second_answer_to_one_request_is_dropped() -> None:
-    """A server that answers the next question before it is asked, on a kept connection."""
     one = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"
     heard = []
 
@@ -167,7 +165,6 @@ ANSWERS: dict[str, tuple[bytes, set[str]]] = {
 
 
 async def test_egress_ambiguous_answer_is_harmless() -> None:
-    """A change of protocol, bodies where none may be, and headers that repeat without end."""
     for name, (answer, expected) in ANSWERS.items():
         async with raw_server(answer) as url, egress(rule(url)) as ask:
             try:
@@ -179,7 +176,6 @@ async def test_egress_ambiguous_answer_is_harmless() -> None:
 
 
 async def test_egress_line_breaks_in_urls_stay_encoded() -> None:
-    """Encoded line breaks in a URL stay encoded."""
     heard: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

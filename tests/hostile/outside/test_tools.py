@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 from symphony_kernel.protocol.errno import Errno
 
+from tests.hostile.outside.lying_server import TOOLS
 from tests.support.gateway.egress import ask
 from tests.support.gateway.system import SystemRig
+from tests.support.server.server import REPOSITORY
 
-_SERVER = Path(__file__).with_name("lying_server.py")
 SAYS_NOTHING = {"wrong_ids", "never"}  # that would be an answer to this call
 ANSWERS = {"honest", "twice", "nul", "flood", "links"}
 
 
 def table(**environment: str) -> dict[str, object]:
-    command = [sys.executable, "-S", str(_SERVER)]
+    command = [sys.executable, "-S", "-m", "tests.hostile.outside.lying_server"]
+    environment["PYTHONPATH"] = str(REPOSITORY)
     return {"command": command, "tenants": ["*"], "environment": environment}
 
 
@@ -33,9 +35,6 @@ def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_tool_server_wrong_answers_are_errors_or_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Wrong ids, two answers, none, nests, numbers past all bounds, what is no JSON, and floods."""
-    from tests.hostile.outside.lying_server import TOOLS
-
     async with SystemRig(tmp_path, tools={"t": table()}) as system, system.client() as client:
         for name in TOOLS:
             most_ms = 20_000 if name in ANSWERS else 150
@@ -61,7 +60,6 @@ async def test_tool_server_wrong_answers_are_errors_or_data(
 async def test_tool_server_wrong_lists_leave_the_good_tools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """Cyclic pages, names that are paths or unprintable, and schemas that are too large."""
     tools = {"t": table(LIST=how), "other": table()}
     async with SystemRig(tmp_path, tools=tools) as system, system.client() as client:
         listed = (await ask(client, "tools")).value

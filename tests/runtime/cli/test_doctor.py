@@ -9,7 +9,7 @@ from tests.support.faults.small_disk import fill, small_disk
 MIB = 1 << 20
 
 
-def test_a_full_disk_is_told_with_what_is_free_and_what_holds_it(tmp_path: Path) -> None:
+def test_doctor_on_a_full_disk_says_what_is_free_and_what_holds_it(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64 * MIB) as disk:
         folder = disk / "data"
         told = _data_dir(folder)  # which a server has yet to make

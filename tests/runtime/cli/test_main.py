@@ -1,11 +1,8 @@
-"""Every command, as its user types it, against a real server."""
+"""Every command, as its user types it, with a real server."""
 
 import json
-import os
-import pty
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,24 +11,10 @@ from safetensors.numpy import load_file
 from symphony_runtime.cli.main import main
 
 from tests.e2e import programs as guests
-from tests.support.server.server import RunningServer
+from tests.support.server.server import SYMPHONY, RunningServer, symphony
+from tests.support.server.terminal import on_terminal
 
-COMMAND = [sys.executable, "-m", "symphony_runtime.cli"]
 SECONDS_MAX = 60
-
-
-def symphony(
-    server: RunningServer, *arguments: str, stdin: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=server.environment,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
 
 
 def program(tmp_path: Path, name: str, wasm: bytes) -> str:
@@ -40,16 +23,16 @@ def program(tmp_path: Path, name: str, wasm: bytes) -> str:
     return str(path)
 
 
-def test_run_a_file_then_by_name(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_takes_a_file_and_then_its_name(server: RunningServer, tmp_path: Path) -> None:
     echo = program(tmp_path, "echo", guests.ECHO_WASM)
-    first = symphony(simulated_server, "run", echo, "--input", '"häh"')
+    first = server.symphony("run", echo, "--input", '"häh"')
     assert (first.returncode, first.stdout, first.stderr) == (7, "häh", "")
-    second = symphony(simulated_server, "run", "echo", "--input", '{"a":1}')
+    second = server.symphony("run", "echo", "--input", '{"a":1}')
     assert (second.returncode, second.stdout) == (7, '{"a": 1}')
-    third = symphony(simulated_server, "run", "echo", "--input", "no json")
+    third = server.symphony("run", "echo", "--input", "no json")
     assert third.stdout == "no json"
     (tmp_path / "input").write_text("from a file")
-    fourth = symphony(simulated_server, "run", "echo", "--input", f"@{tmp_path / 'input'}")
+    fourth = server.symphony("run", "echo", "--input", f"@{tmp_path / 'input'}")
     assert fourth.stdout == "from a file"
 
 
@@ -65,145 +48,124 @@ def test_run_a_file_then_by_name(simulated_server: RunningServer, tmp_path: Path
         (b"no wasm", [], 1, "not a WebAssembly module"),
     ],
 )
-def test_a_run_that_does_not_end_well(
-    simulated_server: RunningServer,
+def test_run_that_fails_says_why_and_exits_with_a_code(
+    server: RunningServer,
     tmp_path: Path,
     wasm: bytes,
     arguments: list[str],
     code: int,
     words: str,
 ) -> None:
-    done = symphony(simulated_server, "run", program(tmp_path, "bad", wasm), *arguments)
+    done = server.symphony("run", program(tmp_path, "bad", wasm), *arguments)
     assert done.returncode == code
     assert words in done.stderr
 
 
-def test_lines_of_stdin_are_messages(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_interactive_sends_lines_of_stdin_as_messages(
+    server: RunningServer, tmp_path: Path
+) -> None:
     parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
-    talk = symphony(simulated_server, "run", parrot, "-i", "-v", stdin="one\ntwo\n")
+    talk = server.symphony("run", parrot, "-i", "-v", input="one\ntwo\n")
     assert (talk.returncode, talk.stdout) == (0, "onetwo")
     assert talk.stderr == "warning: bye\n"
-    silent = symphony(simulated_server, "run", parrot, stdin="not read\n")
+    silent = server.symphony("run", parrot, input="not read\n")
     assert (silent.returncode, silent.stdout) == (0, "")
 
 
-def test_errors_of_a_program_are_shown(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_shows_what_the_program_logs_as_errors(server: RunningServer, tmp_path: Path) -> None:
     complainer = program(tmp_path, "complainer", guests.COMPLAINER_WASM)
-    failed = symphony(simulated_server, "run", complainer)
+    failed = server.symphony("run", complainer)
     assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "error: why\n")
-    verbose = symphony(simulated_server, "run", complainer, "-v")
+    verbose = server.symphony("run", complainer, "-v")
     assert verbose.stderr == "error: why\ninfo: more\n"
 
 
 def on_a_terminal(
     server: RunningServer, *arguments: str, typed: bytes = b"", until: bytes | None = None
 ) -> tuple[int, str]:
-    """Run a command on a terminal on which this was typed; interrupt it when it shows `until`."""
-    screen, terminal = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=terminal, stdout=terminal, stderr=terminal,
-        env=server.environment, start_new_session=True,
-    ) as running:  # fmt: skip
-        os.close(terminal)
-        os.write(screen, typed)
-        shown = b""
-        while True:
-            try:
-                shown += os.read(screen, 1 << 16)
-            except OSError:  # how a terminal ends that nobody holds any longer
-                break
-            if until is not None and until in shown:
-                running.send_signal(signal.SIGINT)
-                until = None
-    os.close(screen)
+    """Run a command on a terminal; interrupt it when it shows `until`."""
+    shows = None if until is None else lambda shown: until in shown
+    command = [*SYMPHONY, *arguments]
+    code, shown = on_terminal(command, server.environment, shows, typed=typed)
     after = shown.replace(b"\r\n", b"\n").rpartition(b"\x1b[K")[2]  # what stays of its progress
-    return running.returncode, after.decode()
+    return code, after.decode()
 
 
-def test_on_a_terminal_everything_but_the_text_has_its_own_line(
-    simulated_server: RunningServer, tmp_path: Path
+def test_run_on_a_terminal_puts_all_but_the_text_on_lines_of_its_own(
+    server: RunningServer, tmp_path: Path
 ) -> None:
     speaker = program(tmp_path, "speaker", guests.SPEAKER_WASM)
     end = "symphony: the run trapped: unreachable instruction\n"
-    shown = on_a_terminal(simulated_server, "run", speaker, "-v")
+    shown = on_a_terminal(server, "run", speaker, "-v")
     assert shown == (134, f"hello\nwarning: bye\n{end}")
-    assert on_a_terminal(simulated_server, "run", speaker) == (134, f"hello\n{end}")
-    piped = symphony(simulated_server, "run", speaker, "-v")
+    assert on_a_terminal(server, "run", speaker) == (134, f"hello\n{end}")
+    piped = server.symphony("run", speaker, "-v")
     assert (piped.stdout, piped.stderr) == ("hello", f"warning: bye\n{end}")
 
 
-def test_lines_ends_each_message(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_with_lines_ends_each_message_with_a_line_break(
+    server: RunningServer, tmp_path: Path
+) -> None:
     parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
-    talk = symphony(simulated_server, "run", parrot, "-i", "--lines", stdin="one\n\ntwo")
+    talk = server.symphony("run", parrot, "-i", "--lines", input="one\n\ntwo")
     assert talk.stdout == "one\n\ntwo\n"
 
 
-def test_ctrl_c_ends_a_conversation(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_interactive_ends_at_ctrl_c(server: RunningServer, tmp_path: Path) -> None:
     parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
-    talk = on_a_terminal(
-        simulated_server, "run", parrot, "-i", typed=b"hello\n", until=b"\x1b[Khello"
-    )
+    talk = on_a_terminal(server, "run", parrot, "-i", typed=b"hello\n", until=b"\x1b[Khello")
     assert talk == (130, "hello\n")
 
 
-def test_events_as_json(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_with_json_prints_its_events(server: RunningServer, tmp_path: Path) -> None:
     echo = program(tmp_path, "echo", guests.ECHO_WASM)
-    done = symphony(simulated_server, "run", echo, "--input", "x", "--json")
+    done = server.symphony("run", echo, "--input", "x", "--json")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["event"] for event in events] == ["run", "status", "message", "usage", "status"]
     assert done.returncode == 7
-    listed = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+    listed = json.loads(server.symphony("runs", "--json", "--limit", "1").stdout)
     assert events[0]["run"] == listed[0]["id"]
 
 
-def test_listings(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_programs_and_runs_are_listed_and_removed(server: RunningServer, tmp_path: Path) -> None:
     hello = program(tmp_path, "greeter", guests.HELLO_WASM)
-    uploaded = symphony(simulated_server, "upload", hello, "--json")
+    uploaded = server.symphony("upload", hello, "--json")
     assert json.loads(uploaded.stdout)["name"] == "greeter"
-    assert symphony(simulated_server, "upload", hello, "--name", "other").stdout.startswith("other")
-    listed = symphony(simulated_server, "programs")
+    assert server.symphony("upload", hello, "--name", "other").stdout.startswith("other")
+    listed = server.symphony("programs")
     assert "other" in listed.stdout
-    assert json.loads(symphony(simulated_server, "programs", "--json").stdout)[0]["name"] == "other"
-    run = symphony(simulated_server, "run", "other", "--detach").stdout.strip()
-    runs = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "3").stdout)
+    assert json.loads(server.symphony("programs", "--json").stdout)[0]["name"] == "other"
+    run = server.symphony("run", "other", "--detach").stdout.strip()
+    runs = json.loads(server.symphony("runs", "--json", "--limit", "3").stdout)
     assert runs[0]["id"] == run
-    assert run in symphony(simulated_server, "runs").stdout
-    assert symphony(simulated_server, "programs", "rm", "other").returncode == 0
-    gone = symphony(simulated_server, "run", "other")
+    assert run in server.symphony("runs").stdout
+    assert server.symphony("programs", "rm", "other").returncode == 0
+    gone = server.symphony("run", "other")
     assert (gone.returncode, gone.stderr) == (1, "symphony: there is no such program\n")
 
 
-def test_logs_and_cancel(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_logs_follow_a_run_until_it_is_cancelled(server: RunningServer, tmp_path: Path) -> None:
     parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
-    run = symphony(simulated_server, "run", parrot, "--detach").stdout.strip()
-    assert symphony(simulated_server, "logs", run).stdout == ""
-    cancelled = symphony(simulated_server, "cancel", run)
+    run = server.symphony("run", parrot, "--detach").stdout.strip()
+    assert server.symphony("logs", run).stdout == ""
+    cancelled = server.symphony("cancel", run)
     assert cancelled.stdout == "killed it was cancelled\n"
-    done = json.loads(symphony(simulated_server, "run", parrot, "--detach", "--json").stdout)["id"]
+    done = json.loads(server.symphony("run", parrot, "--detach", "--json").stdout)["id"]
     follow = subprocess.Popen(
-        [*COMMAND, "logs", "-f", done],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=simulated_server.environment,
+        [*SYMPHONY, "logs", "-f", done], stdout=subprocess.PIPE, text=True, env=server.environment
     )
-    assert json.loads(symphony(simulated_server, "cancel", done, "--json").stdout)["id"] == done
+    assert json.loads(server.symphony("cancel", done, "--json").stdout)["id"] == done
     assert follow.communicate(timeout=SECONDS_MAX)[0] == ""
 
 
-def test_kv_files_are_fetched_and_brought(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_kv_get_and_put_copy_files_from_and_to_the_server(
+    server: RunningServer, tmp_path: Path
+) -> None:
     def kv(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, "kv", *arguments],
-            capture_output=True,
-            text=True,
-            env=simulated_server.environment,
-            timeout=SECONDS_MAX,
-            check=False,
-            cwd=tmp_path,
-        )
+        return server.symphony("kv", *arguments, cwd=tmp_path)
 
     save = program(tmp_path, "save", guests.SAVE_WASM)
-    assert symphony(simulated_server, "run", save).returncode == 0
+    assert server.symphony("run", save).returncode == 0
     got = kv("get", "notes/first")
     assert (got.returncode, got.stderr) == (0, "")
     file = tmp_path / "first.safetensors"
@@ -231,82 +193,73 @@ def test_kv_files_are_fetched_and_brought(simulated_server: RunningServer, tmp_p
     ]  # fmt: skip
 
 
-def test_kv(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_kv_list_stat_and_rm_handle_named_files(server: RunningServer, tmp_path: Path) -> None:
     save = program(tmp_path, "save", guests.SAVE_WASM)
-    assert symphony(simulated_server, "run", save).returncode == 0
-    listed = symphony(simulated_server, "kv", "list", "notes/")
+    assert server.symphony("run", save).returncode == 0
+    listed = server.symphony("kv", "list", "notes/")
     assert [line.split()[:2] for line in listed.stdout.splitlines()] == [
         ["PATH", "TOKENS"], ["notes/first", "3"], ["notes/second", "3"],
     ]  # fmt: skip
-    stat = symphony(simulated_server, "kv", "stat", "notes/first", "--json")
+    stat = server.symphony("kv", "stat", "notes/first", "--json")
     assert json.loads(stat.stdout)["len"] == 3
     assert json.loads(stat.stdout)["tiers"] == {"device": 1, "host": 0, "disk": 0, "tokens": 0}
-    words = symphony(simulated_server, "kv", "stat", "notes/first").stdout
+    words = server.symphony("kv", "stat", "notes/first").stdout
     assert "tiers       1 device\n" in words
     assert "expires_ms  never\n" in words
     for name in ("first", "second"):
-        assert symphony(simulated_server, "kv", "rm", f"notes/{name}").returncode == 0
-    assert json.loads(symphony(simulated_server, "kv", "list", "--json").stdout) == []
-    assert symphony(simulated_server, "kv", "stat", "notes/first").returncode == 1
+        assert server.symphony("kv", "rm", f"notes/{name}").returncode == 0
+    assert json.loads(server.symphony("kv", "list", "--json").stdout) == []
+    assert server.symphony("kv", "stat", "notes/first").returncode == 1
 
 
-def test_ctrl_c_cancels_the_run(simulated_server: RunningServer, tmp_path: Path) -> None:
+def test_run_at_ctrl_c_cancels_the_run(server: RunningServer, tmp_path: Path) -> None:
     spin = program(tmp_path, "spin", guests.SPIN_WASM)
     running = subprocess.Popen(
-        [*COMMAND, "run", spin], env=simulated_server.environment, stderr=subprocess.PIPE
+        [*SYMPHONY, "run", spin], env=server.environment, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
-        runs = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+        runs = json.loads(server.symphony("runs", "--json", "--limit", "1").stdout)
         if runs and runs[0]["program_name"] == "spin" and runs[0]["status"] == "running":
             break
     running.send_signal(signal.SIGINT)
     assert running.wait(SECONDS_MAX) == 130
-    (run,) = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+    (run,) = json.loads(server.symphony("runs", "--json", "--limit", "1").stdout)
     assert run["status"] == "killed"
     assert running.stderr is not None
     running.stderr.close()
 
 
-def test_doctor_knows_the_server(simulated_server: RunningServer) -> None:
-    checks = json.loads(symphony(simulated_server, "doctor", "--json").stdout)
+def test_doctor_checks_the_server_and_the_model(server: RunningServer) -> None:
+    checks = json.loads(server.symphony("doctor", "--json").stdout)
     found = {check["name"]: check for check in checks}
     assert found["server"]["good"]
     assert found["python"]["good"]
     assert found["wasmtime"]["good"]
-    missing = symphony(simulated_server, "doctor", "--model", "/nowhere")
+    missing = server.symphony("doctor", "--model", "/nowhere")
     assert missing.returncode == 1
     assert "MISSING model" in missing.stdout
 
 
-def test_the_local_server_is_found_and_its_key_goes_nowhere_else(
-    simulated_server: RunningServer,
-) -> None:
+def test_local_server_is_found_and_its_key_goes_nowhere_else(server: RunningServer) -> None:
     environment = {
         name: value
-        for name, value in simulated_server.environment.items()
+        for name, value in server.environment.items()
         if not name.startswith("SYMPHONY_")
     }
 
     def runs(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, "runs", *more],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
+        return symphony("runs", *more, env=environment)
 
     assert runs().returncode == 0
-    other = simulated_server.url.replace("127.0.0.1", "localhost")
-    refused = runs("--server", other)  # another server, for all that the command knows
+    other = server.url.replace("127.0.0.1", "localhost")
+    refused = runs("--server", other)  # to the command it is another server
     assert refused.returncode == 1
     assert "Authorization" in refused.stderr
-    assert runs("--server", other, "--key", simulated_server.key).returncode == 0
+    assert runs("--server", other, "--key", server.key).returncode == 0
 
 
-def test_without_a_server_there_are_words(
+def test_commands_without_a_server_say_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -320,14 +273,17 @@ def test_without_a_server_there_are_words(
     assert "localhost:8700 is not a server's address" in capsys.readouterr().err
 
 
-def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for wrong in (
-        ["nonsense"],
+def test_wrong_arguments_and_options_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wrong_lines: tuple[list[str], ...] = (
         [],
+        ["nonsense"],
         ["run"],
         ["serve", "--device", "tpu"],
         ["runs", "--limit", "0"],
-    ):
+    )
+    for wrong in wrong_lines:
         with pytest.raises(SystemExit) as told:
             main(wrong)
         assert told.value.code == 2
@@ -341,22 +297,18 @@ def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert not (tmp_path / "lock").exists()
 
 
-def test_new_and_build_make_a_program(simulated_server: RunningServer, tmp_path: Path) -> None:
-    made = subprocess.run(
-        [*COMMAND, "new", "answer", "--lang", "rust", "--directory", str(tmp_path)],
-        capture_output=True, text=True, timeout=SECONDS_MAX, check=True,
-    )  # fmt: skip
+def test_new_and_build_make_a_program_that_can_be_uploaded(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    made = symphony("new", "answer", "--lang", "rust", "--directory", str(tmp_path))
     project = made.stdout.splitlines()[0]
     assert Path(project).is_dir()
-    built = subprocess.run(
-        [*COMMAND, "build", project],
-        capture_output=True, text=True, timeout=2 * SECONDS_MAX, check=False,
-    )  # fmt: skip
+    built = symphony("build", project, timeout=2 * SECONDS_MAX)
     if "no Rust compiler" in built.stderr:
         pytest.skip("no Rust compiler with the wasm32 target")
     assert built.returncode == 0, built.stderr
     wasm = built.stdout.strip()
     assert Path(wasm).read_bytes().startswith(b"\0asm")
     assert Path(wasm).stat().st_size < 1 << 20
-    uploaded = symphony(simulated_server, "upload", wasm)
+    uploaded = server.symphony("upload", wasm)
     assert uploaded.returncode == 0, uploaded.stderr

@@ -6,7 +6,7 @@ import pytest
 from symphony_runtime.cli.output import print_listing
 
 
-def test_a_listing_shows_no_controls_that_a_stranger_has_written(
+def test_listing_shows_no_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # The path of a request without a key stands in the audit log, which an operator looks at.

@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from symphony_kernel.protocol.limits import (
     COMPILE_MEMORY_BYTES_MAX,
     COMPILE_MEMORY_BYTES_MIN,
     PROGRAM_BYTES_MAX,
-    PROGRAM_FUNCTIONS_MAX,
 )
 from symphony_runtime.compiler import compiler
 from symphony_runtime.compiler.compiler import (
@@ -28,36 +26,20 @@ from symphony_runtime.compiler.compiler import (
     compile_program,
     limit_of_problem,
 )
-from symphony_runtime.compiler.module_outline import FUNCTION, read_outline
-from symphony_runtime.compiler.validation import check_and_compile, check_shape
+from symphony_runtime.compiler.validation import check_shape
 from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.engine.settings import ENGINE_SETTINGS, PROPOSALS_OFF, cache_identity
-from wasmtime import wat2wasm
 
-MEMORY = '(memory (export "memory") 1)'
-START = '(func (export "_start"))'
-
-
-def wasm(source: str) -> bytes:
-    return bytes(wat2wasm(source))
-
-
-def problems(source: str | bytes) -> list[str]:
-    return check_and_compile(wasm(source) if isinstance(source, str) else source).problems
+from tests.e2e.programs import wasm
+from tests.support.server.server import still_alive
+from tests.support.worker.binary import MEMORY, START, problems
 
 
 def compiled(source: bytes) -> Compiled:
     return asyncio.run(compile_program(source))
 
 
-def lives(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_a_program_becomes_a_manifest_and_an_artefact() -> None:
+def test_compiled_program_has_a_manifest_and_an_artefact() -> None:
     source = f"""(module
       (import "lip" "send" (func (param i32 i32) (result i32)))
       (import "wasi_snapshot_preview1" "proc_exit" (func (param i32)))
@@ -80,46 +62,7 @@ def test_a_program_becomes_a_manifest_and_an_artefact() -> None:
     assert result == compiled(wasm(source))
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("(func (drop (struct.new_default $s))) (type $s (struct))", "garbage collection"),
-        ("(table 1 externref)", "garbage collection"),
-        ("(func (drop (i32.atomic.load (i32.const 0))))", "threads"),
-        ("(memory 1 1 shared)", "threads"),
-        ("(memory i64 1)", "memory64"),
-        ("(memory 1)", "multiple memories"),
-        ("(tag $t) (func (throw $t))", "exceptions"),
-        ("(func $f (return_call $f))", "tail calls"),
-        ("(func (param v128 v128) (result v128) (i8x16.relaxed_swizzle (local.get 0) "
-         "(local.get 1)))", "relaxed SIMD"),
-        ("(func (result i64 i64) i64.const 1 i64.const 2 i64.mul_wide_s)", "wide arithmetic"),
-        ("(memory 1 2 (pagesize 1))", "custom page sizes"),
-        ("(type $t (func)) (func (param (ref null $t)) (call_ref $t (local.get 0)))", "typed func"),
-    ],
-)  # fmt: skip
-def test_proposals_that_are_off_are_named(body: str, words: str) -> None:
-    memory = "" if "memory" in body and body != "(memory 1)" else MEMORY
-    (problem,) = problems(f"(module {memory} {body} {START})")
-    assert problem.startswith(f"the module needs {words}"), problem
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "(func (result v128) (v128.const i32x4 0 0 0 0))",
-        "(func (memory.fill (i32.const 0) (i32.const 0) (i32.const 0)))",
-        "(func (result i32) (i32.extend8_s (i32.const 200)))",
-        "(func (result i32) (i32.trunc_sat_f32_s (f32.const 1)))",
-        "(func (result i32 i32) (i32.const 1) (i32.const 2))",
-        "(table 1 funcref) (table 2 funcref) (func (drop (ref.null func)))",
-    ],
-)
-def test_proposals_that_are_on_pass(body: str) -> None:
-    assert problems(f"(module {MEMORY} {body} {START})") == []
-
-
-def test_what_is_no_module_is_refused() -> None:
+def test_bytes_that_are_no_module_are_refused_with_the_reason() -> None:
     assert "not a WebAssembly module" in problems(b"")[0]
     assert "not a WebAssembly module" in problems(b"hello, world")[0]
     assert "component" in problems(wasm("(component)"))[0]
@@ -129,7 +72,7 @@ def test_what_is_no_module_is_refused() -> None:
     assert "not valid" in problems(wasm(f"(module {MEMORY} (func (result i32)) {START})"))[0]
 
 
-def test_every_wrong_import_is_listed() -> None:
+def test_module_with_wrong_imports_has_all_of_them_listed() -> None:
     found = problems(f"""(module
       (import "lip" "send" (func (param i32 i32) (result i64)))
       (import "lip" "fly" (func))
@@ -146,7 +89,7 @@ def test_every_wrong_import_is_listed() -> None:
     ]
 
 
-def test_required_exports_are_asked_for() -> None:
+def test_module_without_the_required_exports_is_refused() -> None:
     assert len(problems("(module)")) == 2
     assert "memory" in problems(f"(module (memory 1) {START})")[0]
     assert "_start" in problems(f"(module {MEMORY})")[0]
@@ -157,28 +100,20 @@ def test_required_exports_are_asked_for() -> None:
     assert "limit" in problems(f'(module (memory (export "memory") 1025) {START})')[0]
 
 
-def test_sizes_are_limited_before_the_compiler_sees_them() -> None:
+def test_module_that_is_too_large_is_refused_before_it_is_compiled() -> None:
     header = b"\0asm\x01\0\0\0"
     assert "bytes" in check_shape(header + bytes(PROGRAM_BYTES_MAX))[0]
     with pytest.raises(ProgramError, match="bytes"):
         compiled(header + bytes(PROGRAM_BYTES_MAX))
-    count = PROGRAM_FUNCTIONS_MAX + 1
-    leb = bytes([count & 0x7F | 0x80, count >> 7 & 0x7F | 0x80, count >> 14])
-    section = leb + bytes(count)
-    size = len(section)
-    size_leb = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14])
-    many = header + b"\x03" + size_leb + section
-    assert read_outline(many).counts[FUNCTION] == count
-    assert f"{count} functions" in check_shape(many)[0]
 
 
-def test_problems_cross_the_process() -> None:
+def test_compiler_returns_all_problems_from_its_process() -> None:
     with pytest.raises(ProgramError) as caught:
         compiled(wasm("(module)"))
     assert len(caught.value.problems) == 2
 
 
-def test_a_compilation_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "COMPILE_WALL_TIMES_CPU", 0.001)
     with pytest.raises(ProgramError, match="takes more than"):
         compiled(wasm(f"(module {MEMORY} {START})"))
@@ -194,14 +129,14 @@ def test_a_compilation_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPa
         (0, b"", CompilerFault, "ended with 0"),
     ],
 )
-def test_how_a_child_ended_is_put_into_words(
+def test_compiler_process_that_ends_badly_has_its_reason_in_words(
     code: int, err: bytes, kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
         compiler._result(code, b"", err)
 
 
-def test_a_tenant_may_have_bounds_of_its_own() -> None:
+def test_compile_bounds_come_from_the_tenants_limits() -> None:
     limits = {
         "program_functions": 7, "compile_cpu_ms": 4_001, "compile_memory_bytes": 1 << 30,
         "compile_burst_ms": 1_500,
@@ -222,7 +157,7 @@ def test_a_tenant_may_have_bounds_of_its_own() -> None:
     ],
     ids=["time", "functions"],
 )
-def test_a_program_that_takes_more_than_its_bounds_is_told_by_which(
+def test_program_past_a_compile_bound_is_refused_with_the_limits_name(
     bounds: CompileBounds, words: str, limit: str
 ) -> None:
     with pytest.raises(ProgramError, match=words) as caught:
@@ -230,7 +165,7 @@ def test_a_program_that_takes_more_than_its_bounds_is_told_by_which(
     assert [*map(limit_of_problem, caught.value.problems)] == [limit]
 
 
-def test_the_least_memory_that_may_be_set_compiles_a_small_program() -> None:
+def test_compiler_with_the_least_memory_compiles_a_small_program() -> None:
     bounds = CompileBounds(memory_bytes=COMPILE_MEMORY_BYTES_MIN)
     asyncio.run(compile_program(wasm(f"(module {MEMORY} {START})"), bounds))
     with pytest.raises(ProgramError, match="more than 512 MiB of memory") as caught:
@@ -238,7 +173,7 @@ def test_the_least_memory_that_may_be_set_compiles_a_small_program() -> None:
     assert limit_of_problem(caught.value.problems[0]) == "compile_memory_bytes"
 
 
-def test_the_child_is_limited() -> None:
+def test_compiler_process_is_limited_in_memory_and_files() -> None:
     """The limits hold in a process of their own: this one needs its memory."""
     program = (
         "import os, resource; from symphony_runtime.compiler.compiler import limit_process;"
@@ -256,24 +191,29 @@ def test_the_child_is_limited() -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 0
 
 
-def test_a_compiler_is_made_nice_before_it_has_anything_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And in its gateway's session: where sessions share the processors, niceness counts there."""
-    script = tmp_path / "compiler"
-    words = "f'{os.getpriority(os.PRIO_PROCESS, 0)} {os.getsid(0) == os.getsid(os.getppid())}'"
+def exit_with(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a script stand for the compiler: it reads its input and exits with these words."""
+    script = folder / "compiler"
     script.write_text(
         f"#!{sys.executable}\nimport os, sys\nsys.stdin.buffer.read()\nsys.exit({words})\n"
     )
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
+
+
+def test_compiler_process_has_low_priority_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays in its gateway's session: where sessions share processors, niceness counts there."""
+    words = "f'{os.getpriority(os.PRIO_PROCESS, 0)} {os.getsid(0) == os.getsid(os.getppid())}'"
+    exit_with(words, tmp_path, monkeypatch)
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
     with pytest.raises(CompilerFault, match=f"ended with 1: {niceness} True"):
         compiled(wasm(f"(module {MEMORY} {START})"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its limits end it")
-def test_the_child_ends_with_its_parent() -> None:
+def test_compiler_process_ends_with_its_parent() -> None:
     child = (
         "import ctypes, os, sys, time;"
         "from symphony_runtime.compiler.compiler import end_with_parent;"
@@ -288,20 +228,17 @@ def test_the_child_ends_with_its_parent() -> None:
         [sys.executable, "-c", parent, child],
         stdout=subprocess.PIPE, text=True, check=True, timeout=60,
     )  # fmt: skip
-    deadline = time.monotonic() + 20
-    while lives(int(done.stdout)):
-        assert time.monotonic() < deadline, "it has outlived its parent"
-        time.sleep(0.01)
+    assert not still_alive([int(done.stdout)]), "it has outlived its parent"
 
 
-async def test_compilations_take_turns() -> None:
+async def test_compilations_take_turns_and_agree() -> None:
     made = Compiler(at_once=1)
     source = wasm(f"(module {MEMORY} {START})")
     both = await asyncio.gather(made.compile(source), made.compile(source))
     assert both[0] == both[1]
 
 
-def test_an_artefact_is_for_one_engine() -> None:
+def test_artefact_identity_names_the_engine_and_its_settings() -> None:
     name = cache_identity()
     assert name.startswith("wasmtime-50.0.1-")
     assert name == cache_identity()
@@ -309,8 +246,8 @@ def test_an_artefact_is_for_one_engine() -> None:
     assert ENGINE_SETTINGS["epoch_interruption"] is True
 
 
-# -- Who has compiled for long ---------------------------------------------------------------------
-def test_a_tenant_has_had_its_seconds_until_some_have_come_back() -> None:
+# -- Tenants that have compiled for long -----------------------------------------------------------
+def test_compile_time_that_was_used_up_comes_back_with_time() -> None:
     clock = [100.0]
     times = CompileTime(lambda: clock[0])
     times.took("a", 1.5)
@@ -324,10 +261,10 @@ def test_a_tenant_has_had_its_seconds_until_some_have_come_back() -> None:
     assert not times.spent("a")
     clock[0] += 40.0
     times.took("b", 0.1)
-    assert len(times) == 1, "who has all of it is forgotten"
+    assert len(times) == 1, "a tenant that has all of its time is forgotten"
 
 
-def test_a_tenant_has_as_many_seconds_as_its_limit_says() -> None:
+def test_compile_time_is_as_long_as_the_tenants_limit() -> None:
     clock = [0.0]
     times = CompileTime(lambda: clock[0])
     times.took("a", 9.0, burst=20.0)
@@ -339,17 +276,11 @@ def test_a_tenant_has_as_many_seconds_as_its_limit_says() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is nice, as all of them are")
-def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
+def test_compilation_past_its_time_runs_only_on_an_idle_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside others only; and neither their turns nor their processors are taken."""
-    script = tmp_path / "compiler"
-    script.write_text(
-        f"#!{sys.executable}\nimport os, sys\nsys.stdin.buffer.read()\n"
-        "sys.exit(f'policy {os.sched_getscheduler(0)}')\n"
-    )
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
+    """Only while other tenants run; it takes neither their turns nor their processors."""
+    exit_with("f'policy {os.sched_getscheduler(0)}'", tmp_path, monkeypatch)
     times, others = CompileTime(lambda: 0.0), {"b"}
     made = Compiler(times=times, others_running=lambda tenant: bool(others - {tenant}))
     usual = os.sched_getscheduler(0)
@@ -367,49 +298,44 @@ def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
     assert policy("a") == usual
 
 
-async def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, go_on = asyncio.Event(), asyncio.Event()
+class Patience:
+    """Stands for compilations; those past their time wait until `go_on`."""
 
-    async def compile_(
-        _wasm: bytes, *_: object, patient: bool = False, **_given: object
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting, self.go_on = asyncio.Event(), asyncio.Event()
+        self.ended = False
+        monkeypatch.setattr(compiler, "compile_program", self._compile)
+        times = CompileTime(lambda: 0.0)
+        times.took("a", 60.0)
+        self.compiler = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
+
+    async def _compile(
+        self, _wasm: bytes, *_: object, patient: bool = False, **_given: object
     ) -> Compiled:
         if patient:
-            waiting.set()
-            await go_on.wait()
+            self.waiting.set()
+            try:
+                await self.go_on.wait()
+            finally:
+                self.ended = True
         return Compiled(Manifest((), (), ()), b"patient" if patient else b"usual")
 
-    monkeypatch.setattr(compiler, "compile_program", compile_)
-    times = CompileTime(lambda: 0.0)
-    times.took("a", 60.0)
-    made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
-    slow = asyncio.create_task(made.compile(b"", tenant="a"))
-    await waiting.wait()
+
+async def test_compilation_past_its_time_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = Patience(monkeypatch)
+    slow = asyncio.create_task(patience.compiler.compile(b"", tenant="a"))
+    await patience.waiting.wait()
     async with asyncio.timeout(20):
-        assert (await made.compile(b"", tenant="b")).artefact == b"usual"
-    go_on.set()
+        assert (await patience.compiler.compile(b"", tenant="b")).artefact == b"usual"
+    patience.go_on.set()
     assert (await slow).artefact == b"patient"
 
 
-async def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does who waits behind such a one."""
-    ended: list[str] = []
-
-    async def compile_(
-        _wasm: bytes, *_: object, patient: bool = False, **_given: object
-    ) -> Compiled:
-        if patient:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append("patient")
-        return Compiled(Manifest((), (), ()), b"usual")
-
-    monkeypatch.setattr(compiler, "compile_program", compile_)
+async def test_compilation_past_its_time_is_not_starved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one that waits behind it."""
     monkeypatch.setattr(compiler, "COMPILE_PATIENCE_SECONDS_MAX", 0.05)
-    times = CompileTime(lambda: 0.0)
-    times.took("a", 60.0)
-    made = Compiler(at_once=1, times=times, others_running=lambda _tenant: True)
+    patience = Patience(monkeypatch)
     async with asyncio.timeout(20):
-        both = await asyncio.gather(*(made.compile(b"", tenant="a") for _ in range(2)))
+        both = await asyncio.gather(*(patience.compiler.compile(b"", tenant="a") for _ in range(2)))
     assert [each.artefact for each in both] == [b"usual", b"usual"]
-    assert ended, "it has been ended"
+    assert patience.ended

@@ -1,10 +1,9 @@
-"""What a compiler takes is charged while it runs; it rests when its tenant has had its share."""
+"""A compiler is charged while it runs, and stopped while its tenant is throttled."""
 
 import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from symphony_runtime.compiler.cpu_reporting import Pace, _processor_seconds
 
 from tests.e2e import programs as guests
 from tests.support.server.server import descendants, still_alive
+from tests.support.waiting import wait_until
 
 
-def _tells_of_processes() -> bool:
-    """Whether this system, or what this process is in, gives files that stand for processes, sends
-    signals by them, and lets another process's clock be read.
-    """
+def _has_pidfds() -> bool:
+    """Whether this system has pidfds, sends signals by them and shows another process's clock."""
     try:
         process = os.pidfd_open(os.getpid())
         try:
@@ -33,14 +31,14 @@ def _tells_of_processes() -> bool:
 
 
 pytestmark = pytest.mark.skipif(
-    not _tells_of_processes(), reason="processes cannot be looked at here: nobody is charged"
+    not _has_pidfds(), reason="no pidfd here, so that no compiler is charged"
 )
 SPINS = "while True: pass"
 SLEEPS = "import time; time.sleep(600)"
 
 
 class Shares:
-    """An account: tenants rest for `seconds` each time, past so much."""
+    """An account: past so much a tenant is throttled for `seconds` each time."""
 
     def __init__(self, past: float = float("inf"), seconds: float = 0.0) -> None:
         self.had: dict[str, float] = {}
@@ -64,19 +62,11 @@ async def end(child: asyncio.subprocess.Process) -> None:
     await child.wait()
 
 
-async def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(2_000):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it has not come to that")
-
-
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def test_a_child_is_charged_while_it_runs() -> None:
+async def test_compiler_is_charged_while_it_runs() -> None:
     shares = Shares()
     child = await spawn(SPINS)
     async with asyncio.timeout(30), Pace(shares, "t").of(child.pid):
@@ -84,9 +74,7 @@ async def test_a_child_is_charged_while_it_runs() -> None:
     await end(child)
 
 
-async def test_where_the_system_refuses_a_file_for_it_it_runs_and_nobody_is_charged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_compiler_without_a_pidfd_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_pid: int) -> int:
         raise PermissionError("a filter of system calls")
 
@@ -99,7 +87,7 @@ async def test_where_the_system_refuses_a_file_for_it_it_runs_and_nobody_is_char
     assert shares.had == {}
 
 
-async def test_past_its_tenants_share_it_is_stopped_and_goes_on_as_it_was() -> None:
+async def test_compiler_past_its_tenants_share_is_stopped_and_continued() -> None:
     shares = Shares(past=0.05, seconds=600.0)
     child = await spawn(SPINS)
     async with asyncio.timeout(30) as limit:
@@ -109,7 +97,7 @@ async def test_past_its_tenants_share_it_is_stopped_and_goes_on_as_it_was() -> N
             await wait_until(lambda: state(child.pid) == "T")
             had = shares.had["t"]
             assert before is not None
-            assert limit.when() == before + pace.paused_seconds, "its limit of time waits, too"
+            assert limit.when() == before + pace.paused_seconds, "its time limit moves, too"
             limit.reschedule(before)
         await wait_until(lambda: state(child.pid) != "T")
         again = Shares()
@@ -118,7 +106,7 @@ async def test_past_its_tenants_share_it_is_stopped_and_goes_on_as_it_was() -> N
     await end(child)
 
 
-async def test_one_that_would_not_end_with_its_parent_is_not_stopped() -> None:
+async def test_compiler_in_its_parents_process_group_is_not_stopped() -> None:
     shares = Shares(past=0.0, seconds=600.0)
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", SPINS)
     pace = Pace(shares, "t")
@@ -128,9 +116,7 @@ async def test_one_that_would_not_end_with_its_parent_is_not_stopped() -> None:
     await end(child)
 
 
-async def test_it_rests_no_longer_in_all_than_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_compiler_is_stopped_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_reporting, "COMPILE_RESTS_SECONDS_MAX", 0.1)
     shares, child = Shares(past=0.0, seconds=0.06), await spawn(SPINS)
     pace = Pace(shares, "t")
@@ -140,7 +126,7 @@ async def test_it_rests_no_longer_in_all_than_there_is_room_for(
     await end(child)
 
 
-async def test_a_child_that_ends_is_looked_at_no_more() -> None:
+async def test_compiler_that_ended_is_not_looked_at_again() -> None:
     for script in ("", SLEEPS):
         shares = Shares(past=-1.0, seconds=0.01)
         child = await spawn(script)
@@ -152,7 +138,7 @@ async def test_a_child_that_ends_is_looked_at_no_more() -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_tenants_compilations_are_charged_to_it_and_lose_nothing_by_rests() -> None:
+async def test_compilation_is_charged_to_its_tenant_and_unchanged_by_stops() -> None:
     compiler = Compiler()
     plain = await compiler.compile(guests.HELLO_WASM, tenant="a")
     shares = compiler.account = Shares(past=0.02, seconds=0.05)
@@ -161,10 +147,7 @@ async def test_a_tenants_compilations_are_charged_to_it_and_lose_nothing_by_rest
     assert shares.had["b"] > 0.02
 
 
-async def test_nobody_rests_while_another_waits_for_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two tenants past their share would hold all turns for as long as they rest, for nothing."""
+async def test_compiler_is_not_stopped_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, stop, waiting = Compiler(at_once=2), Pace._stop, list[list[str]]()
 
     async def noted(pace: Pace, *given: Any) -> None:
@@ -177,17 +160,15 @@ async def test_nobody_rests_while_another_waits_for_its_turn(
     asked = [asyncio.create_task(each) for each in hostile]
     await wait_until(lambda: shares.had.keys() >= {"a", "b"})
     await asyncio.gather(*asked, compiler.compile(guests.HELLO_WASM, tenant="victim"))
-    assert waiting, "they rest"
+    assert waiting, "they are stopped"
     assert not any(waiting)
     waiting.clear()
     shares.had["c"] = 1.0
     await asyncio.gather(*[compiler.compile(guests.HELLO_WASM, tenant=name) for name in "abc"])
-    assert ["c"] in waiting, "one that would rest itself is no reason"
+    assert ["c"] in waiting, "one that is throttled itself is no reason"
 
 
-async def test_a_system_that_lets_nobody_be_stopped_lets_all_compile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_compiler_that_cannot_be_stopped_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_process: int, _signal: int) -> None:
         raise PermissionError("a filter of system calls")
 
@@ -215,7 +196,7 @@ asyncio.run(main())
 """
 
 
-async def test_one_that_rests_ends_with_its_gateway() -> None:
+async def test_stopped_compiler_ends_with_its_gateway() -> None:
     gateway = await spawn(GATEWAY)
     stopped: set[int] = set()
 

@@ -15,7 +15,7 @@ from symphony_runtime.compiler.module_outline import (
 from tests.support.worker.binary import AT_ZERO, I32, VOID, Binary, leb, name, section, vector
 
 
-def test_everything_is_counted() -> None:
+def test_outline_counts_the_items_of_each_section() -> None:
     made = Binary(
         types=[VOID] * 300,
         imports=[name("lip") + name("send") + b"\0\x02"] * 2,
@@ -29,8 +29,7 @@ def test_everything_is_counted() -> None:
     assert outline.problems() == []
 
 
-def test_sections_of_one_kind_add_up() -> None:
-    """No engine takes them; nobody may be fooled by them either."""
+def test_outline_adds_up_sections_of_one_kind() -> None:
     one = section(EXPORT, leb(PROGRAM_EXPORTS_MAX))
     assert read_outline(HEADER + one).problems() == []
     assert len(read_outline(HEADER + one + one).problems()) == 1
@@ -40,12 +39,12 @@ def test_sections_of_one_kind_add_up() -> None:
     "tail", [b"\x01", b"\x01\x05abc", b"\x01\x80\x80\x80\x80\x80\x01", section(1, b""),
              b"\x0b\xff\xff\xff\xff\x0f"]
 )  # fmt: skip
-def test_what_does_not_add_up_is_said(tail: bytes) -> None:
+def test_outline_of_a_section_with_a_wrong_length_is_an_error(tail: bytes) -> None:
     with pytest.raises(ValueError, match=r"longer than the file|has no end"):
         read_outline(HEADER + tail)
 
 
-def test_what_no_list_is_has_a_size_only() -> None:
+def test_outline_of_a_section_without_a_count_has_its_size_only() -> None:
     outline = read_outline(HEADER + section(0, name("name") + b"\xff" * 10) + section(8, b"\x07"))
     assert not outline.counts
     assert dict(outline.sizes) == {0: 15, 8: 1}

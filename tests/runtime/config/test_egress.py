@@ -29,7 +29,7 @@ networks = ["fd00::/8"]
 """
 
 
-def test_a_file_s_tables_are_read(tmp_path: Path) -> None:
+def test_egress_tables_of_a_file_are_read(tmp_path: Path) -> None:
     path = tmp_path / "symphony.toml"
     path.write_text(GOOD)
     options = read_options(path, {})
@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("tables", "words"), BAD, ids=lambda case: str(case)[:60])
-def test_what_is_wrong_is_said(tables: dict[str, Any], words: str) -> None:
+def test_egress_table_with_a_mistake_is_refused(tables: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionsError) as caught:
         read_options(None, tables)
     assert words in str(caught.value)

@@ -19,7 +19,7 @@ from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.supervisor.supervisor import _gateway_config
 
 
-def test_every_reason_is_told_in_its_row() -> None:
+def test_reason_of_each_limit_is_described_in_its_row() -> None:
     for words, name in REASONS:
         assert limit_of("killed", f"{words}: more") == name
         told = BY_NAME[name].effect
@@ -29,14 +29,14 @@ def test_every_reason_is_told_in_its_row() -> None:
     assert limit_of("trapped", "stack overflow: the recursion is too deep") == "stack_bytes"
 
 
-def test_who_says_nothing_has_the_defaults() -> None:
+def test_run_without_limits_has_the_defaults() -> None:
     chosen = TenantLimits().choose({})
     assert chosen == {limit.name: limit.default for limit in RUN_LIMITS}
     assert TenantLimits().choose({"cpu_ms": 5}) == {**chosen, "cpu_ms": 5}
 
 
 @pytest.mark.parametrize("limit", RUN_LIMITS, ids=lambda limit: limit.name)
-def test_a_run_may_ask_for_less_of_everything_and_for_no_more(limit: Any) -> None:
+def test_run_may_lower_each_limit_and_not_raise_it(limit: Any) -> None:
     tenant = TenantLimits()
     assert tenant.choose({limit.name: limit.least})[limit.name] == limit.least
     for wrong in (limit.default + 1, limit.least - 1, 1.5, True, "1", None):
@@ -49,7 +49,7 @@ def test_a_run_may_ask_for_less_of_everything_and_for_no_more(limit: Any) -> Non
         tenant.choose({"live_runs": 1})
 
 
-def test_a_table_sets_default_and_maximum() -> None:
+def test_limits_table_sets_default_and_maximum() -> None:
     found = parse_limits({"cpu_ms": 5_000, "wall_ms": {"default": 10, "max": 20}, "live_runs": 3})
     assert found == {"cpu_ms": Bound(5_000, 5_000), "wall_ms": Bound(10, 20),
                      "live_runs": Bound(3, 3)}  # fmt: skip
@@ -71,19 +71,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("values", "words"), WRONG)
-def test_what_is_wrong_is_said(values: Any, words: str) -> None:
+def test_limits_table_with_a_mistake_is_refused(values: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_limits(values)
 
 
 @pytest.mark.parametrize("values", [[], {"acme": 1}, {"acme": {"limit": {}}}])
-def test_tenants_have_tables_of_limits(values: Any) -> None:
+def test_tenants_table_has_limits_by_tenant(values: Any) -> None:
     assert parse_tenants({"acme": {"limits": {"cpu_ms": 1}}}) == {"acme": {"cpu_ms": Bound(1, 1)}}
     with pytest.raises(ValueError, match="tenants"):
         parse_tenants(values)
 
 
-def test_quotas_go_before_a_tenants_table_and_that_before_everybodys() -> None:
+def test_limits_of_a_tenant_come_from_quotas_then_its_table_then_all() -> None:
     quotas: dict[str, dict[str, int]] = {"acme": {}}
     limits = Limits(
         parse_limits({"cpu_ms": 1_000, "live_runs": 5}),
@@ -100,7 +100,7 @@ def test_quotas_go_before_a_tenants_table_and_that_before_everybodys() -> None:
     assert limits.of("acme").view()["cpu_ms"] == {"default": 3_000, "maximum": 3_000, "of": "run"}
 
 
-def test_what_symphony_toml_says_reaches_the_gateway(tmp_path: Path) -> None:
+def test_limits_of_the_file_reach_the_gateway(tmp_path: Path) -> None:
     path = tmp_path / "symphony.toml"
     path.write_text(
         "tenant_durable_bytes_max = 7\n[limits]\ncpu_ms = {default = 5, max = 9}\n"
@@ -117,6 +117,6 @@ def test_what_symphony_toml_says_reaches_the_gateway(tmp_path: Path) -> None:
         read_options(path, {})
 
 
-def test_each_limit_has_a_name_a_label_can_be() -> None:
+def test_limit_names_are_valid_labels() -> None:
     assert all(limit.name.replace("_", "").isalpha() for limit in LIMITS)
     assert set(TenantLimits().view()) == {limit.name for limit in LIMITS}

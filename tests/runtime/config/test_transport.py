@@ -16,7 +16,7 @@ from tests.support.gateway.system import SystemRig
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
-def test_off_loopback_the_operator_says_how_keys_travel(host: str) -> None:
+def test_transport_off_loopback_needs_tls_or_a_proxy(host: str) -> None:
     with pytest.raises(TransportError, match="--tls-cert and --tls-key, or --behind-proxy"):
         check_transport(host, None, None, behind_proxy=False)
     check_transport(host, None, None, behind_proxy=True)
@@ -24,12 +24,12 @@ def test_off_loopback_the_operator_says_how_keys_travel(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_on_loopback_nothing_is_needed(host: str) -> None:
+def test_transport_on_loopback_needs_nothing(host: str) -> None:
     check_transport(host, None, None, behind_proxy=False)
     check_transport(host, Path("c"), Path("k"), behind_proxy=False)
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+def test_transport_options_that_contradict_are_refused(tmp_path: Path) -> None:
     for cert, key, proxy in (("c", None, False), (None, "k", False), ("c", "k", True)):
         values = {"tls_cert": cert and Path(cert), "tls_key": key and Path(key)}
         with pytest.raises(OptionsError):
@@ -42,7 +42,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert (options.tls_cert, options.tls_key) == (tmp_path / "c.pem", Path("/k.pem"))
 
 
-async def test_the_gateway_itself_refuses_it_too(tmp_path: Path) -> None:
+async def test_gateway_off_loopback_without_tls_does_not_start(tmp_path: Path) -> None:
     config = GatewayConfig(
         socket=tmp_path / "g", secrets={}, secret=b"", kernel_socket=tmp_path / "k",
         data_dir=tmp_path / "data", host="0.0.0.0", port=0,
@@ -53,7 +53,7 @@ async def test_the_gateway_itself_refuses_it_too(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_certificate_is_renewed_and_never_lost(tmp_path: Path) -> None:
+def test_certificate_is_renewed_and_never_lost(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     certificate = Certificate(cert, key)
     assert certificate.renew() is False
@@ -65,7 +65,7 @@ def test_a_certificate_is_renewed_and_never_lost(tmp_path: Path) -> None:
     assert certificate.renew() is False
 
 
-def test_a_certificate_that_is_no_good_is_refused(tmp_path: Path) -> None:
+def test_certificate_that_is_invalid_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="No such file"):
         Certificate(tmp_path / "none", tmp_path / "none")
     locked = make_certificate(tmp_path, b"password")
@@ -78,7 +78,7 @@ def test_a_certificate_that_is_no_good_is_refused(tmp_path: Path) -> None:
         Certificate(cert, other)
 
 
-async def test_the_gateway_speaks_tls(tmp_path: Path) -> None:
+async def test_gateway_with_a_certificate_speaks_tls_only(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     data = tmp_path / "data"
     async with SystemRig(data, tls_cert=cert, tls_key=key, worker=False) as system:
@@ -88,6 +88,6 @@ async def test_the_gateway_speaks_tls(tmp_path: Path) -> None:
             async with session.get(url, ssl=trusted) as response:
                 assert response.status == 200
             with pytest.raises(aiohttp.ClientError):
-                await session.get(url)  # nobody vouches for it
+                await session.get(url)  # it is signed by no authority
             with pytest.raises(aiohttp.ClientError):
                 await session.get(url.replace("https", "http"))

@@ -1,4 +1,4 @@
-"""The epoch's ticker: it preempts who runs for a tick, and sleeps while nobody does."""
+"""The epoch's ticker: it preempts a guest that runs for a tick, and sleeps while none does."""
 
 import sys
 import threading
@@ -44,7 +44,7 @@ def ticking(request: pytest.FixtureRequest) -> Iterator[Ticking]:
     made.ticker.close()
 
 
-def test_whoever_runs_for_a_tick_is_preempted_again_and_again(ticking: Ticking) -> None:
+def test_ticker_preempts_what_runs_for_a_tick_again_and_again(ticking: Ticking) -> None:
     ticking.begin()
     for _ in range(5):
         assert ticking.ticked.wait(20)
@@ -54,7 +54,7 @@ def test_whoever_runs_for_a_tick_is_preempted_again_and_again(ticking: Ticking) 
     assert ticking.ticker.board.epoch >= 4
 
 
-def test_one_that_was_alone_for_long_is_noticed_beside_others(ticking: Ticking) -> None:
+def test_ticker_preempts_a_long_run_after_many_short_ones(ticking: Ticking) -> None:
     until = time.monotonic() + 0.05
     while time.monotonic() < until:
         ticking.begin()
@@ -64,7 +64,7 @@ def test_one_that_was_alone_for_long_is_noticed_beside_others(ticking: Ticking) 
     assert ticking.ticked.wait(20)
 
 
-def test_one_that_begins_while_the_ticker_falls_asleep_is_not_forgotten(ticking: Ticking) -> None:
+def test_ticker_that_falls_asleep_misses_no_run_that_begins(ticking: Ticking) -> None:
     for pause in range(12):
         ticking.begin()
         ticking.end()
@@ -76,7 +76,7 @@ def test_one_that_begins_while_the_ticker_falls_asleep_is_not_forgotten(ticking:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a timerfd is Linux's")
-def test_a_run_that_ends_before_its_tick_wakes_nobody() -> None:
+def test_ticker_sleeps_through_runs_shorter_than_a_tick() -> None:
     ticking, quiet = Ticking(TimerAlarm()), 0
     for _ in range(20):
         looks = ticking.ticker.looks

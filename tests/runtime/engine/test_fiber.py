@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import GUEST_STACK_BYTES
 from symphony_runtime.abi import Signature
 from symphony_runtime.engine.fiber import (
     CALLED,
     ENDED,
     PREEMPTED,
+    End,
     EndKind,
     Fiber,
     FiberHost,
@@ -49,6 +50,15 @@ def fiber(host: FiberHost, body: str, *parts: str, memory: int = MIB) -> Fiber:
     return Fiber(host, host.load(artefact), "lip_main", memory)
 
 
+def ended(guest: Fiber) -> End:
+    """Poll to the end, close the fiber, and return its end."""
+    assert until_stop(guest) == ENDED
+    end = guest.end
+    assert end is not None
+    guest.close()
+    return end
+
+
 def until_stop(guest: Fiber) -> int:
     """Poll past preemptions, which any poll may meet."""
     while (state := guest.poll()) == PREEMPTED:
@@ -56,7 +66,7 @@ def until_stop(guest: Fiber) -> int:
     return state
 
 
-def test_a_call_leaves_its_arguments_and_takes_a_result(host: FiberHost) -> None:
+def test_fiber_call_leaves_its_arguments_and_takes_a_result(host: FiberHost) -> None:
     guest = fiber(host, "(call $first (i32.const -1) (i64.const -2) (i32.const 7))")
     assert until_stop(guest) == CALLED
     assert (guest.call, guest.args) == (0, (0xFFFFFFFF, -2, 7))
@@ -67,7 +77,7 @@ def test_a_call_leaves_its_arguments_and_takes_a_result(host: FiberHost) -> None
     assert guest.close() == 65_536
 
 
-def test_wide_results_and_calls_without_result(host: FiberHost) -> None:
+def test_fiber_calls_may_have_wide_results_or_none(host: FiberHost) -> None:
     guest = fiber(
         host, "(call $void (i32.const 5)) (i32.wrap_i64 (i64.shr_u (call $wide) (i64.const 40)))"
     )
@@ -77,13 +87,10 @@ def test_wide_results_and_calls_without_result(host: FiberHost) -> None:
     assert until_stop(guest) == CALLED
     assert (guest.call, guest.args) == (1, ())
     guest.resume(3 << 40, wide=True)
-    assert until_stop(guest) == ENDED
-    assert guest.end is not None
-    assert guest.end.code == 3
-    guest.close()
+    assert ended(guest).code == 3
 
 
-def test_many_fibers_interleave(host: FiberHost) -> None:
+def test_fibers_interleave(host: FiberHost) -> None:
     guests = [
         fiber(host, f"(drop (call $wide)) (drop (call $wide)) (i32.const {n})") for n in range(50)
     ]
@@ -91,13 +98,10 @@ def test_many_fibers_interleave(host: FiberHost) -> None:
         assert [until_stop(guest) for guest in guests] == [CALLED] * 50
         for guest in reversed(guests):
             guest.resume(0, wide=True)
-    assert [until_stop(guest) for guest in reversed(guests)] == [ENDED] * 50
-    assert [guest.end.code for guest in guests if guest.end] == list(range(50))
-    for guest in guests:
-        guest.close()
+    assert [ended(guest).code for guest in reversed(guests)] == list(reversed(range(50)))
 
 
-def test_calls_from_any_depth_of_the_stack_get_their_own_results(host: FiberHost) -> None:
+def test_fiber_calls_from_any_depth_get_their_own_results(host: FiberHost) -> None:
     deep = """(func $deep (param i32) (result i32)
         (if (i32.eqz (local.get 0)) (then (return (i32.const 0))))
         (call $void (i32.mul (local.get 0) (i32.const 10)))
@@ -121,7 +125,7 @@ def test_calls_from_any_depth_of_the_stack_get_their_own_results(host: FiberHost
     guest.close()
 
 
-def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> None:
+def test_fiber_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> None:
     guest = fiber(
         host,
         "(i32.store (i32.const 8) (i32.const 42)) (call $void (i32.const 8)) "
@@ -131,10 +135,7 @@ def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> 
     assert guest.read(8, 4) == b"\x2a\0\0\0"
     guest.write(65_532, b"\x07\0\0\0")
     guest.resume(0)
-    until_stop(guest)
-    assert guest.end is not None
-    assert guest.end.code == 7
-    guest.close()
+    assert ended(guest).code == 7
 
 
 @pytest.mark.parametrize(
@@ -151,12 +152,11 @@ def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> 
         (2**64 - 1, 2**64 - 1),
     ],
 )
-def test_what_lies_outside_memory_is_a_fault(host: FiberHost, pointer: int, length: int) -> None:
+def test_fiber_access_outside_memory_is_efault(host: FiberHost, pointer: int, length: int) -> None:
     guest = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
     until_stop(guest)
-    with pytest.raises(SyscallError) as caught:
+    with pytest.raises(SyscallError, match="EFAULT"):
         guest.check(pointer, length)
-    assert caught.value.errno is Errno.EFAULT
     with pytest.raises(SyscallError):
         guest.read(pointer, length)
     with pytest.raises(SyscallError):
@@ -164,7 +164,7 @@ def test_what_lies_outside_memory_is_a_fault(host: FiberHost, pointer: int, leng
     guest.close()
 
 
-def test_the_edges_of_memory_are_inside(host: FiberHost) -> None:
+def test_fiber_access_at_the_edges_of_memory_works(host: FiberHost) -> None:
     guest = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
     until_stop(guest)
     assert guest.read(65_536, 0) == b""
@@ -172,7 +172,7 @@ def test_the_edges_of_memory_are_inside(host: FiberHost) -> None:
     guest.close()
 
 
-def test_growth_is_seen_does_not_move_memory_and_stops_at_the_limit(host: FiberHost) -> None:
+def test_fiber_memory_grows_in_place_up_to_its_limit(host: FiberHost) -> None:
     grow = "(call $void (memory.grow (i32.const 3)))"
     guest = fiber(host, f"{grow} {grow} {grow} (i32.const 0)", memory=5 * 65_536)
     seen = []
@@ -188,12 +188,9 @@ def test_growth_is_seen_does_not_move_memory_and_stops_at_the_limit(host: FiberH
     assert guest.close() == 4 * 65_536
 
 
-def test_a_memory_over_the_limit_is_refused(host: FiberHost) -> None:
+def test_fiber_with_memory_over_the_limit_is_refused(host: FiberHost) -> None:
     guest = fiber(host, "(i32.const 0)", memory=0)
-    assert until_stop(guest) == ENDED
-    assert guest.end is not None
-    assert guest.end.kind is EndKind.REFUSED
-    guest.close()
+    assert ended(guest).kind is EndKind.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -209,13 +206,11 @@ def test_a_memory_over_the_limit_is_refused(host: FiberHost) -> None:
         ("(call_indirect (result i32) (i32.const 1))", "indirect call to a function of another"),
     ],
 )
-def test_traps_have_words(host: FiberHost, body: str, words: str) -> None:
+def test_fiber_trap_has_a_reason_in_words(host: FiberHost, body: str, words: str) -> None:
     guest = fiber(host, body, "(table 2 2 funcref) (elem (i32.const 1) $f) (func $f)")
-    assert until_stop(guest) == ENDED
-    assert guest.end is not None
-    assert guest.end.kind is EndKind.TRAPPED
-    assert words in guest.end.reason
-    guest.close()
+    end = ended(guest)
+    assert end.kind is EndKind.TRAPPED
+    assert words in end.reason
 
 
 RECURSION = (
@@ -223,16 +218,13 @@ RECURSION = (
 )
 
 
-def test_deep_recursion_is_a_stack_overflow(host: FiberHost) -> None:
+def test_fiber_deep_recursion_is_a_stack_overflow(host: FiberHost) -> None:
     for _ in range(3):
         guest = fiber(host, "(call $down (i32.const 0))", RECURSION)
-        assert until_stop(guest) == ENDED
-        assert guest.end is not None
-        assert guest.end.reason.startswith("stack overflow")
-        guest.close()
+        assert ended(guest).reason.startswith("stack overflow")
 
 
-def test_a_call_from_the_last_of_the_stack_has_room(host: FiberHost) -> None:
+def test_fiber_call_at_the_end_of_the_stack_has_room(host: FiberHost) -> None:
     """Each level makes a call: some is made with hardly any guest stack left."""
     down = "(func $down (call $void (i32.const 0)) (call $down) (call $void (i32.const 1)))"
     guest = fiber(host, "(call $down) (i32.const 0)", down)
@@ -246,7 +238,7 @@ def test_a_call_from_the_last_of_the_stack_has_room(host: FiberHost) -> None:
     guest.close()
 
 
-def test_a_guest_that_computes_is_preempted_and_others_run(host: FiberHost) -> None:
+def test_fiber_that_computes_is_preempted_and_others_run(host: FiberHost) -> None:
     hog = fiber(host, "(loop $l (br $l)) (i32.const 0)")
     neighbour = fiber(host, "(drop (call $wide)) (i32.const 3)")
     slices = []
@@ -263,7 +255,7 @@ def test_a_guest_that_computes_is_preempted_and_others_run(host: FiberHost) -> N
 
 
 @pytest.mark.parametrize("when", ["new", "preempted", "in a call", "resumed", "ended"])
-def test_a_fiber_can_be_closed_at_any_moment(host: FiberHost, when: str) -> None:
+def test_fiber_can_be_closed_in_any_state(host: FiberHost, when: str) -> None:
     body = "(loop $l (br $l))" if when == "preempted" else "(call $void (i32.const 0))"
     guest = fiber(host, f"{body} (i32.const 0)")
     if when == "preempted":
@@ -278,7 +270,7 @@ def test_a_fiber_can_be_closed_at_any_moment(host: FiberHost, when: str) -> None
     assert guest.close() == 0  # closing again does nothing
 
 
-def test_closed_fibers_leave_nothing_behind(host: FiberHost) -> None:
+def test_fibers_that_are_closed_leave_nothing(host: FiberHost) -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
         of_host, of_class = map(sys.getrefcount, (host.hostcalls, Fiber))
@@ -301,7 +293,7 @@ def test_closed_fibers_leave_nothing_behind(host: FiberHost) -> None:
     assert held() == before
 
 
-def test_what_has_ended_is_not_polled_again(
+def test_fiber_whose_end_was_interrupted_is_not_polled_again(
     host: FiberHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: Fiber) -> bool:
@@ -317,7 +309,7 @@ def test_what_has_ended_is_not_polled_again(
     guest.close()
 
 
-def test_start_functions_and_initialize_run_first_and_may_call(host: FiberHost) -> None:
+def test_fiber_start_function_and_initialize_run_first_and_may_call(host: FiberHost) -> None:
     guest = fiber(
         host,
         "(call $void (i32.const 3)) (i32.const 0)",
@@ -333,13 +325,13 @@ def test_start_functions_and_initialize_run_first_and_may_call(host: FiberHost) 
     guest.close()
 
 
-def test_a_start_function_that_loops_is_preempted(host: FiberHost) -> None:
+def test_fiber_start_function_that_loops_is_preempted(host: FiberHost) -> None:
     guest = fiber(host, "(i32.const 0)", "(func $begin (loop $l (br $l))) (start $begin)")
     assert [guest.poll() for _ in range(3)] == [PREEMPTED] * 3
     guest.close()
 
 
-def test_foreign_artefacts_and_entries_are_refused(host: FiberHost) -> None:
+def test_fiber_of_a_foreign_artefact_or_entry_is_refused(host: FiberHost) -> None:
     with pytest.raises(HostFault):
         host.load(b"not an artefact")
     source = f'(module {HEAD} (func (export "_start")))'
@@ -350,11 +342,11 @@ def test_foreign_artefacts_and_entries_are_refused(host: FiberHost) -> None:
     host.unload(program)
 
 
-def test_the_ticker_sleeps_when_nothing_runs(host: FiberHost) -> None:
+def test_ticker_sleeps_while_no_fiber_runs(host: FiberHost) -> None:
     guest = fiber(host, "(drop (call $wide)) (loop $l (br $l)) (i32.const 0)")
     until_stop(guest)
     deadline = time.monotonic() + 10
-    while host.ticker.board.armed:  # nobody says that nothing runs any more: it finds out
+    while host.ticker.board.armed:  # it is not told that nothing runs any more: it finds out
         assert time.monotonic() < deadline
         time.sleep(0.005)
     guest.resume(0, wide=True)

@@ -33,7 +33,7 @@ def called() -> tuple[FiberHost, Fiber]:
     return host, guest
 
 
-def test_missing_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostcalls_missing_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "symphony_runtime.engine._hostcalls", None)
     monkeypatch.delattr(symphony_runtime.engine, "_hostcalls")
     monkeypatch.delitem(sys.modules, "symphony_runtime.engine.fiber")
@@ -41,14 +41,14 @@ def test_missing_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch)
         importlib.import_module("symphony_runtime.engine.fiber")
 
 
-def test_outdated_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostcalls_outdated_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hostcalls, "layout", (1, 2, 3))
     monkeypatch.delitem(sys.modules, "symphony_runtime.engine.fiber")
     with pytest.raises(ImportError, match=r"outdated.*`make install`"):
         importlib.import_module("symphony_runtime.engine.fiber")
 
 
-def test_only_a_pending_call_takes_a_result() -> None:
+def test_hostcalls_take_a_result_only_while_a_call_is_pending() -> None:
     host, guest = called()
     guest.resume(2)
     while guest.poll() != CALLED:
@@ -64,7 +64,7 @@ def test_only_a_pending_call_takes_a_result() -> None:
     host.close()
 
 
-def test_a_guest_that_waits_stays_where_it_is_and_ends_there() -> None:
+def test_hostcalls_guest_that_waits_may_be_closed_there() -> None:
     host, guest = called()
     assert [guest.poll() for _ in range(3)] == [PREEMPTED] * 3
     assert guest.close() == 65_536
@@ -76,7 +76,7 @@ def test_a_guest_that_waits_stays_where_it_is_and_ends_there() -> None:
     host.close()
 
 
-def test_arguments_of_another_kind_are_refused() -> None:
+def test_hostcalls_with_arguments_out_of_range_are_refused() -> None:
     host, guest = called()
     for wrong in (
         lambda: guest.read(-1, 4),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from symphony_runtime.sandboxing.contain import LAYERS, WORKERS_GROUP, expected
 
-# What a process tries when somebody has taken it over; each answer is an errno, or what it got.
+# What a process tries when an attacker has taken it over; each answer is an errno, or what it got.
 PROBE = """
 import ctypes, json, mmap, os, resource, signal, socket, sys, threading
 from symphony_runtime.sandboxing.contain import contain
@@ -80,6 +80,15 @@ def probe() -> dict[str, Any]:
     return found
 
 
+def said(script: str, *arguments: str) -> str:
+    """Run a script in a process of its own; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
 def with_layer(layer: str) -> dict[str, Any]:
     found = probe()
     if layer not in found["achieved"]:
@@ -87,7 +96,7 @@ def with_layer(layer: str) -> dict[str, Any]:
     return found
 
 
-def test_each_layer_that_this_user_can_have_is_there_or_said_to_be_missing() -> None:
+def test_containment_reports_each_layer_as_achieved_or_missing() -> None:
     found = probe()
     told = {**found["achieved"], **found["missing"]}
     assert set(told) == set(expected(root=os.geteuid() == 0))
@@ -96,38 +105,38 @@ def test_each_layer_that_this_user_can_have_is_there_or_said_to_be_missing() -> 
 
 
 @pytest.mark.parametrize("what", ["read", "read in a thread", "write", "list", "memory of others"])
-def test_no_file_can_be_opened(what: str) -> None:
+def test_contained_process_can_open_no_file(what: str) -> None:
     assert with_layer("landlock")[what] in REFUSED
 
 
 @pytest.mark.parametrize(
     "what", ["internet", "netlink", "exec", "fork", "kill", "trace", "mount", "namespace"]
 )
-def test_calls_that_are_not_on_the_list_fail(what: str) -> None:
+def test_contained_process_fails_at_calls_that_are_not_listed(what: str) -> None:
     assert with_layer("seccomp")[what] in REFUSED
 
 
-def test_what_a_worker_needs_it_has() -> None:
+def test_contained_process_keeps_what_a_worker_needs() -> None:
     found = with_layer("seccomp")
     assert [found[what] for what in ("this machine", "memory", "a thread")] == ["None", "None", "1"]
 
 
-def test_root_is_given_up_for_good() -> None:
+def test_contained_process_gives_up_root_for_good() -> None:
     found = with_layer("user")
     user, group = WORKERS_GROUP + 4, WORKERS_GROUP
     assert found["ids"] == [user, user, group, group, []]
     assert found["root again"] in REFUSED
 
 
-def test_limits_can_not_be_raised_again() -> None:
+def test_contained_process_cannot_raise_its_limits() -> None:
     found = with_layer("limits")
     assert "NoNewPrivs:\t1" in found["status"]
     assert found["more descriptors"] == "not allowed to raise maximum limit"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_processes_of_an_ordinary_user_are_not_counted_as_a_worker_s() -> None:
-    """Whatever the user's number: those of a directory service have large ones."""
+def test_containment_counts_no_processes_of_an_ordinary_user() -> None:
+    """Also one with a large number, as a directory service gives."""
     script = f"""
 import os, resource
 from symphony_runtime.sandboxing.contain import contain
@@ -136,13 +145,10 @@ before = resource.getrlimit(resource.RLIMIT_NPROC)
 print(*contain(0, layers=("user", "limits")).achieved)
 print(resource.getrlimit(resource.RLIMIT_NPROC) == before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "limits\nTrue\n"
+    assert said(script) == "limits\nTrue\n"
 
 
-def test_a_thread_that_runs_already_is_not_overlooked() -> None:
+def test_containment_with_a_running_thread_is_refused() -> None:
     script = """
 import threading
 from symphony_runtime.sandboxing.contain import ContainmentError, contain
@@ -152,14 +158,12 @@ try:
 except ContainmentError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "landlock (2 threads run already)" in done.stdout
-    assert done.stdout.startswith("containment was required, and there is ")
+    found = said(script)
+    assert "landlock (2 threads run already)" in found
+    assert found.startswith("containment was required, and there is ")
 
 
-def test_the_terminal_of_whoever_started_it_is_given_up() -> None:
+def test_contained_process_gives_up_its_terminal() -> None:
     """A worker shares its session, which may have one. Without layers: any would refuse it."""
     worker = (
         "from symphony_runtime.sandboxing.contain import contain\n"
@@ -180,8 +184,4 @@ def test_the_terminal_of_whoever_started_it_is_given_up() -> None:
         "    if not said:\n        break\n"
         "    os.write(1, said)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", leader, worker],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.split() == ["errno", str(errno.ENXIO)]
+    assert said(leader, worker).split() == ["errno", str(errno.ENXIO)]

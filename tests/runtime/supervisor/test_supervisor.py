@@ -1,4 +1,4 @@
-"""Starting, watching and stopping; small scripts play roles that real ones are too good for."""
+"""Starting, watching and stopping; small scripts stand for roles that misbehave."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +34,44 @@ from symphony_runtime.supervisor.role import (
 )
 from symphony_runtime.supervisor.supervisor import Supervisor, role_specs
 
-from tests.support.server.server import alive, descendants, running_server, still_alive
+from tests.support.server.server import alive, descendants, running_server, still_alive, symphony
+from tests.support.waiting import wait_until
 
 READY = 'print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)'
 
 
+class SmallRole(Role):
+    """A role played by a script; `said` is what the console shows of it."""
+
+    said: list[str]
+
+
 def role(
-    tmp_path: Path,
-    script: str,
-    said: list[str] | None = None,
-    stop_seconds: float = 0.5,
-    hang_seconds: float = 0.0,
-) -> Role:
+    tmp_path: Path, script: str, stop_seconds: float = 0.5, hang_seconds: float = 0.0
+) -> SmallRole:
     (tmp_path / "small_role.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    console = Console((said if said is not None else []).append, terminal=False)
     spec = RoleSpec(
         "small", "small_role", {"answer": 42}, environment, stop_seconds,
         beat_seconds=BEAT_SECONDS if hang_seconds else 0.0, hang_seconds=hang_seconds,
     )  # fmt: skip
-    return Role(spec, console)
+    said: list[str] = []
+    small = SmallRole(spec, Console(said.append, terminal=False))
+    small.said = said
+    return small
 
 
-async def test_a_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def kept(small: Role) -> AsyncIterator[None]:
+    """Keep a role for the length of a block, which begins when it is ready; then stop it."""
+    keeping = asyncio.create_task(small.keep())
+    await asyncio.wait_for(small.ready.wait(), 20)
+    yield
+    await asyncio.wait_for(small.stop(), 20)
+    await asyncio.wait_for(keeping, 20)
+
+
+async def test_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> None:
     script = f"""
 config = json.loads(sys.stdin.readline())
 assert config == {{"answer": 42}}
@@ -66,16 +82,13 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 sys.stdin.read()
 """
     small = role(tmp_path, script)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    assert alive(small.about["pid"])
-    await small.stop()
-    await asyncio.wait_for(keeping, 20)
+    async with kept(small):
+        assert alive(small.about["pid"])
     assert not alive(small.about["pid"])
     assert small.starts == 1
 
 
-async def test_a_role_hears_notices_and_the_next_process_the_last_of_each(tmp_path: Path) -> None:
+async def test_role_notices_reach_the_process_and_the_last_ones_the_next(tmp_path: Path) -> None:
     script = """
 config = json.loads(sys.stdin.readline())
 print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)
@@ -88,53 +101,40 @@ for line in sys.stdin:
     heard: list[str | None] = []
     small = role(tmp_path, script)
     small._on_progress = lambda name, event: heard.append(event["what"] if event else None)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    small.send_notice("a", {"what": "old"})
-    small.send_notice("a", {"what": "new"})
-    small.send_notice("b", {"what": "end"})
-    small.send_notice("b", {"what": "last"})
-    async with asyncio.timeout(20):
-        while heard.count("last") < 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    await small.stop()
-    await keeping
+    async with kept(small):
+        for name, what in (("a", "old"), ("a", "new"), ("b", "end"), ("b", "last")):
+            small.send_notice(name, {"what": what})
+        await wait_until(lambda: "last" in heard)
     assert heard == [None, "old", "new", "end", None, "new", "last"]
 
 
-def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere() -> None:
+def test_console_shows_progress_as_a_bar_or_as_few_lines() -> None:
     for terminal in (True, False):
         said: list[str] = []
         console = Console(said.append, terminal=terminal)
-        for percent in range(0, 101, 5):
+        for percent in range(101):
             console.progress("kernel", "loading the model", percent / 100)
-        console.say("serving")
+        console.line("kernel", "ready")
         if terminal:
-            assert said[10].endswith("[" + "#" * 15 + " " * 15 + "]  50 %")
+            assert any(words.endswith(f"[{'#' * 15}{' ' * 15}]  50 %") for words in said)
             assert all(words.startswith("\r\x1b[K") for words in said[:-1])
+            assert said[-2:] == ["\r\x1b[K", "kernel: ready\n"]
         else:
-            assert said == [
-                *(f"kernel: loading the model {share} %\n" for share in (0, 25, 50, 75, 100)),
-                "serving\n",
-            ]
+            shares = [f"kernel: loading the model {share} %\n" for share in (0, 25, 50, 75, 100)]
+            assert said == [*shares, "kernel: ready\n"]
 
 
-async def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
+async def test_role_that_dies_is_started_again(tmp_path: Path) -> None:
     script = f"{READY}\ntime.sleep(0.05)\nos._exit(3) if not os.path.exists('{tmp_path}/once') "
     script += f"and open('{tmp_path}/once', 'w').close() is None else sys.stdin.read()"
-    said: list[str] = []
-    small = role(tmp_path, script, said)
-    keeping = asyncio.create_task(small.keep())
-    async with asyncio.timeout(20):
-        while small.starts < 2 or not small.ready.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert "small: ended (exit code 3); starting it again\n" in said
-    await small.stop()
-    await keeping
+    small = role(tmp_path, script)
+    async with kept(small):
+        await wait_until(lambda: small.starts == 2 and small.ready.is_set())
+    assert "small: ended (exit code 3); starting it again\n" in small.said
 
 
-async def test_a_role_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
-    """It has its time before it is ready; then it lives while it beats, and not when it stops."""
+async def test_role_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    """Before it is ready it has its time; then it lives for as long as it beats."""
     script = f"""
 time.sleep(1.2)
 {READY}
@@ -143,31 +143,23 @@ for _ in range(16):
     print(json.dumps({{"event": "alive"}}), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-    said: list[str] = []
-    small = role(tmp_path, script, said, hang_seconds=1.0)
+    small = role(tmp_path, script, hang_seconds=1.0)
     heard: list[bool] = []
     small._on_silence = lambda _name, silent: heard.append(silent)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    began, first = time.monotonic(), small.about["pid"]
-    async with asyncio.timeout(20):
-        while alive(first):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert time.monotonic() - began > 1.3
-    async with asyncio.timeout(20):
-        while small.about["pid"] == first:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert said[:3] == [
+    async with kept(small):
+        began, first = time.monotonic(), small.about["pid"]
+        await wait_until(lambda: not alive(first))
+        assert time.monotonic() - began > 1.3
+        await wait_until(lambda: small.about["pid"] != first)
+    assert small.said[:3] == [
         "small: hangs\n",
         "small: has said nothing for 1 s; it is killed\n",
         "small: ended (killed by SIGKILL); starting it again\n",
     ]
     assert heard[:2] == [True, False]  # the next process begins well
-    await small.stop()
-    await keeping
 
 
-async def test_a_role_that_stops_for_long_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+async def test_role_that_takes_long_to_stop_does_not_count_as_hanging(tmp_path: Path) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), sys.exit(0)))
 {READY}
@@ -175,24 +167,21 @@ while True:
     time.sleep(0.02)
     print(json.dumps({{"event": "alive"}}), flush=True)
 """
-    said: list[str] = []
-    small = role(tmp_path, script, said, stop_seconds=10, hang_seconds=0.8)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    await small.stop()
-    await keeping
-    assert said == []
+    small = role(tmp_path, script, stop_seconds=10, hang_seconds=0.8)
+    async with kept(small):
+        pass
+    assert small.said == []
 
 
-def test_every_role_beats_often_enough(tmp_path: Path) -> None:
+def test_roles_all_beat_often_enough(tmp_path: Path) -> None:
     for spec in role_specs(ServeOptions(data_dir=tmp_path, hang_seconds=8), tmp_path):
         beats = spec.config["beat_seconds"], spec.beat_seconds
         assert (spec.hang_seconds, *beats) == (8, BEAT_SECONDS, BEAT_SECONDS)
         assert BEAT_SECONDS * (SILENT_BEATS + 1) <= 1  # a second, whenever its last beat was
 
 
-def test_a_role_goes_on_beating_when_nobody_reads(tmp_path: Path) -> None:
-    """A supervisor that is stopped stops nobody else: 200,000 bytes are more than a pipe holds."""
+def test_role_continues_to_beat_when_its_output_is_not_read(tmp_path: Path) -> None:
+    """A supervisor that is stopped stops no role: 200,000 bytes are more than a pipe holds."""
     script = """
 import asyncio, sys
 from symphony_kernel.protocol.heartbeat import beat
@@ -211,38 +200,32 @@ asyncio.run(main())
         assert process.wait(20) == 0
 
 
-async def test_a_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {READY}
 while True:
     time.sleep(60)
 """
-    said: list[str] = []
-    small = role(tmp_path, script, said)
+    small = role(tmp_path, script)
     started: list[Started] = []
     small._on_process = lambda name, process: started.append(process)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    first = small.about["pid"]
-    assert started == [Started(first, 1)]
-    await small.retire(2)  # another one, which is not there yet
-    assert alive(first)
-    await small.retire(1)
-    async with asyncio.timeout(20):
-        while small.about["pid"] == first or not small.ready.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert not alive(first)
-    assert started[1] == Started(small.about["pid"], 2)
-    assert any("did not retire in time" in line for line in said)
-    await small.retire(1)  # it has gone already
-    assert alive(small.about["pid"])
-    await small.stop()
-    await keeping
+    async with kept(small):
+        first = small.about["pid"]
+        assert started == [Started(first, 1)]
+        await small.retire(2)  # another one, which is not there yet
+        assert alive(first)
+        await small.retire(1)
+        await wait_until(lambda: small.about["pid"] != first and small.ready.is_set())
+        assert not alive(first)
+        assert started[1] == Started(small.about["pid"], 2)
+        assert any("did not retire in time" in line for line in small.said)
+        await small.retire(1)  # it has gone already
+        assert alive(small.about["pid"])
 
 
-async def test_a_role_that_says_anything_is_kept(tmp_path: Path) -> None:
-    """A worker that was taken over writes what it likes; that is its own affair."""
+async def test_role_that_writes_anything_is_kept(tmp_path: Path) -> None:
+    """A worker that was taken over may write anything to its supervisor."""
     script = f"""
 for said in ("[]", "7", "{{}}", "[" * 100_000, "x" * 3_000_000, "\\x1b[2Jgone"):
     print(said, flush=True)
@@ -255,21 +238,18 @@ print("\\x1b[2Jlast", file=sys.stderr, flush=True)
 {READY}
 time.sleep(60)
 """
-    said: list[str] = []
-    small = role(tmp_path, script, said)
+    small = role(tmp_path, script)
     heard: list[Any] = []
     small._on_progress = lambda _name, event: heard.append(event)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    await small.stop()
-    await keeping
+    async with kept(small):
+        pass
     assert small.starts == 1
     assert heard == [None] + 6 * [{"what": "w" * 200, "share": 0.0}]
-    assert not any("\x1b" in words for words in said), said
-    assert {"small: \\x1b[2Jgone\n", "small: \\x1b[2Jlast\n"} <= set(said)
+    assert not any("\x1b" in words for words in small.said), small.said
+    assert {"small: \\x1b[2Jgone\n", "small: \\x1b[2Jlast\n"} <= set(small.said)
 
 
-async def test_the_gateway_alone_has_others_retired(tmp_path: Path) -> None:
+async def test_retirement_is_taken_from_the_gateway_only(tmp_path: Path) -> None:
     console = Console(lambda _: None, terminal=False)
     supervisor = Supervisor(ServeOptions(model="embedded", data_dir=tmp_path), console, tmp_path)
     *others, gateway = supervisor._roles
@@ -282,7 +262,7 @@ async def test_the_gateway_alone_has_others_retired(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])
-async def test_a_role_that_never_starts_ends_everything(
+async def test_role_that_never_starts_ends_the_server(
     tmp_path: Path, code: int, starts: int
 ) -> None:
     script = f"print('small: no such model', file=sys.stderr)\nsys.exit({code})"
@@ -293,11 +273,11 @@ async def test_a_role_that_never_starts_ends_everything(
     assert small.starts == starts
 
 
-async def test_why_a_role_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_role_that_cannot_start_has_its_reason_in_one_line(tmp_path: Path) -> None:
     words = "size is 9\\n; at most 8" + 2000 * "."
     script = f"""
 print(json.dumps({{"event": "refused", "words": "{words}"}}), flush=True)
-print('small: what nobody needs to read again', file=sys.stderr)
+print('small: what need not be read again', file=sys.stderr)
 sys.exit({CONFIGURATION_WRONG})
 """
     small = role(tmp_path, script)
@@ -324,21 +304,16 @@ sys.exit(CODE)
 
 
 @pytest.mark.parametrize("code", [1, CONFIGURATION_WRONG])
-async def test_a_role_that_was_ready_may_fail_more_often(
+async def test_role_that_was_ready_may_fail_more_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
     small = role(tmp_path, FAILS_AGAIN.replace("CODE", str(code)))
-    keeping = asyncio.create_task(small.keep())
-    async with asyncio.timeout(40):
-        while not (small.starts == 8 and small.ready.is_set()):
-            assert not keeping.done() or keeping.result()
-            await asyncio.sleep(0.02)
-    await small.stop()
-    await keeping
+    async with kept(small):
+        await wait_until(lambda: small.starts == 8 and small.ready.is_set(), 40)
 
 
-async def test_a_role_that_is_not_ready_again_for_long_ends_everything(
+async def test_role_that_is_not_ready_again_for_long_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_runtime.supervisor.role._PAUSE_SECONDS", (0.01, 0.02))
@@ -349,7 +324,7 @@ async def test_a_role_that_is_not_ready_again_for_long_ends_everything(
     assert small.starts > 1
 
 
-async def test_a_role_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_role_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 import subprocess
@@ -358,28 +333,14 @@ print(json.dumps({"event": "ready", "pid": os.getpid(), "child": child.pid}), fl
 time.sleep(600)
 """
     small = role(tmp_path, script)
-    keeping = asyncio.create_task(small.keep())
-    await asyncio.wait_for(small.ready.wait(), 20)
-    await asyncio.wait_for(small.stop(), 10)
-    await asyncio.wait_for(keeping, 20)
+    async with kept(small):
+        pass
     await asyncio.sleep(0.1)
     assert not alive(small.about["pid"])
     assert not alive(small.about["child"])
 
 
-def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
-    for terminal, lines in ((True, 0), (False, 5)):
-        said: list[str] = []
-        console = Console(said.append, terminal=terminal)
-        for percent in range(101):
-            console.progress("kernel", "loading the model", percent / 100)
-        assert "".join(said).count("\n") == lines
-        console.line("kernel", "ready")
-        assert said[-1] == "kernel: ready\n"
-        assert (said[-2] == "\r\x1b[K") is terminal
-
-
-def test_secrets_are_new_each_time_and_workers_see_little(
+def test_secrets_are_new_at_each_start_and_known_only_where_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -422,7 +383,7 @@ PLAIN = {
 }
 
 
-def test_each_role_sees_what_it_needs_of_the_environment(
+def test_roles_see_only_what_they_need_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**SECRETS, **PLAIN}.items():
@@ -440,7 +401,7 @@ def test_each_role_sees_what_it_needs_of_the_environment(
         assert all({"PATH", "HOME"} <= each.keys() for each in seen.values())
 
 
-def test_no_process_of_a_server_holds_the_operator_s_secrets(tmp_path: Path) -> None:
+def test_server_processes_hold_no_secret_of_the_operator(tmp_path: Path) -> None:
     given = {name: value for name, value in SECRETS.items() if name != "SYMPHONY_STORE"}
     with running_server(tmp_path, environment=given) as server:
         looked = 0
@@ -454,67 +415,60 @@ def test_no_process_of_a_server_holds_the_operator_s_secrets(tmp_path: Path) -> 
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
 
-def test_a_gateway_s_name_that_others_could_read_is_its_owner_s_again(tmp_path: Path) -> None:
+def test_gateway_name_file_is_made_readable_by_its_owner_only(tmp_path: Path) -> None:
     (tmp_path / "gateway.id").write_text("0123456789abcdef\n")
     (tmp_path / "gateway.id").chmod(0o644)
     assert gateway_name(tmp_path) == "0123456789abcdef"
     assert (tmp_path / "gateway.id").stat().st_mode & 0o777 == 0o600
 
 
-def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
-    config = tmp_path / "symphony.toml"
-    config.write_text('port = 1234\nworkers = 3\ndata_dir = "data"\ndrain_seconds = 2\n')
-    options = read_options(config, {"port": 5, "workers": None})
+def options_of(folder: Path, text: str, **given: Any) -> ServeOptions:
+    """Return the options of a file with this text, and of a command line."""
+    (folder / "symphony.toml").write_text(text)
+    return read_options(folder / "symphony.toml", given)
+
+
+def test_options_of_the_command_line_win_over_the_file(tmp_path: Path) -> None:
+    text = 'port = 1234\nworkers = 3\ndata_dir = "data"\ndrain_seconds = 2\n'
+    options = options_of(tmp_path, text, port=5, workers=None)
     assert (options.port, options.workers, options.drain_seconds) == (5, 3, 2)
     assert options.data_dir == tmp_path / "data"
     assert read_options(None, {}) == ServeOptions()
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "pool_bytes",
-        "host_pool_tokens",
-        "tenant_host_tokens_max",
-        "tenant_disk_tokens_max",
-        "threads",
-    ],
-)
-def test_what_nobody_sets_by_default_can_be_set_in_the_file(tmp_path: Path, name: str) -> None:
-    config = tmp_path / "symphony.toml"
-    config.write_text(f"{name} = 7\n")
-    assert getattr(read_options(config, {}), name) == 7
-    config.write_text(f'{name} = "7"\n')
+    "name", ["pool_bytes", "host_pool_tokens", "tenant_host_tokens_max", "tenant_disk_tokens_max",
+             "threads"]
+)  # fmt: skip
+def test_options_without_a_default_can_be_set_in_the_file(tmp_path: Path, name: str) -> None:
+    assert getattr(options_of(tmp_path, f"{name} = 7\n"), name) == 7
     with pytest.raises(OptionsError, match=f"{name} must be an integer"):
-        read_options(config, {})
+        options_of(tmp_path, f'{name} = "7"\n')
 
 
-def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
-    config = tmp_path / "symphony.toml"
-    config.write_text("max_decode_gap_ms = 50\ndelivery_ms = 5\n[tenant_weights]\nresearch = 2\n")
-    kernel, *_ = role_specs(read_options(config, {}), tmp_path)
+def test_options_of_device_sharing_reach_the_kernel(tmp_path: Path) -> None:
+    text = "max_decode_gap_ms = 50\ndelivery_ms = 5\n[tenant_weights]\nresearch = 2\n"
+    kernel, *_ = role_specs(options_of(tmp_path, text), tmp_path)
     assert kernel.config["max_decode_gap_ms"] == 50
     assert kernel.config["delivery_ms"] == 5
     assert kernel.config["tenant_weights"] == {"research": 2}
     shares = ("[tenant_weights]\na = 0", '[tenant_weights]\na = "2"')
     for wrong in ("max_decode_gap_ms = -1", "delivery_ms = -1", "delivery_ms = 2000", *shares):
-        config.write_text(wrong)
         with pytest.raises(OptionsError, match=wrong.split()[0].strip("[]")):
-            read_options(config, {})
+            options_of(tmp_path, wrong)
 
 
-def test_over_how_many_devices_a_model_goes_reaches_the_kernel(tmp_path: Path) -> None:
-    config = tmp_path / "symphony.toml"
-    config.write_text("tensor_parallel = 4\n")
-    kernel, *_ = role_specs(read_options(config, {}), tmp_path)
+def test_options_of_tensor_parallelism_reach_the_kernel(tmp_path: Path) -> None:
+    text = "tensor_parallel = 4\n"
+    kernel, *_ = role_specs(options_of(tmp_path, text), tmp_path)
     assert kernel.config["tensor_parallel"] == 4
     for wrong, words in (({"tensor_parallel": 0}, "tensor_parallel must be an integer from 1"),
                          ({"disk_pool_tokens": 1600}, "no disk tier")):  # fmt: skip
         with pytest.raises(OptionsError, match=words):
-            read_options(config, wrong)
+            options_of(tmp_path, text, **wrong)
 
 
-def test_where_the_books_are_is_told_to_the_gateway_and_to_nobody_else(
+def test_store_url_is_known_to_the_gateway_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "postgresql://symphony:hush@db.example/symphony"
@@ -528,14 +482,14 @@ def test_where_the_books_are_is_told_to_the_gateway_and_to_nobody_else(
         read_options(None, {"store": "mysql://db.example"})
 
 
-def test_the_kernels_journal_is_beside_its_socket_unless_it_keeps_none(tmp_path: Path) -> None:
+def test_journal_is_next_to_the_kernels_socket_unless_disabled(tmp_path: Path) -> None:
     for given, wanted in (({}, str(tmp_path / "journal")), ({"journal": False}, None)):
         kernel, *_ = role_specs(read_options(None, given), tmp_path)
         assert kernel.config["journal"] == wanted
         assert kernel.config["ended"] is None
 
 
-async def test_a_role_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
+async def test_role_knows_how_the_process_before_it_ended(tmp_path: Path) -> None:
     script = """
 config = json.loads(sys.stdin.readline())
 print(json.dumps({"event": "ready", "ended": config["ended"]}), flush=True)
@@ -543,21 +497,14 @@ sys.exit(7) if config["ended"] is None else sys.stdin.read()
 """
     small = role(tmp_path, script)
     small.spec.config["ended"] = None
-    keeping = asyncio.create_task(small.keep())
-    while small.starts < 2 or not small.ready.is_set():
-        await small.ready.wait()
-        await asyncio.sleep(0.01)
-    assert small.about["ended"] == 7
-    await small.stop()
-    await keeping
+    async with kept(small):
+        await wait_until(lambda: small.starts == 2 and small.ready.is_set())
+        assert small.about["ended"] == 7
 
 
-def test_one_data_directory_has_one_server(tmp_path: Path) -> None:
+def test_data_directory_has_one_server(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
-        second = subprocess.run(
-            [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        second = symphony("serve", "--data-dir", str(tmp_path))
         assert second.returncode == 1
         assert "another server uses" in second.stderr
         place = read_place(tmp_path / "server.json")
@@ -567,7 +514,7 @@ def test_one_data_directory_has_one_server(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / "symphony" / "server.json").exists()
 
 
-def test_commands_find_the_newest_server_that_runs(tmp_path: Path) -> None:
+def test_server_place_is_the_newest_servers_that_runs(tmp_path: Path) -> None:
     known = tmp_path / "server.json"
     first, second = (
         ServerPlace(f"http://127.0.0.1:{pid}", tmp_path / str(pid) / "default.key", pid)
@@ -585,22 +532,19 @@ def test_commands_find_the_newest_server_that_runs(tmp_path: Path) -> None:
         assert read_place(known) == (None if ended else first)
 
 
-def test_a_configuration_that_cannot_be_served_ends_at_once(tmp_path: Path) -> None:
+def test_server_with_an_unusable_configuration_ends_at_once(tmp_path: Path) -> None:
     for arguments, words in (
         (["--host", "0.0.0.0"], "can be reached by other machines"),
         (["--host", "192.0.2.1"], "can be reached by other machines"),
         (["--executor", "torch", "--model", str(tmp_path / "none")], "none"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0",
-             "--executor", "simulated", "--data-dir", str(tmp_path), *arguments],
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+        options = ("--port", "0", "--executor", "simulated", "--data-dir", str(tmp_path))
+        done = symphony("serve", *options, *arguments, timeout=100)
         assert done.returncode == 1
         assert words in done.stderr
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+def test_server_at_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with running_server(tmp_path, "--drain-seconds", "60") as server:
         below = descendants(server.process.pid)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Limits of runs, traps and kills, one by one. `tests/hostile/guests` has guests by the dozen."""
+"""Limits of runs, kills and faults. `tests/hostile/guests` has tables of hostile guests."""
 
 import asyncio
 import time
@@ -7,59 +7,40 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.limits import CANCEL_MS_MAX
 
-from tests.support.run_by import run_by
-from tests.support.worker.guests import DECODE, SPIN, data, main, module
-from tests.support.worker.rig import LIMITS, RunResult, WorkerRig, with_worker
+from tests.support.worker.guests import DECODE, SPIN, call, data, drop, forever, main, module
+from tests.support.worker.rig import LIMITS, WorkerRig
+from tests.support.worker.snippets import CHILD, child
 
 KILL_MS = 10 * CANCEL_MS_MAX  # the machine may be busy with other tests; alone it takes a few
 
+LISTEN = call("await", "(call $recv)")
+SLEEP = call("await", call("sleep", 100_000))
 LOOP_START = module('(func (export "_start"))', "(func $begin (loop $l (br $l)))", "(start $begin)")
 GROWER = main(
     """(loop $l (br_if $l (i32.ge_s (memory.grow (i32.const 1)) (i32.const 0))))
     (i32.store (i32.sub (i32.mul (memory.size) (i32.const 65536)) (i32.const 4)) (i32.const 1))
     (call $say (memory.size)) (i32.const 0)"""
 )
-SMASHER = main(
-    "(call $down (i32.const 1))",
-    "(func $down (param i32) (result i32)"
-    " (i32.add (local.get 0) (call $down (i32.add (local.get 0) (i32.const 1)))))",
-)
 
 
-async def beside(rig: WorkerRig, program: str, milliseconds: int = 300) -> RunResult:
-    hostile = await rig.start(program)
-    until = time.monotonic() + milliseconds / 1000
-    while True:
-        ended = await rig.run(DECODE, bytes([3]))
-        assert (ended.status, len(ended.messages)) == ("exited", 3)
-        if time.monotonic() >= until or hostile.ended.done():
-            break
-    hostile.kill("enough")
-    return await hostile.ended
-
-
-def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
+async def test_call_beside_many_loops_waits_for_about_a_slice(rig: WorkerRig) -> None:
     tokens = 50
 
-    async def computed_beside(rig: WorkerRig, loops: int) -> int:
+    async def computed_beside(loops: int) -> int:
         hostile = [await rig.start(SPIN) for _ in range(loops)]
         assert (await rig.run(DECODE, bytes([tokens]))).status == "exited"
         for run in hostile:
             run.kill("enough")
         return sum([int((await run.ended).usage["cpu_ms"]) for run in hostile])
 
-    async def test(rig: WorkerRig) -> None:
-        # What a kernel takes to answer they compute in any case, so two are the measure of 32: a
-        # slice when the call is made, and one when its answer comes; not one for each loop.
-        few = min([await computed_beside(rig, 2) for _ in range(3)])
-        many = min([await computed_beside(rig, 32) for _ in range(3)])
-        assert many < 5 * few
-
-    with_worker(test)
+    # What a kernel takes to answer they compute in any case, so two are the measure of 32: a
+    # slice when the call is made, and one when its answer comes; not one for each loop.
+    few = min([await computed_beside(2) for _ in range(3)])
+    many = min([await computed_beside(32) for _ in range(3)])
+    assert many < 5 * few
 
 
-@run_by(with_worker)
-async def test_a_tenant_has_its_share_however_many_of_another_compute(rig: WorkerRig) -> None:
+async def test_tenant_has_its_share_beside_many_loops_of_another(rig: WorkerRig) -> None:
     loops, cpu_ms = 12, 150
     hostile = [await rig.start(SPIN) for _ in range(loops)]
 
@@ -77,28 +58,13 @@ async def test_a_tenant_has_its_share_however_many_of_another_compute(rig: Worke
         await run.ended
 
 
-@run_by(with_worker)
 async def test_memory_at_its_limit_is_in_the_usage(rig: WorkerRig) -> None:
     ended = await rig.run(GROWER)
     assert int.from_bytes(ended.output, "little") == LIMITS["memory_bytes"] >> 16
     assert ended.usage["peak_memory_bytes"] == LIMITS["memory_bytes"]
 
 
-@run_by(with_worker)
-async def test_traps_end_with_words(rig: WorkerRig) -> None:
-    for program, words in {
-        SMASHER: "stack overflow",
-        main("unreachable"): "unreachable instruction",
-        main("(i32.load (i32.const -1))"): "out-of-bounds memory access",
-        main("(i32.rem_u (i32.const 1) (i32.const 0))"): "integer division by zero",
-        module('(func (export "_start"))', "(start $f)", "(func $f unreachable)"): "unreachable",
-    }.items():
-        ended = await beside(rig, program, 20)
-        assert (ended.status, words in ended.reason) == ("trapped", True), ended
-
-
-@run_by(with_worker)
-async def test_the_names_of_a_program_do_not_fill_the_link(rig: WorkerRig) -> None:
+async def test_trap_reason_with_long_names_is_cut(rig: WorkerRig) -> None:
     """Three of them stand in a reason; a frame beyond its limit would cut the worker off."""
     name = "$" + 12_000_000 * "x"
     ended = await rig.run(main(f"(call {name})", f"(func {name} (result i32) unreachable)"))
@@ -106,37 +72,26 @@ async def test_the_names_of_a_program_do_not_fill_the_link(rig: WorkerRig) -> No
     assert ended.reason.startswith("unreachable instruction (in xxxx")
 
 
-@run_by(with_worker)
 async def test_cpu_time_is_limited_and_waiting_costs_none(rig: WorkerRig) -> None:
     ended = await rig.run(SPIN, limits={"cpu_ms": 50})
     assert ended.status == "killed"
     assert ended.reason == "cpu time limit: it computed for more than 50 ms"
     assert 50 <= ended.usage["cpu_ms"] < 500
-    sleeper = main("(call $await (call $sleep (i64.const 120))) (i32.const 0)")
+    sleeper = main(f"{call('await', call('sleep', 120))} (i32.const 0)")
     ended = await rig.run(sleeper, limits={"cpu_ms": 50})
     assert ended.status == "exited"
     assert ended.usage["wall_ms"] >= 120
     assert ended.usage["cpu_ms"] < 50
 
 
-@run_by(with_worker)
-async def test_wall_time_is_limited_for_who_computes_and_who_waits(rig: WorkerRig) -> None:
-    waits = main("(call $await (call $recv)) (i32.const 0)")
-    for program in (SPIN, waits):
+async def test_wall_time_is_limited_while_computing_and_waiting(rig: WorkerRig) -> None:
+    for program in (SPIN, main(f"{LISTEN} (i32.const 0)")):
         ended = await rig.run(program, limits={"wall_ms": 100})
         assert ended.reason == "wall time limit: it ran longer than 100 ms"
         assert 100 <= ended.usage["wall_ms"] < 10_000
 
 
-@run_by(with_worker)
-async def test_tokens_are_limited_by_the_kernel(rig: WorkerRig) -> None:
-    ended = await rig.run(DECODE, bytes([200]), limits={"tokens": 10})
-    assert ended.status == "killed"
-    assert "10 tokens" in ended.reason
-
-
-@run_by(with_worker)
-async def test_a_kill_is_quick_among_many_hogs(rig: WorkerRig) -> None:
+async def test_kill_beside_many_loops_is_quick(rig: WorkerRig) -> None:
     runs = [await rig.start(SPIN) for _ in range(40)]
     await asyncio.sleep(0.1)
     took = []
@@ -153,15 +108,14 @@ async def test_a_kill_is_quick_among_many_hogs(rig: WorkerRig) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "(call $await (call $sleep (i64.const 100000)))",
-        "(call $await (call $recv))",
-        "(drop (call $channel_recv (i32.const 0) (i32.const 1))) (call $await (call $recv))",
-        "(drop (call $sleep (i64.const 5))) (loop $l (br $l))",
-        "(loop $l (drop (call $kv_len (call $kv_create))) (br $l))",
+        SLEEP,
+        LISTEN,
+        drop("channel_recv", 0, 1) + LISTEN,
+        drop("sleep", 5) + forever(""),
+        forever(drop("kv_len", "(call $kv_create)")),
     ],
 )
-@run_by(with_worker)
-async def test_a_suspended_or_running_guest_is_killed_alike(rig: WorkerRig, *, body: str) -> None:
+async def test_kill_ends_suspended_and_running_guests(rig: WorkerRig, body: str) -> None:
     for pause in (0, 0.02):
         run = await rig.start(main(f"{body} (i32.const 0)"))
         await asyncio.sleep(pause)
@@ -170,8 +124,7 @@ async def test_a_suspended_or_running_guest_is_killed_alike(rig: WorkerRig, *, b
         assert (ended.status, ended.reason) == ("killed", "because")
 
 
-@run_by(with_worker)
-async def test_frames_for_instances_that_ended_are_nothing(rig: WorkerRig) -> None:
+async def test_frames_for_an_ended_instance_are_ignored(rig: WorkerRig) -> None:
     run = await rig.start(SPIN)
     for _ in range(3):
         run.kill()
@@ -181,61 +134,44 @@ async def test_frames_for_instances_that_ended_are_nothing(rig: WorkerRig) -> No
     assert (await run.ended).status == "killed"
 
 
-@pytest.mark.parametrize(
-    "then", ["(loop $l (br $l))", "(call $await (call $sleep (i64.const 9999)))"]
-)
-@run_by(with_worker)
-async def test_the_memory_of_a_whole_family_is_limited(rig: WorkerRig, *, then: str) -> None:
-    """Each stays below its own limit; together they do not, whether or not they make calls."""
-    packed = msgpack.packb({"entry": "child", "input": b"", "grants": []})
-    child = f"""(func (export "child") (result i32)
-          (drop (memory.grow (i32.const 1000))) {then} (i32.const 0))"""
-    spawn = f"(call $await (call $spawn (i32.const 100) (i32.const {len(packed)})))"
-    wait = "(call $await (call $recv)) (i32.const 0)"
-    ended = await rig.run(main(5 * spawn + wait, data(100, packed), child))
+async def check_five_children_are_too_much(rig: WorkerRig, request: bytes, *parts: str) -> None:
+    spawn = call("await", call("spawn", 100, len(request)))
+    ended = await rig.run(main(f"{5 * spawn} {LISTEN} (i32.const 0)", data(100, request), *parts))
     assert ended.status == "killed"
     assert ended.reason.startswith("memory limit: it and its children")
 
 
-@run_by(with_worker)
-async def test_the_memory_of_start_functions_counts_too(rig: WorkerRig) -> None:
+@pytest.mark.parametrize("then", [forever(""), SLEEP])
+async def test_memory_of_a_run_with_its_children_is_limited(rig: WorkerRig, then: str) -> None:
+    """Each stays below its own limit; together they do not, whether or not they make calls."""
+    grown = child(f"(drop (memory.grow (i32.const 1000))) {then} (i32.const 0)")
+    await check_five_children_are_too_much(rig, CHILD, grown)
+
+
+async def test_memory_of_start_functions_counts_towards_the_run(rig: WorkerRig) -> None:
     start = "(func $grow (drop (memory.grow (i32.const 1000))) (loop $l (br $l))) (start $grow)"
     rig.add(module('(func (export "_start"))', start), "child")
-    packed = msgpack.packb({"program": "child", "input": b""})
-    spawn = f"(call $await (call $spawn (i32.const 100) (i32.const {len(packed)})))"
-    wait = "(call $await (call $recv)) (i32.const 0)"
-    ended = await rig.run(main(5 * spawn + wait, data(100, packed)))
-    assert ended.status == "killed"
-    assert ended.reason.startswith("memory limit: it and its children")
+    await check_five_children_are_too_much(rig, msgpack.packb({"program": "child", "input": b""}))
     # What was only assumed is not told.
     ended = await rig.run(LOOP_START, limits={"cpu_ms": 20})
     assert ended.usage["peak_memory_bytes"] < LIMITS["memory_bytes"]
 
 
-@run_by(with_worker)
-async def test_an_import_as_the_entry_harms_nobody(rig: WorkerRig) -> None:
-    """The engine calls the host without a guest; looking for its memory once ended the process."""
-    entry = '(export "lip_main" (func $kv_create))'
-    assert (await rig.run(module(entry))).status == "exited"
-    assert (await rig.run(DECODE, bytes([2]))).status == "exited"
+async def test_large_calls_wait_until_the_kernel_reads_them(rig: WorkerRig) -> None:
+    file = "(local.get $kv)"
+    calls = drop("pred", file, 0, 20000, 0, 0, 0) + drop("kv_extract", file, 0, 9000)
+    body = f"(local.set $kv (call $kv_create)) {forever(calls)} (i32.const 0)"
+    hostile = await rig.start(main(body, locals_="(local $kv i32)"))
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        ended = await rig.run(DECODE, bytes([3]))
+        assert (ended.status, len(ended.messages)) == ("exited", 3)
+    assert not hostile.ended.done()
+    hostile.kill("enough")
+    assert (await hostile.ended).status == "killed"
 
 
-@run_by(with_worker)
-async def test_large_calls_wait_for_who_reads_them(rig: WorkerRig) -> None:
-    program = main(
-        """(local.set $kv (call $kv_create))
-            (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 20000)
-              (i32.const 0) (i32.const 0) (i32.const 0)))
-              (drop (call $kv_extract (local.get $kv) (i32.const 0) (i32.const 9000)))
-              (br $l)) (i32.const 0)""",
-        locals_="(local $kv i32)",
-    )
-    ended = await beside(rig, program)
-    assert ended.status == "killed"
-
-
-@run_by(with_worker)
-async def test_a_fault_of_ours_fails_one_run_and_is_told(rig: WorkerRig) -> None:
+async def test_worker_fault_fails_one_run_and_is_recorded(rig: WorkerRig) -> None:
     def broken(*_: object) -> int:
         raise ZeroDivisionError
 
@@ -245,16 +181,13 @@ async def test_a_fault_of_ours_fails_one_run_and_is_told(rig: WorkerRig) -> None
         for handler, wide in kept
     ]
     ended = await rig.run(main("(drop (call $unix_ms)) (i32.const 0)"))
-    assert (ended.status, ended.reason) == (
-        "failed",
-        "a fault of the server: ZeroDivisionError",
-    )
+    told = ended.status, ended.reason
+    assert told == ("failed", "a fault of the server: ZeroDivisionError")
     assert (await rig.run(DECODE, bytes([2]))).status == "exited"
     assert [type(fault) for fault in rig.worker.faults] == [ZeroDivisionError]
     rig.worker.faults.clear()
 
 
-@run_by(with_worker)
-async def test_what_cannot_start_fails_with_a_reason(rig: WorkerRig) -> None:
+async def test_run_that_cannot_start_fails_with_a_reason(rig: WorkerRig) -> None:
     ended = await rig.run(SPIN, entry="absent")
     assert (ended.status, ended.reason) == ("failed", "the program has no entry absent")

@@ -33,7 +33,7 @@ def told(*steps: Step, costs: CostModel | None = None) -> list[tuple[int, ...]]:
     return [call for call in calls if call[0] in (m.Op.WAITS, m.Op.PRED)]
 
 
-def test_a_long_wait_for_the_outside_is_told_and_its_end() -> None:
+def test_idle_hint_is_sent_for_a_long_wait_and_at_its_end() -> None:
     found = told(
         ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), ("await", result(1)),
         ("sleep", 400), ("await", result(3)),
@@ -43,14 +43,14 @@ def test_a_long_wait_for_the_outside_is_told_and_its_end() -> None:
     assert [call[1] for call in found if call[0] == m.Op.WAITS] == [1, 0]
 
 
-def test_short_waits_and_those_without_files_are_nobodys_business() -> None:
+def test_idle_hint_is_not_sent_for_short_waits_or_without_files() -> None:
     assert told(("sleep", 400), ("await", result(0))) == []
     found = told(("kv_create",), ("sleep", 20), ("await", result(1)), ("sleep", 20),
                  ("await", result(3)))  # fmt: skip
     assert found == []
 
 
-def test_who_waits_for_a_pred_too_has_work_at_the_kernel() -> None:
+def test_idle_hint_is_not_sent_while_a_pred_is_pending() -> None:
     found = told(
         ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), ("sleep", 400),
         ("await", result(2)), ("await", result(1)),

@@ -1,4 +1,4 @@
-"""What a run's instances have together: nobody is refused before the sum says so."""
+"""What a run's instances hold together: none is refused before the sum is full."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,9 @@ def pool_of(most: int = MOST) -> LimitPool:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=120))
-def test_one_is_refused_when_its_own_or_the_sum_is_full(steps: list[tuple[int, bool]]) -> None:
+def test_limit_pool_refuses_only_past_its_limit_or_the_sum(
+    steps: list[tuple[int, bool]],
+) -> None:
     pool = pool_of()
     holders = [Holder(pool) for _ in range(4)]
     for index, takes in steps:
@@ -46,7 +48,7 @@ def test_one_is_refused_when_its_own_or_the_sum_is_full(steps: list[tuple[int, b
         assert all(each.held <= EACH for each in holders)
 
 
-def test_what_one_gives_back_at_its_end_others_have() -> None:
+def test_limit_pool_gives_others_what_an_ended_instance_held() -> None:
     pool = pool_of(most=EACH)
     first, second = Holder(pool), Holder(pool)
     for _ in range(EACH):
@@ -59,7 +61,7 @@ def test_what_one_gives_back_at_its_end_others_have() -> None:
     assert pool.leases == {second.lease}
 
 
-def test_a_limit_lower_than_an_instances_own_is_the_one_that_is_told() -> None:
+def test_limit_pool_names_the_lower_limit() -> None:
     holder = Holder(pool_of(most=3))
     for _ in range(3):
         holder.take()

@@ -1,12 +1,12 @@
-"""The worker's process: its links, its ends, and what it has given up."""
+"""The worker's process: its links, its end, and the privileges that it gives up."""
 
 import asyncio
 import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.worker.__main__ import WorkerConfig
 from wasmtime import wat2wasm
 
-from tests.support.run_by import run_by
 from tests.support.sockets import temporary_socket_folder
 from tests.support.worker.guests import HELLO, SPIN
 from tests.support.worker.rig import LIMITS
@@ -29,7 +28,7 @@ ABOUT = {"model": {"name": "m", "vocab_size": 10}}
 
 
 class Role:
-    """A kernel or a gateway that says Welcome and keeps what it hears."""
+    """A kernel or a gateway that says Welcome and keeps the messages that it gets."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self._about = about
@@ -88,9 +87,9 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    with temporary_socket_folder() as folder:  # pytest's own lets nobody else in
+    with temporary_socket_folder() as folder:  # pytest's own is closed to other users
         open_to_workers(folder)
-        async with staged_in(folder) as made:
+        async with asyncio.timeout(60), staged_in(folder) as made:
             yield made
 
 
@@ -128,23 +127,18 @@ async def staged_in(folder: Path) -> AsyncIterator[Scene]:
             server.close()
 
 
-def staged(test: Callable[[Scene], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(60), scene() as made:
-            await test(made)
-
-    asyncio.run(whole())
+@pytest.fixture
+def made() -> AbstractAsyncContextManager[Scene]:
+    return scene()
 
 
-@run_by(staged)
-async def test_it_retires_when_it_is_told_to(made: Scene) -> None:
+async def test_worker_retires_when_the_gateway_says_so(made: Scene) -> None:
     await made.ready()
     made.gateway.tell(m.Retire())
     assert await made.exit_code() == 0
 
 
-@run_by(staged)
-async def test_it_proves_itself_and_runs_programs(made: Scene) -> None:
+async def test_worker_authenticates_and_runs_programs(made: Scene) -> None:
     await made.ready()
     for role in (made.kernel, made.gateway):
         hello = await role.next(m.Hello)
@@ -159,8 +153,7 @@ def of_process(pid: int, file: str) -> str:
     return Path(f"/proc/{pid}/{file}").read_text()
 
 
-@run_by(staged)
-async def test_it_gives_up_what_it_does_not_need(made: Scene) -> None:
+async def test_worker_gives_up_privileges_and_core_files(made: Scene) -> None:
     await made.ready()
     assert "NoNewPrivs:\t1" in of_process(made.child.pid, "status")
     limits = of_process(made.child.pid, "limits")
@@ -168,8 +161,7 @@ async def test_it_gives_up_what_it_does_not_need(made: Scene) -> None:
     assert core.split()[4:6] == ["0", "0"]
 
 
-@run_by(staged)
-async def test_sigterm_ends_its_runs_and_itself(made: Scene) -> None:
+async def test_worker_at_sigterm_ends_its_runs_and_itself(made: Scene) -> None:
     await made.ready()
     made.start(SPIN)
     await made.all_is_taken()
@@ -179,8 +171,7 @@ async def test_sigterm_ends_its_runs_and_itself(made: Scene) -> None:
     assert await made.exit_code() == 0
 
 
-@run_by(staged)
-async def test_many_ends_are_told_before_it_is_gone(made: Scene) -> None:
+async def test_worker_reports_many_ends_before_it_exits(made: Scene) -> None:
     await made.ready()
     made.start(SPIN, 1)
     for instance in range(2, 2_000):
@@ -192,16 +183,14 @@ async def test_many_ends_are_told_before_it_is_gone(made: Scene) -> None:
     assert await made.exit_code() == 0
 
 
-@run_by(staged)
-async def test_it_ends_with_its_supervisor(made: Scene) -> None:
+async def test_worker_ends_with_its_supervisor(made: Scene) -> None:
     await made.ready()
     assert made.child.stdin is not None
     made.child.stdin.close()
     assert await made.exit_code() == 0
 
 
-@run_by(staged)
-async def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(made: Scene) -> None:
+async def test_worker_after_a_kernel_death_fails_its_runs_and_reconnects(made: Scene) -> None:
     await made.ready()
     first = await made.kernel.next(m.Hello)
     made.start(SPIN)
@@ -218,8 +207,7 @@ async def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(made: Sc
     assert (await made.gateway.next(m.Ended)).status == "exited"
 
 
-@run_by(staged)
-async def test_when_the_gateway_dies_it_forgets_and_connects_again(made: Scene) -> None:
+async def test_worker_after_a_gateway_death_forgets_and_reconnects(made: Scene) -> None:
     await made.ready()
     await made.gateway.next(m.Hello)
     made.start(SPIN)
@@ -233,6 +221,6 @@ async def test_when_the_gateway_dies_it_forgets_and_connects_again(made: Scene) 
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"name": "x", "secret": "zz"}'])
-def test_a_configuration_must_be_whole(line: str) -> None:
+def test_worker_configuration_that_is_incomplete_is_refused(line: str) -> None:
     with pytest.raises((ValueError, KeyError)):
         WorkerConfig.parse(line)

@@ -1,4 +1,4 @@
-"""What a run asks to be held to, it is held to, with its children; and each limit says its name."""
+"""Limits that a run is started with: they hold for its children, too, and are told by name."""
 
 import msgpack
 import pytest
@@ -7,128 +7,107 @@ from symphony_kernel.protocol.limit_table import RUN_LIMITS, limit_of, run_defau
 from symphony_kernel.protocol.limits import TABLES_MAX
 from symphony_runtime.worker.run import Run
 
-from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main, say
-from tests.support.worker.rig import RunResult, WorkerRig, with_worker
+from tests.support.worker.guests import call, data, drop, forever, increased, main, say, times
+from tests.support.worker.rig import WorkerRig
+from tests.support.worker.snippets import child
 
 SPAWN = msgpack.packb({"entry": "child", "input": bytes(40), "grants": []})
-BEGIN = f"(call $spawn (i32.const 100) (i32.const {len(SPAWN)}))"
+BEGIN = call("spawn", 100, len(SPAWN))
+LISTENS = child(f"{call('await', '(call $recv)')} (i32.const 0)")
 
 
-def refused_at(call: str) -> str:
+def refused_at(asked: str) -> str:
     """A program that calls until there is an errno: it says how often, and exits with the errno."""
-    body = f"""(loop $more (local.set $r {call})
-      (if (i32.ge_s (local.get $r) (i32.const 0)) (then
-        (local.set $n (i32.add (local.get $n) (i32.const 1))) (br $more))))
-    (call $say (local.get $n)) (local.get $r)"""
-    child = '(func (export "child") (result i32) (call $await (call $recv)) (i32.const 0))'
-    return main(body, data(100, SPAWN), child, locals_="(local $n i32) (local $r i32)")
+    body = f"""(loop $more (local.set $r {asked})
+      (if (i32.ge_s (local.get $r) (i32.const 0)) (then (drop {increased("$n")}) (br $more))))
+    {say("(local.get $n)")} (local.get $r)"""
+    return main(body, data(100, SPAWN), LISTENS, locals_="(local $n i32) (local $r i32)")
 
 
 def hits(rig: WorkerRig) -> dict[str, int]:
-    """Return what the last run of a rig has told of its limits."""
+    """Return which limits the last run of a rig has reported."""
     runs = [ended for ended in rig.gateway.ended if ended.instance in rig.gateway.runs]
     return dict(runs[-1].hits)
 
 
 CALLS = {
-    "tickets": ("(call $sleep (i64.const 60000))", Errno.EAGAIN, 5),
-    "handles": ("(call $kv_create)", Errno.EDQUOT, 5),
+    "tickets": (call("sleep", 60_000), Errno.EAGAIN, 5),
+    "handles": (call("kv_create"), Errno.EDQUOT, 5),
     "children": (BEGIN, Errno.EDQUOT, 5),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-@run_by(with_worker)
-async def test_a_call_past_a_limit_is_refused_by_name(rig: WorkerRig, *, name: str) -> None:
-    call, errno, most = CALLS[name]
-    ended = await rig.run(refused_at(call), limits={name: most})
+async def test_call_past_a_limit_is_refused_with_the_limits_name(rig: WorkerRig, name: str) -> None:
+    asked, errno, most = CALLS[name]
+    ended = await rig.run(refused_at(asked), limits={name: most})
     assert int.from_bytes(ended.output, "little") == most
     assert ended.exit_code == -errno
     assert hits(rig) == {name: 1}
     assert ended.logs == [(2, f"a limit was reached: {name}: at most {most}".encode())]
 
 
-@run_by(with_worker)
-async def test_depth_and_no_children_at_all(rig: WorkerRig) -> None:
+async def test_spawn_without_depth_or_children_is_refused(rig: WorkerRig) -> None:
     for name in ("child_depth", "children"):
         ended = await rig.run(refused_at(BEGIN), limits={name: 0})
         assert (ended.output, ended.exit_code) == (bytes(4), -Errno.EDQUOT)
         assert hits(rig) == {name: 1}
 
 
-@run_by(with_worker)
-async def test_results_that_are_promised_have_a_bound(rig: WorkerRig) -> None:
-    call = "(call $channel_recv (i32.const 0) (i32.const 1))"  # a mebibyte each
-    ended = await rig.run(refused_at(call), limits={"result_bytes": 3 << 20})
+async def test_results_that_are_promised_are_limited(rig: WorkerRig) -> None:
+    promised = call("channel_recv", 0, 1)  # a mebibyte each
+    ended = await rig.run(refused_at(promised), limits={"result_bytes": 3 << 20})
     assert int.from_bytes(ended.output, "little") == 3
     assert ended.exit_code == -Errno.ENOMEM
     assert hits(rig) == {"result_bytes": 1}
 
 
-@run_by(with_worker)
-async def test_last_error_says_which_limit_it_was(rig: WorkerRig) -> None:
+async def test_last_error_names_the_limit(rig: WorkerRig) -> None:
     found = await rig.run(
-        main("""(drop (call $recv)) (drop (call $recv))
-            (drop (call $send (i32.const 0) (call $last_error (i32.const 0) (i32.const 64))))
-            (i32.const 0)"""),
+        main(2 * drop("recv") + drop("send", 0, call("last_error", 0, 64)) + "(i32.const 0)"),
         limits={"tickets": 1},
     )
     assert found.messages == [b"tickets: at most 1"]
 
 
-@run_by(with_worker)
-async def test_children_share_what_their_parent_has(rig: WorkerRig) -> None:
-    child = """(func (export "child") (result i32)
-      (loop $more (br_if $more (i32.ge_s (call $sleep (i64.const 60000)) (i32.const 0))))
-      (call $sleep (i64.const 1)))"""
-    body = f"""(drop (call $claim {BEGIN} (i32.const 0) (i32.const 4)))
-    (drop (call $claim (call $join (i32.const 1)) (i32.const 0) (i32.const 64)))
-    {say("(call $sleep (i64.const 1))")} (i32.const 0)"""
-    ended = await rig.run(main(body, data(100, SPAWN), child), limits={"tickets": 40})
+async def test_limit_of_a_run_is_shared_with_its_children(rig: WorkerRig) -> None:
+    sleep = call("sleep", 60_000)
+    sleeps = child(f"(loop $more (br_if $more (i32.ge_s {sleep} (i32.const 0)))) {sleep}")
+    body = f"""{drop("claim", BEGIN, 0, 4)} {drop("claim", call("join", 1), 0, 64)}
+    {say(sleep)} (i32.const 0)"""
+    ended = await rig.run(main(body, data(100, SPAWN), sleeps), limits={"tickets": 40})
     # The child had them all; with its end they came back to its parent.
     assert int.from_bytes(ended.output, "little") > 0
     assert hits(rig) == {"tickets": 2}
 
 
 ENDS = {
-    "output_bytes": "(drop (call $send (i32.const 0) (i32.const 600)))",
-    "messages": "(drop (call $send (i32.const 0) (i32.const 0)))",
+    "output_bytes": drop("send", 0, 600),
+    "messages": drop("send", 0, 0),
     "cpu_ms": "",
-    "wall_ms": "(call $await (call $sleep (i64.const 5)))",
+    "wall_ms": call("await", call("sleep", 5)),
     "tree_memory_bytes": "(drop (memory.grow (i32.const 1)))",
 }
 LOWER = {"output_bytes": 1_000, "messages": 3, "cpu_ms": 20, "wall_ms": 50,
          "tree_memory_bytes": 5 << 16}  # fmt: skip
 
 
-async def ended_by(rig: WorkerRig, name: str) -> RunResult:
-    # A call behind each turn: memory is looked at when there is one.
-    loop = f"(loop $on {ENDS[name]} (drop (call $clock_ms)) (br $on)) (i32.const 0)"
-    return await rig.run(main(loop), limits={name: LOWER[name]})
-
-
 @pytest.mark.parametrize("name", ENDS)
-@run_by(with_worker)
-async def test_a_run_past_a_limit_is_killed_with_a_reason_of_its_own(
-    rig: WorkerRig, *, name: str
-) -> None:
-    ended = await ended_by(rig, name)
+async def test_run_past_a_limit_is_killed_with_its_reason(rig: WorkerRig, name: str) -> None:
+    # A call in each turn of the loop: memory is looked at when there is one.
+    loop = f"{forever(ENDS[name] + drop('clock_ms'))} (i32.const 0)"
+    ended = await rig.run(main(loop), limits={name: LOWER[name]})
     assert ended.status == "killed"
     assert limit_of(ended.status, ended.reason) == name
     assert str(LOWER[name]) in ended.reason
 
 
-@run_by(with_worker)
-async def test_a_childs_input_counts_as_memory_until_it_has_ended(rig: WorkerRig) -> None:
+async def test_input_of_a_child_counts_as_memory_until_its_end(rig: WorkerRig) -> None:
     spawn = msgpack.packb({"entry": "child", "input": bytes(1 << 16), "grants": []})
-    child = '(func (export "child") (result i32) (i32.const 0))'
-    begin = f"(call $spawn (i32.const 256) (i32.const {len(spawn)}))"
-    join = """(drop (call $claim (call $join (local.get $n)) (i32.const 0) (i32.const 64)))"""
-    body = f"""(loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (drop (call $claim {begin} (i32.const 0) (i32.const 4))) {join}
-          (br_if $more (i32.lt_u (local.get $n) (i32.const 8)))) (i32.const 0)"""
-    program = main(body, data(256, spawn), child, locals_="(local $n i32)")
+    begin = drop("claim", call("spawn", 256, len(spawn)), 0, 4)
+    join = drop("claim", call("join", "(i32.add (local.get $n) (i32.const 1))"), 0, 64)
+    parts = data(256, spawn), child("(i32.const 0)")
+    program = main(f"{times(8, begin + join)} (i32.const 0)", *parts, locals_="(local $n i32)")
     # Two pages of the parent, two of a child, and one more: each child's input comes back.
     ended = await rig.run(program, limits={"tree_memory_bytes": 6 << 16})
     assert (ended.status, ended.reason) == ("exited", "")
@@ -136,8 +115,7 @@ async def test_a_childs_input_counts_as_memory_until_it_has_ended(rig: WorkerRig
     assert limit_of(ended.status, ended.reason) == "tree_memory_bytes"
 
 
-@run_by(with_worker)
-async def test_a_table_past_its_limit_does_not_start(rig: WorkerRig) -> None:
+async def test_table_past_its_limit_does_not_start(rig: WorkerRig) -> None:
     program = main("(table.size $t)", "(table $t 100 funcref)")
     assert (await rig.run(program, limits={"table_elements": 100})).exit_code == 100
     ended = await rig.run(program, limits={"table_elements": 99})
@@ -146,13 +124,11 @@ async def test_a_table_past_its_limit_does_not_start(rig: WorkerRig) -> None:
     assert (await rig.run(grows, limits={"table_elements": 100})).exit_code == -1
 
 
-@run_by(with_worker)
-async def test_an_instance_has_so_many_tables(rig: WorkerRig) -> None:
+async def test_instance_with_too_many_tables_is_killed(rig: WorkerRig) -> None:
     ended = await rig.run(main("(i32.const 0)", *["(table 1 funcref)"] * (TABLES_MAX + 1)))
     assert limit_of(ended.status, ended.reason) == "tables"
 
 
-@run_by(with_worker)
 async def test_memory_past_its_limit_does_not_grow_or_start(rig: WorkerRig) -> None:
     grows = main("(memory.grow (i32.const 1))")
     assert (await rig.run(grows, limits={"memory_bytes": 2 << 16})).exit_code == -1
@@ -160,10 +136,8 @@ async def test_memory_past_its_limit_does_not_grow_or_start(rig: WorkerRig) -> N
     assert limit_of(ended.status, ended.reason) == "memory_bytes"
 
 
-@run_by(with_worker)
-async def test_a_log_is_as_long_as_was_asked_for(rig: WorkerRig) -> None:
-    lines = "(drop (call $log (i32.const 1) (i32.const 0) (i32.const 100)))" * 4
-    program = main(f"{lines} (i32.const 0)")
+async def test_log_is_cut_at_the_runs_limit(rig: WorkerRig) -> None:
+    program = main(4 * drop("log", 1, 0, 100) + "(i32.const 0)")
     ended = await rig.run(program, limits={"log_bytes": 300})
     assert sum(len(line) for _, line in ended.logs) <= 300
     assert b"the log is full" in ended.logs[-1][1]
@@ -171,7 +145,7 @@ async def test_a_log_is_as_long_as_was_asked_for(rig: WorkerRig) -> None:
     assert (await rig.run(program, limits={"log_bytes": 0})).logs == []
 
 
-def test_a_run_without_a_word_has_the_defaults() -> None:
+def test_run_without_limits_has_the_defaults() -> None:
     run, defaults = Run(1, {}), run_defaults()
     assert set(defaults) == {limit.name for limit in RUN_LIMITS}
     assert run.wall_limit_ms == defaults["wall_ms"]

@@ -1,13 +1,11 @@
 """Disks that fail for real, for as long as a test wants them to."""
 
 import contextlib
-import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.faults.small_disk import fill, small_disk
 
 _SMALL_BYTES = 16 << 20
 
@@ -20,20 +18,14 @@ class FullDisk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._filler = folder / "filler"
+        self._fillers: list[Path] = []
 
     def fail(self) -> None:
-        """Fill it to the last byte."""
-        with self._filler.open("ab") as file:
-            size = 1 << 20
-            while size:
-                try:
-                    os.write(file.fileno(), b"x" * size)
-                except OSError:
-                    size //= 2
+        self._fillers.append(fill(self.folder))
 
     def heal(self) -> None:
-        self._filler.unlink(missing_ok=True)
+        while self._fillers:
+            self._fillers.pop().unlink(missing_ok=True)
 
 
 class FailingDisk:
@@ -63,20 +55,12 @@ Disk = FullDisk | FailingDisk
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[FullDisk]:
     """A small disk, mounted for the length of a block; skips the test where that may not be."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SMALL_BYTES}", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("no file system may be mounted here: that needs root")
-    disk = FullDisk(folder)
-    try:
-        yield disk
-    finally:
-        disk.heal()
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(folder, _SMALL_BYTES):
+        disk = FullDisk(folder)
+        try:
+            yield disk
+        finally:
+            disk.heal()
 
 
 @contextlib.contextmanager

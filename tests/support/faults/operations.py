@@ -1,4 +1,4 @@
-"""What a client is told was done, and how to see whether it was: each done while storage fails.
+"""What a client is told was done, and how to see whether it was: for storage that fails.
 
     prepare    what has to be there before
     act        the operation; when it returns, it was acknowledged
@@ -17,31 +17,18 @@ from symphony_runtime.client import Client, ServerError, _check, _translated
 
 from tests.e2e.programs import HANG_WASM, HELLO_WASM, PARROT_WASM, wasm
 from tests.support.server import deaths
-from tests.support.worker.guests import data, main
+from tests.support.worker.crash_guests import SAVER
+from tests.support.worker.guests import call, drop, main
 
 DONE, NOT_DONE, DIED = "done", "not done", "died"
 END_SECONDS = 5.0  # for a run to end, once storage is well again
-# Saves three tokens durably under the name that its input gives.
-SAVER_WASM = wasm(
-    main(
-        """(local.set $n (call $input_read (i32.const 100) (i32.const 60)))
-           (local.set $kv (call $kv_create))
-           (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 3) (i32.const 0)
-                                          (i32.const 0) (i32.const 0))
-                              (i32.const 200) (i32.const 8)))
-           (call $kv_save (local.get $kv) (i32.const 100) (local.get $n) (i32.const 3))""",
-        data(0, b"\x07\0\0\0\x08\0\0\0\x09\0\0\0"),
-        locals_="(local $kv i32) (local $n i32)",
-    )
-)
 # Names a file, which lives no longer than the kernel, as its input says, and sends that back: who
 # looks for the name knows that it ran, even where no run is kept.
 MARKER_WASM = wasm(
     main(
-        """(local.set $n (call $input_read (i32.const 100) (i32.const 60)))
-           (drop (call $kv_save (call $kv_create) (i32.const 100) (local.get $n) (i32.const 1)))
-           (drop (call $send (i32.const 100) (local.get $n)))
-           (i32.const 0)""",
+        f"""(local.set $n {call("input_read", 100, 60)})
+        {drop("kv_save", "(call $kv_create)", 100, "(local.get $n)", 1)}
+        {drop("send", 100, "(local.get $n)")} (i32.const 0)""",
         locals_="(local $n i32)",
     )
 )
@@ -59,7 +46,7 @@ class Clients:
     async def begin(self) -> None:
         for name, program in (
             ("marker", MARKER_WASM), ("hang", HANG_WASM), ("parrot", PARROT_WASM),
-            ("saver", SAVER_WASM),
+            ("saver", SAVER),
         ):  # fmt: skip
             await self.client.upload(program, name)
         assert (await self.client.run("saver", "model"))["exit_code"] == 0
@@ -106,6 +93,11 @@ class Operation:
         raise AssertionError("each operation has its own")
 
 
+def undone(state: str) -> str:
+    """Return the state of a deletion by that of what it deletes."""
+    return {DONE: NOT_DONE, NOT_DONE: DONE}.get(state, state)
+
+
 async def found(asking: Awaitable[Any]) -> Any:
     """Return what a server says, or None for 404."""
     try:
@@ -149,11 +141,11 @@ class Upload(Operation):
         return DONE if result["status"] == "exited" else f"the program does not run: {result}"
 
 
-class DeleteProgram(Operation):
+class DeleteProgram(Upload):
     """A program is gone."""
 
-    async def prepare(self) -> None:
-        await self.client.upload(HELLO_WASM + _custom_section(self.name), self.name)
+    again = False
+    prepare = Upload.act
 
     async def act(self) -> None:
         await self.client.delete_program(self.name)
@@ -358,9 +350,7 @@ class SuspendTenant(CreateTenant):
     """A tenant is suspended."""
 
     again = True
-
-    async def prepare(self) -> None:
-        await self.admin.create_tenant(self.name, weight=7)
+    prepare = CreateTenant.act
 
     async def act(self) -> None:
         await self.admin.change_tenant(self.name, suspended=True)
@@ -372,17 +362,14 @@ class SuspendTenant(CreateTenant):
 class DeleteTenant(CreateTenant):
     """A tenant is gone."""
 
-    refusals = (503,)  # what the tail holds of others' runs cannot be stored now
-
-    async def prepare(self) -> None:
-        await self.admin.create_tenant(self.name, weight=7)
+    refusals = (503,)  # what the crash log holds of others' runs cannot be stored now
+    prepare = CreateTenant.act
 
     async def act(self) -> None:
         await self.admin.delete_tenant(self.name, everything=True)
 
     async def state(self) -> str:
-        before = await super().state()
-        return {DONE: NOT_DONE, NOT_DONE: DONE}.get(before, before)
+        return undone(await super().state())
 
 
 class CreateKey(Operation):
@@ -483,15 +470,13 @@ class DeleteSecret(PutSecret):
     """A secret is gone."""
 
     again = False
-
-    async def prepare(self) -> None:
-        await super().act()
+    prepare = PutSecret.act
 
     async def act(self) -> None:
         await self.client._json("DELETE", f"/v1/secrets/{self.secret}")
 
     async def state(self) -> str:
-        return {DONE: NOT_DONE, NOT_DONE: DONE}[await super().state()]
+        return undone(await super().state())
 
 
 class PutKv(Operation):
@@ -526,16 +511,13 @@ class RemoveKv(PutKv):
     """A KV file's name is gone."""
 
     again = False
-
-    async def prepare(self) -> None:
-        await super().act()
+    prepare = PutKv.act
 
     async def act(self) -> None:
         await self.client.kv_remove(self.name)
 
     async def state(self) -> str:
-        there = await super().state()
-        return {DONE: NOT_DONE, NOT_DONE: DONE}.get(there, there)
+        return undone(await super().state())
 
 
 OPERATIONS: tuple[Callable[[Clients, int], Operation], ...] = (

@@ -4,24 +4,17 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e import programs as guests
-from tests.support.worker.guests import main
+from tests.support.worker.guests import call, drop, main, times
+from tests.support.worker.snippets import CREATE, KV
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
 # A prompt of eight tokens, then four tokens one by one.
 DECODE = guests.wasm(
     main(
-        """
-        (local.set $kv (call $kv_create))
-        (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 8)
-          (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 256) (i32.const 8)))
-        (loop $next
-          (drop (call $claim (call $pred (local.get $kv) (i32.const 256) (i32.const 1)
-            (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 256) (i32.const 8)))
-          (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (br_if $next (i32.lt_u (local.get $n) (i32.const 4))))
-        (drop (call $send (i32.const 256) (i32.const 4)))
-        (i32.const 0)""",
+        f"""{CREATE} {drop("claim", call("pred", KV, 0, 8, 0, 0, 0), 256, 8)}
+        {times(4, drop("claim", call("pred", KV, 256, 1, 0, 0, 0), 256, 8))}
+        {drop("send", 256, 4)} (i32.const 0)""",
         locals_="(local $kv i32) (local $n i32)",
     )
 )

@@ -26,6 +26,18 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Comp
     return completion
 
 
+def used(answer: Any) -> Any:
+    """Return an answer's usage, which must be there."""
+    assert answer.usage is not None
+    return answer.usage
+
+
+def logprobs_of(choice: Any) -> Any:
+    """Return a choice's logprobs, which must be there."""
+    assert choice.logprobs is not None
+    return choice.logprobs
+
+
 def text(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> str:
     return complete(client, prompt, **fields).choices[0].text
 

@@ -35,6 +35,7 @@ from symphony_runtime.worker.worker import Worker
 from tests.support.gateway.routes import undocumented
 from tests.support.kernel.rig import audited
 from tests.support.sockets import make_socket_folder
+from tests.support.waiting import wait_until
 
 WORKER_SECRET = b"w" * 32
 GATEWAY_SECRET = b"g" * 32
@@ -95,7 +96,7 @@ class SystemRig:
             await self.link_worker()
             await self.wait_until_ready()
         else:
-            await self.wait_until_linked()
+            await wait_until(lambda: self.gateway.services.runs.kernel.ready)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -135,13 +136,6 @@ class SystemRig:
                 await self.worker.attach_kernel(await connect_unix(self.config.kernel_socket))
                 return
 
-    async def wait_until_linked(self) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                if self.gateway.services.runs.kernel.ready:
-                    return
-                await asyncio.sleep(0.005)
-
     async def wait_until_ready(self) -> None:
         async with asyncio.timeout(20), Client(self.url) as client:
             while True:
@@ -164,6 +158,9 @@ class SystemRig:
 
     def client(self) -> Client:
         return Client(self.url, self.key)
+
+    def admin(self) -> Client:
+        return Client(self.url, self.admin_key)
 
 
 Scenario = Callable[[SystemRig, Client], Awaitable[None]]

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -91,27 +92,34 @@ def page(cursor: str | None) -> dict[str, Any]:
     return {"tools": more if cursor else listed, "nextCursor": str(number + 1)}
 
 
-def main() -> None:
-    note("start")
+def start_call(number: int, name: str, given: dict[str, Any]) -> None:
+    threading.Thread(target=call, args=(number, name, given), daemon=True).start()
+
+
+def serve(
+    name: str,
+    listing: Callable[[int, str | None], None],
+    calling: Callable[[int, str, dict[str, Any]], None],
+) -> None:
+    """Answer requests until there are no more; the two answer for tools' lists and calls."""
     for line in sys.stdin:
         message = json.loads(line)
-        method, number = message.get("method"), message.get("id")
-        if number is None:
-            note(method)
+        method, number, given = message.get("method"), message.get("id"), message.get("params", {})
+        if number is None or method is None:
+            note(str(method))
         elif method == "initialize":
-            about = {"protocolVersion": message["params"]["protocolVersion"],
+            about = {"protocolVersion": given["protocolVersion"],
                      "capabilities": {"tools": {"listChanged": True}},
-                     "serverInfo": {"name": "test", "version": "1"}}  # fmt: skip
+                     "serverInfo": {"name": name, "version": "1"}}  # fmt: skip
             say({"id": number, "result": about})
         elif method == "tools/list":
-            say({"id": number, "result": page(message.get("params", {}).get("cursor"))})
+            listing(number, given.get("cursor"))
         elif method == "tools/call":
-            asked = message["params"]
-            arguments = (number, asked["name"], asked.get("arguments", {}))
-            threading.Thread(target=call, args=arguments, daemon=True).start()
+            calling(number, given["name"], given.get("arguments", {}))
         else:
             say({"id": number, "error": {"code": -32601, "message": "unknown"}})
 
 
 if __name__ == "__main__":
-    main()
+    note("start")
+    serve("test", lambda number, cursor: say({"id": number, "result": page(cursor)}), start_call)

@@ -71,7 +71,7 @@ class Wait:
 class Crowd:
     """Runs LIPs against a scheduler for a number of steps, and tells a watcher of each launch.
 
-    With `frames` their files are real ones on a device that has no more, and nothing beside it.
+    With `frames` their files are real ones on a device that has no more, without other tiers.
     """
 
     def __init__(

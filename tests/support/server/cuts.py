@@ -1,12 +1,10 @@
 """Cuts: a program saves a file durably, again and again, while the kernel is killed with -9.
 
-The n-th save holds the tokens 1 to n, and the program says n once it has been acknowledged. So
-whatever is there afterwards must be a whole file, the last one that was acknowledged or the one
-that was being saved.
+The n-th save holds the tokens 1 to n, and the program says n once it has been acknowledged. What is
+there afterwards must be a whole file: the last one that was acknowledged or the next one.
 """
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
@@ -14,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import load
-from symphony_runtime.client import Client, ClientError, Event
+from symphony_runtime.client import Client, ClientError
 from wasmtime import wat2wasm
 
-from tests.support.server.server import RunningServer
-from tests.support.worker.guests import data, main
+from tests.support.server.server import RunningServer, first_message
+from tests.support.worker.guests import call, data, drop, increased, main
+from tests.support.worker.snippets import KV
 
 PATH = "cuts/file"
 PAUSE_SECONDS = (0.0, 0.4)  # from the first save that the client knows of to the kill
@@ -27,21 +26,17 @@ PAUSE_SECONDS = (0.0, 0.4)  # from the first save that the client knows of to th
 SAVER_WASM = bytes(
     wat2wasm(
         main(
-            """(local.set $kv (call $kv_open (i32.const 100) (i32.const 9) (i32.const 31)))
+            f"""(local.set $kv {call("kv_open", 100, 9, 31)})
                (if (i32.lt_s (local.get $kv) (i32.const 0))
                  (then (local.set $kv (call $kv_create))))
                (local.set $n (call $kv_len (local.get $kv)))
                (loop $more
-                 (local.set $n (i32.add (local.get $n) (i32.const 1)))
-                 (i32.store (i32.const 200) (local.get $n))
-                 (if (i32.lt_s (call $claim
-                       (call $pred (local.get $kv) (i32.const 200) (i32.const 1) (i32.const 0)
-                                   (i32.const 0) (i32.const 0))
-                       (i32.const 300) (i32.const 8)) (i32.const 0))
+                 (i32.store (i32.const 200) {increased("$n")})
+                 (if (i32.lt_s {call("claim", call("pred", KV, 200, 1, 0, 0, 0), 300, 8)}
+                               (i32.const 0))
                    (then (return (i32.const 1))))
-                 (if (call $kv_save (local.get $kv) (i32.const 100) (i32.const 9) (i32.const 3))
-                   (then (return (i32.const 2))))
-                 (drop (call $send (i32.const 200) (i32.const 4)))
+                 (if {call("kv_save", KV, 100, 9, 3)} (then (return (i32.const 2))))
+                 {drop("send", 200, 4)}
                  (br $more))
                (i32.const 0)""",
             data(100, PATH),
@@ -79,36 +74,22 @@ class Cutter:
             before = self.cuts[-1].found if self.cuts else 0
             run = await client.start("saver")
             acknowledged = asyncio.create_task(_last(client, run, before))
-            async for event in client.events(run):
-                if event.kind == "message":
-                    break
+            await first_message(client, run)
             await asyncio.sleep(self.random.uniform(*PAUSE_SECONDS))
             pids = await self.server.pids()
             os.kill(pids["kernel"], signal.SIGKILL)
             known = await acknowledged
-            await self._wait_for_another(pids["kernel"])
+            await self.server.wait_for_another("kernel", pids["kernel"])
             self.cuts.append(await _look(client, known))
-
-    async def _wait_for_another(self, old: int) -> None:
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(ClientError):
-                    if (await self.server.pids())["kernel"] not in (None, old):
-                        break
-                await asyncio.sleep(0.02)
-        await self.server.wait_until_ready()
 
 
 async def _last(client: Client, run: str, before: int) -> int:
     """Return the number of the last save that the program said was acknowledged, to its end."""
     known = before
     async for event in client.events(run):
-        known = _number(event, known)
+        if event.kind == "message":
+            known = int.from_bytes(event.message(), "little")
     return known
-
-
-def _number(event: Event, known: int) -> int:
-    return int.from_bytes(event.message(), "little") if event.kind == "message" else known
 
 
 async def _look(client: Client, acknowledged: int) -> Cut:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config.serve import read_place
 
@@ -20,6 +21,7 @@ START_SECONDS_MAX = 60
 RESERVE_BYTES = 2 << 20  # hundreds of servers leave their directories behind
 STOP_SECONDS_MAX = 30
 REPOSITORY = Path(__file__).resolve().parents[3]
+SYMPHONY = [sys.executable, "-m", "symphony_runtime.cli"]
 
 
 @dataclass(eq=False)
@@ -46,6 +48,14 @@ class RunningServer:
 
     def admin(self) -> Client:
         return Client(self.url, (self.data_dir / "admin.key").read_text().strip())
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Make a request with the tenant's key; return the status and the JSON of the answer."""
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.key}"}) as session,
+            session.request(method, self.url + path, json=body) as response,
+        ):
+            return response.status, await response.json()
 
     async def pids(self) -> dict[str, int]:
         async with self.client() as client:
@@ -88,14 +98,41 @@ class RunningServer:
         except TimeoutError:
             raise AssertionError(f"not idle: {counters}\n{self.log.read_text()}") from None
 
+    def symphony(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command for this server."""
+        return symphony(*arguments, env={**self.environment, **(environment or {})}, **options)
+
     def stop(self) -> int:
         """SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS_MAX)
 
 
+def symphony(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    usual = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    return subprocess.run([*SYMPHONY, *arguments], **{**usual, **options})
+
+
+async def first_message(client: Client, run: str) -> None:
+    """Wait until a run has sent something."""
+    async for event in client.events(run):
+        if event.kind == "message":
+            return
+
+
+async def wait_for_end(client: Client, run: str, seconds: float = 60) -> dict[str, Any]:
+    """Wait until a run has ended; return its result."""
+    async with asyncio.timeout(seconds):
+        async for _ in client.events(run):
+            pass
+    return await client.result(run)
+
+
 def example_tools() -> str:
-    """A configuration with the tools of the examples, whichever `python` comes first."""
+    """A configuration with the tools of the examples, run by this `python`."""
     command = [sys.executable, str(REPOSITORY / "examples" / "tool_server.py")]
     return f'[tools.example]\ncommand = {json.dumps(command)}\ntenants = ["default"]\n'
 
@@ -114,9 +151,9 @@ def start_server(
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
-    command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(data_dir),
-               "--port", "0", "--threads", "1", "--executor", executor,
-               "--disk-reserve-bytes", str(RESERVE_BYTES), *options]  # fmt: skip
+    command = [*SYMPHONY, "serve", "--data-dir", str(data_dir), "--port", "0", "--threads", "1",
+               "--executor", executor, "--disk-reserve-bytes", str(RESERVE_BYTES),
+               *options]  # fmt: skip
     with log.open("ab") as words:
         process = subprocess.Popen(
             command,
@@ -137,19 +174,9 @@ def start_server(
 
 
 @contextlib.contextmanager
-def running_server(
-    data_dir: Path,
-    *options: str,
-    executor: str = "simulated",
-    seconds: float = START_SECONDS_MAX,
-    environment: Mapping[str, str] | None = None,
-    before: Callable[[], None] | None = None,
-) -> Iterator[RunningServer]:
-    """A server for the length of a block; it must end well."""
-    server = start_server(
-        data_dir, *options, executor=executor, seconds=seconds, environment=environment,
-        before=before,
-    )  # fmt: skip
+def running_server(data_dir: Path, *options: str, **more: Any) -> Iterator[RunningServer]:
+    """A server, as of `start_server`, for the length of a block; it must end well."""
+    server = start_server(data_dir, *options, **more)
     try:
         yield server
     except BaseException:

@@ -1,13 +1,25 @@
-"""Modules byte by byte: for what WAT cannot say, or would say in megabytes."""
+"""Modules byte by byte, for what WAT cannot say or would say in megabytes; their problems."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from symphony_runtime.compiler.validation import check_and_compile
+from wasmtime import wat2wasm
+
+# What every module needs, in WAT.
+MEMORY = '(memory (export "memory") 1)'
+START = '(func (export "_start"))'
 HEADER = b"\0asm\x01\0\0\0"
 I32, FUNCREF = b"\x7f", b"\x70"
 VOID, RETURNS_I32, TAKES_TWO = b"\x60\0\0", b"\x60\0\x01\x7f", b"\x60\x02\x7f\x7f\x01\x7f"
 EMPTY_BODY = b"\0\x0b"
 AT_ZERO = b"\x41\0\x0b"  # i32.const 0: where a segment goes
+
+
+def problems(source: str | bytes) -> list[str]:
+    """Return what is wrong with a module, WAT or Wasm; this must return for any bytes."""
+    wasm = bytes(wat2wasm(source)) if isinstance(source, str) else source
+    return check_and_compile(wasm).problems
 
 
 def leb(value: int) -> bytes:

@@ -7,10 +7,11 @@ import msgpack
 from wasmtime import wat2wasm
 
 from tests.support.worker.generating_guests import given
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import call, data, drop, main, times
+from tests.support.worker.snippets import KV
 
-_START = """
-  (drop (call $input_read (i32.const 64) (i32.const 2)))
+_START = f"""
+  {drop("input_read", 64, 2)}
   (local.set $n (i32.load8_u (i32.const 65)))
   (i32.store (i32.const 0) (i32.load8_u (i32.const 64)))"""
 _LOCALS = "(local $kv i32) (local $n i32) (local $t i32) (local $i i32)"
@@ -19,37 +20,36 @@ _OPTIONS_AT, _ROOM = 1024, 4096
 
 
 def _pred(kv: str, at: int, count: int, options: bytes = b"") -> str:
-    return (
-        f"(call $pred {kv} (i32.const {at}) (i32.const {count}) (i32.const 0)"
-        f" (i32.const {_OPTIONS_AT}) (i32.const {len(options)}))"
-    )
+    return call("pred", kv, at, count, 0, _OPTIONS_AT, len(options))
+
+
+def _loaded(at: int) -> str:
+    return f"(i32.load (i32.const {at}))"
 
 
 def _decoding(kv: str, options: bytes = b"") -> str:
     """Decode $n tokens one by one from the one at 0, and send each record."""
     return f"""
       (loop $next
-        (drop (call $claim {_pred(kv, 0, 1, options)} (i32.const 0) (i32.const 8)))
-        (drop (call $send (i32.const 0) (i32.const 8)))
+        {drop("claim", _pred(kv, 0, 1, options), 0, 8)} {drop("send", 0, 8)}
         (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))"""
 
 
 def decoder(options: bytes = b"") -> str:
     """A loop of preds."""
     body = f"""{_START} (local.set $kv (call $kv_create))
-      {_decoding("(local.get $kv)", options)} (i32.const 0)"""
+      {_decoding(KV, options)} (i32.const 0)"""
     return main(body, data(_OPTIONS_AT, options), locals_=_LOCALS)
 
 
 def generator(options: bytes) -> str:
     """As many tokens with `generate`, and then twice as many behind half of them."""
     once = f"""
-      (local.set $t (call $generate (local.get $kv) (i32.const 0) (i32.const 1)
-                       (i32.const {_OPTIONS_AT}) (i32.const {len(options)})))
+      (local.set $t {call("generate", KV, 0, 1, _OPTIONS_AT, len(options))})
       (block $done (loop $next
-        (local.set $i (call $claim (local.get $t) (i32.const {_ROOM}) (i32.const 8)))
+        (local.set $i {call("claim", "(local.get $t)", _ROOM, 8)})
         (br_if $done (i32.le_s (local.get $i) (i32.const 0)))
-        (drop (call $send (i32.const {_ROOM}) (local.get $i)))
+        {drop("send", _ROOM, "(local.get $i)")}
         (br $next)))
       (if (local.get $i) (then (return (i32.sub (i32.const 0) (local.get $i)))))"""
     body = f"""{_START} (local.set $kv (call $kv_create)) {once}
@@ -66,22 +66,15 @@ def brancher() -> str:
         for i in range(4)
     )
     asked = "".join(
-        f"(i32.store (i32.const {288 + 4 * i})"
-        f" {_pred(f'(i32.load (i32.const {256 + 4 * i}))', 128 + 8 * i, 1)})"
+        f"(i32.store (i32.const {288 + 4 * i}) {_pred(_loaded(256 + 4 * i), 128 + 8 * i, 1)})"
         for i in range(4)
     )
-    taken = "".join(
-        f"(drop (call $claim (i32.load (i32.const {288 + 4 * i}))"
-        f" (i32.const {128 + 8 * i}) (i32.const 8)))"
-        for i in range(4)
-    )
+    taken = "".join(drop("claim", _loaded(288 + 4 * i), 128 + 8 * i, 8) for i in range(4))
     body = f"""{_START} (local.set $kv (call $kv_create))
-      (drop (call $claim {_pred("(local.get $kv)", 512, 40)} (i32.const {_ROOM}) (i32.const 8)))
-      (drop (call $send (i32.const {_ROOM}) (i32.const 8)))
+      {drop("claim", _pred(KV, 512, 40), _ROOM, 8)} {drop("send", _ROOM, 8)}
       {forks}
       (loop $next {asked} {taken}
-        (drop (call $send (i32.const 128) (i32.const 32)))
-        (drop (call $kv_truncate (i32.load (i32.const 260)) (i32.const 40)))
+        {drop("send", 128, 32)} {drop("kv_truncate", _loaded(260), 40)}
         (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
       (i32.const 0)"""
     prompt = b"".join((token % 50 + 3).to_bytes(4, "little") for token in range(40))
@@ -90,33 +83,26 @@ def brancher() -> str:
 
 def family() -> str:
     """A parent computes a prompt and grants it to two children, who decode behind forks of it."""
+    grants = [{"handle": 1 << 16, "rights": 1, "name": "kv"}]
     made = [
-        msgpack.packb(
-            {
-                "entry": "child",
-                "input": bytes([5 + child, 6]),
-                "grants": [{"handle": 1 << 16, "rights": 1, "name": "kv"}],
-            }
-        )
+        msgpack.packb({"entry": "child", "input": bytes([5 + child, 6]), "grants": grants})
         for child in range(2)
     ]
     spawned = "".join(
-        f"(drop (call $claim (call $spawn (i32.const {600 + 100 * i}) (i32.const {len(packed)}))"
-        f" (i32.const {256 + 4 * i}) (i32.const 4)))"
+        drop("claim", call("spawn", 600 + 100 * i, len(packed)), 256 + 4 * i, 4)
         for i, packed in enumerate(made)
     )
     joined = "".join(
-        f"(drop (call $send (i32.const {_ROOM}) (call $claim (call $join"
-        f" (i32.load (i32.const {256 + 4 * i}))) (i32.const {_ROOM}) (i32.const 4000))))"
+        drop("send", _ROOM, call("claim", call("join", _loaded(256 + 4 * i)), _ROOM, 4000))
         for i in range(2)
     )
     body = f"""{_START} (local.set $kv (call $kv_create))
-      {_decoding("(local.get $kv)")}
+      {_decoding(KV)}
       {spawned} {joined}
       (call $say (call $kv_len (local.get $kv))) (i32.const 0)"""
     child = f"""(func (export "child") (result i32) {_LOCALS} {_START}
       (local.set $kv (call $kv_fork (call $kv_granted (i32.const 80) (i32.const 2))))
-      {_decoding("(local.get $kv)")} (i32.const 3))"""
+      {_decoding(KV)} (i32.const 3))"""
     segments = [data(600 + 100 * i, packed) for i, packed in enumerate(made)]
     return main(body, child, data(80, "kv"), *segments, locals_=_LOCALS)
 
@@ -124,22 +110,18 @@ def family() -> str:
 def saver() -> str:
     """Computes three tokens and saves them, durably, under the name that is its input."""
     body = f"""
-      (local.set $n (call $input_read (i32.const 64) (i32.const 64)))
+      (local.set $n {call("input_read", 64, 64)})
       (local.set $kv (call $kv_create))
-      (drop (call $claim {_pred("(local.get $kv)", 512, 3)} (i32.const {_ROOM}) (i32.const 8)))
-      (call $kv_save (local.get $kv) (i32.const 64) (local.get $n) (i32.const 3))"""
+      {drop("claim", _pred(KV, 512, 3), _ROOM, 8)}
+      {call("kv_save", KV, 64, "(local.get $n)", 3)}"""
     return main(body, locals_=_LOCALS)
 
 
 def teller() -> str:
     """Sends 40 messages, a few milliseconds apart."""
     body = f"""{_START}
-      (loop $next
-        (drop (call $send (i32.const {_ROOM}) (i32.const 1000)))
-        (call $await (call $sleep (i64.const 5)))
-        (br_if $next (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1)))
-                               (i32.const 40))))
-      (i32.const 0)"""
+      (local.set $n (i32.const 0))
+      {times(40, drop("send", _ROOM, 1000) + call("await", call("sleep", 5)))} (i32.const 0)"""
     return main(body, locals_=_LOCALS)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 
-from tests.support.worker.guests import Step, data, main, result
+from tests.support.worker.guests import Step, call, data, drop, main, result
 
 AT, OPTIONS, ROOM = 0, 1024, 2048  # in a guest's memory: prompt, options, records
 
@@ -28,10 +28,7 @@ def generate(options: bytes, kv: str = result(0)) -> Step:
 
 def begin(options: bytes, kv: str) -> str:
     """An expression that starts a generation and gives its ticket."""
-    return (
-        f"(call $generate {kv} (i32.const {AT}) (i32.const 1)"
-        f" (i32.const {OPTIONS}) (i32.const {len(options)}))"
-    )
+    return call("generate", kv, AT, 1, OPTIONS, len(options))
 
 
 def taker(options: bytes, capacity: int) -> str:
@@ -40,10 +37,9 @@ def taker(options: bytes, capacity: int) -> str:
         f"""
         (local.set $t {begin(options, "(call $kv_create)")})
         (loop $next
-          (local.set $n (call $claim (local.get $t) (i32.const {ROOM}) (i32.const {capacity})))
+          (local.set $n {call("claim", "(local.get $t)", ROOM, capacity)})
           (if (i32.gt_s (local.get $n) (i32.const 0))
-            (then (drop (call $send (i32.const {ROOM}) (local.get $n)))
-                  (br $next))))
+            (then {drop("send", ROOM, "(local.get $n)")} (br $next))))
         (local.get $n)""",
         *parts(options),
         locals_="(local $t i32) (local $n i32)",
@@ -59,7 +55,7 @@ def repeater(options: bytes, times: int) -> str:
         (loop $next
           (local.set $t {begin(options, "(local.get $kv)")})
           (loop $more
-            (local.set $n (call $claim (local.get $t) (i32.const {ROOM}) (i32.const 8)))
+            (local.set $n {call("claim", "(local.get $t)", ROOM, 8)})
             (br_if $more (i32.gt_s (local.get $n) (i32.const 0))))
           (if (i32.lt_s (local.get $n) (i32.const 0)) (then (return (local.get $n))))
           (drop (call $kv_truncate (local.get $kv) (i32.const 0)))

@@ -46,11 +46,6 @@ def main(body: str, *parts: str, locals_: str = "", pages: int = 2) -> str:
     return module(function, *parts, pages=pages)
 
 
-def say(result: str) -> str:
-    """Send the i32 that an expression gives, as four bytes."""
-    return f"(call $say {result})"
-
-
 # $say sends an i32; $await waits for one ticket for ever; $claim waits and takes into [p, p + n).
 HELPERS = """
 (func $say (param $value i32)
@@ -65,16 +60,56 @@ HELPERS = """
 """
 
 
-# --- Scripts: a list of calls, and what each returned --------------------------------------------
-_RESULTS_AT = 60_000  # results of a script's calls, an i64 each
-_PSEUDO = {
+# --- Expressions ---------------------------------------------------------------------------------
+Argument = int | str
+_HELPERS = {
+    "say": Signature(("i32",), ()),
     "await": Signature(("i32",), ()),
     "claim": Signature(("i32", "i32", "i32"), ("i32",)),
     "claim_within": allowed_imports()[LIP, "claim"],
-    "show": Signature(("i32", "i32"), ()),  # the bytes of memory are the result
-    "store": Signature(("i32", "i32"), ()),
+    "abort": ABORT,
 }
-Argument = int | str
+
+
+def _signature(name: str) -> Signature:
+    return _HELPERS.get(name) or allowed_imports().get((LIP, name)) or WASI_CALLS[name]
+
+
+def call(name: str, *arguments: Argument) -> str:
+    """A call; its arguments are numbers or WAT expressions."""
+    kinds = _signature(name).params
+    pairs = zip(kinds, arguments, strict=True)
+    given = [each if isinstance(each, str) else f"({kind}.const {each})" for kind, each in pairs]
+    return f"(call ${' '.join([name, *given])})"
+
+
+def drop(name: str, *arguments: Argument) -> str:
+    """A call whose result is ignored."""
+    return f"(drop {call(name, *arguments)})"
+
+
+def say(result: Argument) -> str:
+    """Send an i32, as four bytes."""
+    return call("say", result)
+
+
+def times(count: int, body: str) -> str:
+    """Repeat something; the local $n counts, from 0."""
+    more = f"(i32.lt_s {increased('$n')} (i32.const {count}))"
+    return f"(loop $more {body} (br_if $more {more}))"
+
+
+def increased(local: str) -> str:
+    """Add 1 to a local; its new value."""
+    return f"(local.tee {local} (i32.add (local.get {local}) (i32.const 1)))"
+
+
+def forever(body: str) -> str:
+    return f"(loop $on {body} (br $on))"
+
+
+# --- Scripts: a list of calls, and what each returned --------------------------------------------
+_RESULTS_AT = 60_000  # results of a script's calls, an i64 each
 Step = tuple[Argument, ...]
 
 
@@ -115,45 +150,36 @@ def script(*steps: Step, parts: tuple[str, ...] = ()) -> Script:
 
 
 def _step(index: int, name: str, arguments: list[Argument]) -> str:
-    kind = _PSEUDO.get(name) or allowed_imports().get((LIP, name)) or WASI_CALLS[name]
-    assert len(arguments) == len(kind.params), name
-    given = " ".join(
-        a if isinstance(a, str) else f"({kind}.const {a})"
-        for a, kind in zip(arguments, kind.params, strict=True)
-    )
-    if name == "show":
-        return f"(drop (call $send {given}))"
+    if name == "show":  # the bytes of memory are the result
+        return drop("send", *arguments)
     slot = _RESULTS_AT + 8 * index
     if name == "store":
-        call = f"(i32.store {given}) (i64.const 0)"
-    elif not kind.results:
-        call = f"(call ${name} {given}) (i64.const 0)"
-    elif kind.results == ("i64",):
-        call = f"(call ${name} {given})"
+        at, value = (a if isinstance(a, str) else f"(i32.const {a})" for a in arguments)
+        made = f"(i32.store {at} {value}) (i64.const 0)"
+    elif not (results := _signature(name).results):
+        made = f"{call(name, *arguments)} (i64.const 0)"
+    elif results == ("i64",):
+        made = call(name, *arguments)
     else:
-        call = f"(i64.extend_i32_s (call ${name} {given}))"
-    return (
-        f"(i32.const {slot}) {call} i64.store (drop (call $send (i32.const {slot}) (i32.const 8)))"
-    )
+        made = f"(i64.extend_i32_s {call(name, *arguments)})"
+    return f"(i32.const {slot}) {made} i64.store {drop('send', slot, 8)}"
 
 
 # --- Ready-made guests ---------------------------------------------------------------------------
-HELLO = main("(drop (call $send (i32.const 100) (i32.const 5))) (i32.const 0)", data(100, "hello"))
-SPIN = main("(loop $l (br $l)) (i32.const 0)")
+HELLO = main(f"{drop('send', 100, 5)} (i32.const 0)", data(100, "hello"))
+SPIN = main(f"{forever('')} (i32.const 0)")
 # Creates a file, decodes n greedy tokens one by one (n is the input's first byte), sends each.
 DECODE = main(
-    """
-    (drop (call $input_read (i32.const 64) (i32.const 64)))
+    f"""
+    {drop("input_read", 64, 64)}
     (local.set $n (i32.load8_u (i32.const 64)))
     (local.set $kv (call $kv_create))
     (i32.store (i32.const 0) (i32.const 7))
     (loop $next
-      (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 1)
-                                     (i32.const 0) (i32.const 0) (i32.const 0))
-                         (i32.const 0) (i32.const 8)))
-      (call $say (i32.load (i32.const 0)))
+      {drop("claim", call("pred", "(local.get $kv)", 0, 1, 0, 0, 0), 0, 8)}
+      {say("(i32.load (i32.const 0))")}
       (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
-    (drop (call $kv_close (local.get $kv)))
+    {drop("kv_close", "(local.get $kv)")}
     (i32.const 0)""",
     locals_="(local $n i32) (local $kv i32)",
 )

@@ -12,7 +12,7 @@ Links are in memory, frames are real. Leaving the rig checks that everything cam
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -25,7 +25,7 @@ from symphony_kernel.executor.simulated import (
 )
 from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.platform.clock import Clock, RealClock
+from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol.limits import (
     RUN_CPU_MS_MAX,
     RUN_KV_TOKENS_MAX,
@@ -144,8 +144,14 @@ class WorkerRig:
         entry: str = "",
         limits: dict[str, int] | None = None,
         seconds: float = 20,
+        messages: Iterable[bytes] | None = None,
     ) -> RunResult:
+        """Run a program to its end. With `messages` its user sends them, and closes the input."""
         run = await self.start(program, data, entry=entry, limits=limits)
+        if messages is not None:
+            for message in messages:
+                run.deliver(message)
+            run.close_input()
         return await asyncio.wait_for(run.ended, seconds)
 
     async def play(
@@ -176,14 +182,19 @@ class WorkerRig:
         assert found["pages_free"] + found["prefix_cache_idle_pages"] == found["pages"]
 
 
-def with_worker(
-    test: Callable[[WorkerRig], Awaitable[None]],
-    seconds: float = 30,
-) -> None:
-    """Run a test with a rig in real time."""
+@contextlib.asynccontextmanager
+async def worker_rig(seconds: float) -> AsyncIterator[WorkerRig]:
+    """Give a rig in real time for so long at most: the fixture `rig` of tests."""
+    async with asyncio.timeout(seconds), WorkerRig() as rig:
+        yield rig
+
+
+def in_virtual_time(test: Callable[[WorkerRig], Awaitable[None]], **rig: Any) -> None:
+    """Run a test with a rig whose steps take 10 ms, in no time."""
 
     async def whole() -> None:
-        async with asyncio.timeout(seconds), WorkerRig() as rig:
-            await test(rig)
+        async with WorkerRig(clock=clock, **{"costs": CostModel(fixed_us=10_000), **rig}) as made:
+            await test(made)
 
-    asyncio.run(whole())
+    clock = VirtualClock()
+    clock.run(whole())

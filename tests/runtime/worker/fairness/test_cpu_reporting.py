@@ -1,4 +1,4 @@
-"""Pacing: what is told of tenants' turns, and who rests; then with a kernel that holds one."""
+"""What is reported of tenants' turns, and who is throttled; then with a kernel that does it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,37 +11,32 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_runtime.worker.fairness import cpu_reporting as pacing_module
+from symphony_runtime.worker.fairness import cpu_reporting as module
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
-from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.run import Run
 
 from tests.support.worker import guests
-from tests.support.worker.guests import main
+from tests.support.worker.guests import drop, forever, main
+from tests.support.worker.instances import new_instance
 from tests.support.worker.rig import WorkerRig
 
-LISTENS = main(
-    """(loop $again (drop (call $claim (call $recv) (i32.const 64) (i32.const 8)))
-      (br $again)) (i32.const 0)"""
-)
+LISTENS = main(f"{forever(drop('claim', '(call $recv)', 64, 8))} (i32.const 0)")
 
 
 def _begin(turns: RunQueue, tenant: str, number: int) -> Run:
-    run = Run(number, {}, turns.share_of(tenant))
-    services = cast(Services, SimpleNamespace(now=lambda: 0.0))
-    turns.add_instance(run.share)
-    turns.enqueue_new(Instance(services, run, number, b""))
-    return run
+    instance = new_instance(turns, tenant, number)
+    turns.enqueue_new(instance)
+    return instance.run
 
 
-def _rests(run: Run) -> bool:
+def _throttled(run: Run) -> bool:
     return run.share.throttled
 
 
-async def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cpu_report_has_each_slice_once_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
-    monkeypatch.setattr(pacing_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     turns = RunQueue()
     pacing = CpuReporter(turns, lambda: None)
     one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
@@ -57,26 +52,26 @@ async def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.Monk
     pacing.close()
 
 
-async def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
+async def test_pace_frame_throttles_a_tenant_for_the_last_given_time() -> None:
     turns, woken = RunQueue(), asyncio.Event()
     pacing = CpuReporter(turns, woken.set)
     one = _begin(turns, "one", 1)
     pacing.on_frame(m.encode(m.Pace("one", 10)))
-    assert not _rests(one), "it is alone"
+    assert not _throttled(one), "it is alone"
     _begin(turns, "other", 2)
     pacing.on_frame(m.encode(m.Pace("one", 100_000)))
     pacing.on_frame(m.encode(m.Pace("one", 10)))
-    pacing.on_frame(m.encode(m.Pace("nobody", 10)))
-    assert _rests(one)
+    pacing.on_frame(m.encode(m.Pace("absent", 10)))
+    assert _throttled(one)
     async with asyncio.timeout(20):
         await woken.wait()
-    assert not _rests(one)
+    assert not _throttled(one)
     pacing.on_frame(m.encode(m.Pace("one", 100_000)))
     pacing.close()
 
 
 class _Kernel:
-    """The worker's link to a kernel that lets a tenant rest on, so many times."""
+    """The worker's link to a kernel that throttles a tenant again, so many times."""
 
     def __init__(self, times: int) -> None:
         self.times, self.asked = times, list[list[object]]()
@@ -89,7 +84,7 @@ class _Kernel:
             self.pacing.on_frame(m.encode(m.Pace("one", 5)))
 
 
-async def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
+async def test_throttled_tenant_is_released_when_the_kernel_stops_asking() -> None:
     turns, woken = RunQueue(), asyncio.Event()
     pacing, kernel = CpuReporter(turns, woken.set), _Kernel(3)
     kernel.pacing = pacing
@@ -101,14 +96,12 @@ async def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
     pacing.on_frame(m.encode(m.Pace("one", 5)))
     async with asyncio.timeout(20):
         await woken.wait()
-    assert not _rests(one)
+    assert not _throttled(one)
     assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
     pacing.close()
 
 
-async def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> (
-    None
-):
+async def test_throttled_run_can_be_killed() -> None:
     options = KernelOptions(steps=StepLimits(cpu=CpuOptions(0.01)))
     async with WorkerRig(options=options) as rig:
         loops = await rig.start(guests.SPIN, tenant="loops")

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
-from types import SimpleNamespace
-from typing import cast
 
 from symphony_runtime.worker.fairness.run_queue import SLICE_NS, TURN_NS, RunQueue, TenantShare
-from symphony_runtime.worker.instance import Instance, Services
+from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.run import Run
+
+from tests.support.worker.instances import new_instance
 
 SHORT_NS = SLICE_NS // 10  # of one that makes a call and waits
 
@@ -24,13 +24,9 @@ class TimedRunQueue:
         self._ids = count(1)
 
     def begin(self, tenant: str, number: int = 1) -> list[Instance]:
-        made = []
-        services = cast(Services, SimpleNamespace(now=lambda: 0.0))
-        for _ in range(number):
-            share = self.turns.share_of(tenant)
-            made.append(Instance(services, Run(1, {}, share), next(self._ids), b""))
-            self.turns.add_instance(share)
-            self.turns.enqueue_new(made[-1])
+        made = [new_instance(self.turns, tenant, next(self._ids)) for _ in range(number)]
+        for instance in made:
+            self.turns.enqueue_new(instance)
         return made
 
     def end(self, instance: Instance) -> None:
@@ -66,7 +62,7 @@ def wait(_: Instance) -> int:
     return SHORT_NS
 
 
-def test_tenants_have_the_same_time_however_many_they_have() -> None:
+def test_run_queue_gives_tenants_the_same_time_for_any_instance_count() -> None:
     timed = TimedRunQueue()
     timed.begin("many", 12)
     timed.begin("few")
@@ -77,7 +73,7 @@ def test_tenants_have_the_same_time_however_many_they_have() -> None:
     assert max(timed.had.values()) - min(timed.had.values()) <= SLICE_NS
 
 
-def test_who_waits_for_replies_goes_before_all_that_compute() -> None:
+def test_run_queue_serves_replies_before_all_that_compute() -> None:
     timed = TimedRunQueue()
     timed.begin("loops", 50)
     instances = timed.begin("streams", 4)
@@ -97,7 +93,7 @@ def test_who_waits_for_replies_goes_before_all_that_compute() -> None:
     assert timed.flushes[-1] == 4  # their calls had left
 
 
-def test_nobody_saves_up_time() -> None:
+def test_run_queue_lets_no_idle_tenant_save_up_time() -> None:
     timed = TimedRunQueue()
     timed.begin("loops", 2)
     (late,) = timed.begin("late")
@@ -111,7 +107,7 @@ def test_nobody_saves_up_time() -> None:
     assert timed.had["loops"] >= 4 * SLICE_NS
 
 
-def test_what_else_a_tenant_costs_counts() -> None:
+def test_run_queue_charges_what_else_a_tenant_costs() -> None:
     timed = TimedRunQueue()
     timed.begin("starts", 4)
     timed.begin("plain", 4)
@@ -122,7 +118,7 @@ def test_what_else_a_tenant_costs_counts() -> None:
     assert timed.had["plain"] >= 9 * SLICE_NS
 
 
-def test_a_tenants_replies_do_not_keep_its_computing_ones_waiting_for_ever() -> None:
+def test_run_queue_serves_computing_instances_beside_endless_replies() -> None:
     timed = TimedRunQueue()
     other = timed.begin("other")[0]
     instances = timed.begin("mine", 40)
@@ -147,7 +143,7 @@ def test_a_tenants_replies_do_not_keep_its_computing_ones_waiting_for_ever() -> 
     assert 10 <= computed <= timed.had["mine"] // (2 * SLICE_NS) + 1
 
 
-def test_a_turn_of_replies_has_its_end() -> None:
+def test_run_queue_turn_of_replies_is_bounded() -> None:
     timed = TimedRunQueue()
     timed.begin("loops")
     instances = timed.begin("streams", 100)
@@ -162,7 +158,7 @@ def test_a_turn_of_replies_has_its_end() -> None:
     assert timed.turns.waiting()
 
 
-def test_one_tenant_alone_is_taken_as_it_comes() -> None:
+def test_run_queue_of_one_tenant_is_served_in_order() -> None:
     timed = TimedRunQueue()
     first, second = timed.begin("only", 2)
     turns, sole = timed.turns, timed.turns.sole
@@ -183,7 +179,7 @@ def test_one_tenant_alone_is_taken_as_it_comes() -> None:
     assert not turns.waiting()
 
 
-def test_ended_ones_are_passed_over_and_tenants_without_any_forgotten() -> None:
+def test_run_queue_skips_ended_instances_and_forgets_empty_tenants() -> None:
     timed = TimedRunQueue()
     (instance,) = timed.begin("stays")
     ended, lives = timed.begin("goes", 2)
@@ -201,7 +197,7 @@ def test_ended_ones_are_passed_over_and_tenants_without_any_forgotten() -> None:
     timed.end(instance)
 
 
-def test_a_tenant_that_ends_all_and_comes_again_has_no_more() -> None:
+def test_run_queue_gives_a_returning_tenant_no_extra_time() -> None:
     timed = TimedRunQueue()
     timed.begin("plain", 2)
     timed.begin("keeps", 1)
@@ -213,31 +209,32 @@ def test_a_tenant_that_ends_all_and_comes_again_has_no_more() -> None:
     assert timed.had["again"] <= timed.had["plain"] + SLICE_NS
 
 
-def test_a_share_of_its_own_is_what_a_run_has_without_a_tenant() -> None:
+def test_run_without_a_tenant_has_a_share_of_its_own() -> None:
     run, other = Run(1, {}), Run(2, {})
     assert isinstance(run.share, TenantShare)
     assert run.share is not other.share
 
 
-def test_one_that_rests_gets_no_turn_whatever_comes_for_it() -> None:
+def test_run_queue_gives_a_throttled_tenant_no_turn() -> None:
     timed = TimedRunQueue()
     (first, second), (other,) = timed.begin("rests", 2), timed.begin("goes on")
     timed.play(timed.compute)
     share = timed.turns.throttle("rests")
     assert share is not None
-    assert timed.turns.throttle("rests") is share, "once more says nothing new"
+    assert timed.turns.throttle("rests") is share, "a second time changes nothing"
     timed.turns.enqueue_new(first) if not first.queued else None
     for _ in range(10):
         timed.play(timed.compute)
     assert timed.had["rests"] <= SLICE_NS
     assert timed.had["goes on"] >= 9 * SLICE_NS
     timed.end(other)
-    assert timed.turns.waiting(), "who is alone rests no more"
+    assert timed.turns.waiting(), "a tenant that is alone is not throttled"
     assert not share.throttled
-    assert {first.ended, second.ended} == {False}
+    assert not first.ended
+    assert not second.ended
 
 
-def test_after_it_one_has_its_turns_and_no_more_than_others() -> None:
+def test_run_queue_gives_an_unthrottled_tenant_its_fair_turns() -> None:
     timed = TimedRunQueue()
     timed.begin("rests")
     timed.begin("goes on")
@@ -254,12 +251,12 @@ def test_after_it_one_has_its_turns_and_no_more_than_others() -> None:
     assert timed.had["goes on"] - before >= 9 * SLICE_NS
 
 
-def test_when_all_that_want_a_turn_rest_nobody_is_waited_for() -> None:
+def test_run_queue_of_throttled_tenants_waits_for_none() -> None:
     timed = TimedRunQueue()
     (instance,) = timed.begin("rests")
     timed.begin("waits")
-    timed.play(lambda each: SHORT_NS if each is not instance else timed.compute(each))
-    timed.play(lambda each: SHORT_NS if each is not instance else timed.compute(each))
+    for _ in range(2):
+        timed.play(lambda each: SHORT_NS if each is not instance else timed.compute(each))
     share = timed.turns.throttle("rests")
     assert share is not None
     assert not timed.turns.waiting()

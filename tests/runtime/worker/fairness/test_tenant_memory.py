@@ -1,6 +1,6 @@
-"""What a tenant's instances hold together in a worker is bounded: memories, and room for tables."""
+"""What a tenant's instances hold together in a worker is limited: memories and tables."""
 
-import asyncio
+from collections.abc import Callable
 from random import Random
 
 import msgpack
@@ -12,16 +12,15 @@ from symphony_runtime.engine.settings import TABLE_ELEMENT_BYTES, seal, unseal
 from symphony_runtime.worker.fairness.tenant_memory import NAME, TenantMemory
 from wasmtime import Module, wat2wasm
 
-from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main, module
-from tests.support.worker.rig import TENANT, LiveRun, WorkerRig, with_worker
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import call, data, drop, forever, main, module, say
+from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
 
 PAGE = 65_536
 TOTAL = {NAME: 20 * PAGE}
-# Grows by as many pages as each message says, and says what `memory.grow` did.
-GROWER = main("""(loop $on
-  (drop (call $claim (call $recv) (i32.const 0) (i32.const 4)))
-  (call $say (memory.grow (i32.load (i32.const 0)))) (br $on)) (i32.const 0)""")
+# Grows by as many pages as each message says, and sends what `memory.grow` gave.
+HEAR = drop("claim", "(call $recv)", 0, 4)
+GROWER = main(f"{forever(HEAR + say('(memory.grow (i32.load (i32.const 0)))'))} (i32.const 0)")
 
 
 async def grow(run: LiveRun, pages: int) -> int:
@@ -46,8 +45,7 @@ async def over(*runs: LiveRun) -> None:
         await run.ended
 
 
-@run_by(with_worker)
-async def test_one_has_what_the_others_leave(rig: WorkerRig) -> None:
+async def test_tenant_memory_is_shared_by_its_instances(rig: WorkerRig) -> None:
     first, second = [await rig.start(GROWER, limits=TOTAL) for _ in range(2)]
     assert await grow(first, 14) == 2  # of 20 pages these two have 2 and 16 now
     assert await grow(second, 3) == -1
@@ -64,8 +62,7 @@ async def test_one_has_what_the_others_leave(rig: WorkerRig) -> None:
     assert held(rig) == held(rig, "other") == 0
 
 
-@run_by(with_worker)
-async def test_whoever_has_room_again_has_all_of_it(rig: WorkerRig) -> None:
+async def test_tenant_memory_that_is_given_back_is_free_again(rig: WorkerRig) -> None:
     first, second = [await rig.start(GROWER, limits=TOTAL) for _ in range(2)]
     assert await grow(first, 16) == 2
     assert await grow(second, 1) == -1
@@ -77,8 +74,7 @@ async def test_whoever_has_room_again_has_all_of_it(rig: WorkerRig) -> None:
     await over(second, third)
 
 
-@run_by(with_worker)
-async def test_an_instance_that_has_no_room_does_not_begin(rig: WorkerRig) -> None:
+async def test_tenant_memory_that_is_full_starts_no_instance(rig: WorkerRig) -> None:
     first = await rig.start(GROWER, limits=TOTAL)
     assert await grow(first, 17) == 2
     ended = await rig.run(main("(i32.const 0)"), limits=TOTAL)
@@ -90,14 +86,12 @@ async def test_an_instance_that_has_no_room_does_not_begin(rig: WorkerRig) -> No
     assert (await rig.run(main("(i32.const 7)"), limits=TOTAL)).exit_code == 7
 
 
-@run_by(with_worker)
-async def test_a_child_without_room_is_counted_and_joined(rig: WorkerRig) -> None:
+async def test_tenant_memory_that_is_full_ends_a_child_with_a_hit(rig: WorkerRig) -> None:
     rig.add(module('(func (export "_start"))', pages=19), "large")
     packed = msgpack.packb({"program": "large", "input": b""})
-    spawn = f"(call $spawn (i32.const 100) (i32.const {len(packed)}))"
-    body = f"""(drop (call $claim {spawn} (i32.const 0) (i32.const 4)))
-          (drop (call $claim (call $join (i32.load (i32.const 0))) (i32.const 200) (i32.const 64)))
-          (i32.const 5)"""
+    spawned = drop("claim", call("spawn", 100, len(packed)), 0, 4)
+    joined = drop("claim", call("join", "(i32.load (i32.const 0))"), 200, 64)
+    body = f"{spawned} {joined} (i32.const 5)"
     ended = await rig.run(main(body, data(100, packed)), limits=TOTAL)
     assert (ended.status, ended.exit_code) == ("exited", 5)
     (run,) = [each for each in rig.gateway.ended if each.instance in rig.gateway.runs]
@@ -106,16 +100,14 @@ async def test_a_child_without_room_is_counted_and_joined(rig: WorkerRig) -> Non
     assert run.hits == {NAME: 1}
 
 
-@run_by(with_worker)
-async def test_whoever_is_refused_growth_is_counted_once(rig: WorkerRig) -> None:
+async def test_tenant_memory_hit_is_counted_once_a_run(rig: WorkerRig) -> None:
     run = await rig.start(GROWER, limits=TOTAL)
     assert [await grow(run, 18), await grow(run, 1), await grow(run, 1)] == [2, -1, -1]
     await over(run)
     assert rig.gateway.ended[-1].hits == {NAME: 1}
 
 
-@run_by(with_worker)
-async def test_tables_count_from_the_start_as_large_as_they_may_become(rig: WorkerRig) -> None:
+async def test_tenant_memory_counts_tables_at_their_largest(rig: WorkerRig) -> None:
     table = "(table $t 1 funcref)"
     wasm = main("(table.grow $t (ref.null func) (i32.const 65535))", table)
     most = TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES
@@ -125,25 +117,20 @@ async def test_tables_count_from_the_start_as_large_as_they_may_become(rig: Work
     assert held(rig) == 0
 
 
-@run_by(with_worker)
-async def test_the_memory_of_start_functions_is_counted(rig: WorkerRig) -> None:
-    """Of one that computes nobody can look at it: it counts as the most that it may have."""
-    waits = """(drop (call $claim_within (call $recv) (i32.const 0) (i32.const 0)
-          (i64.const -1)))"""
-    for doing, pages in ((waits, 17), ("(loop $on (br $on))", 20)):
+async def test_tenant_memory_counts_the_memory_of_start_functions(rig: WorkerRig) -> None:
+    """While one computes its memory cannot be read: it counts as the most that it may have."""
+    waits = drop("claim_within", "(call $recv)", 0, 0, -1)
+    for doing, pages in ((waits, 17), (forever(""), 20)):
         start = f"(func $g (drop (memory.grow (i32.const 15))) {doing}) (start $g)"
         one = await rig.start(module('(func (export "_start"))', start), limits=TOTAL)
-        async with asyncio.timeout(20):
-            while held(rig) < pages * PAGE:  # noqa: ASYNC110 - it says nothing
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: held(rig) >= pages * PAGE)  # noqa: B023
         ended = await rig.run(module('(func (export "_start"))', pages=4), limits=TOTAL)
         assert limit_of(ended.status, ended.reason) == NAME
         await over(one)
         assert held(rig) == 0
 
 
-@run_by(with_worker)
-async def test_whatever_they_do_they_never_have_more(rig: WorkerRig) -> None:
+async def test_tenant_memory_is_never_exceeded_by_random_instances(rig: WorkerRig) -> None:
     chance, most = Random(5), 60 * PAGE
     runs: list[LiveRun] = []
     refused = 0
@@ -161,27 +148,25 @@ async def test_whatever_they_do_they_never_have_more(rig: WorkerRig) -> None:
     assert held(rig) == 0
 
 
-def test_nothing_is_looked_at_while_there_is_plenty() -> None:
-    def watched(memory: TenantMemory) -> bool:
-        return memory.watched
-
+def test_tenant_memory_without_a_limit_is_not_watched() -> None:
     memory = TenantMemory()
-    memory.add(1 << 30)
-    assert not watched(memory)
-    memory.set_limit(1 << 30)
-    assert watched(memory)
-    memory.add(-(1 << 30))
-    assert watched(memory), "an instance may be bounded still"
-    memory.reset_watch()
-    assert not watched(memory)
+    changes: list[tuple[Callable[[], None], bool]] = [
+        (lambda: memory.add(1 << 30), False),
+        (lambda: memory.set_limit(1 << 30), True),
+        (lambda: memory.add(-(1 << 30)), True),  # an instance may be bounded still
+        (memory.reset_watch, False),
+    ]
+    for change, watched in changes:
+        change()
+        assert memory.watched == watched
 
 
-def test_an_artefact_says_what_tables_may_take() -> None:
+def test_artefact_holds_the_memory_of_its_tables() -> None:
     assert unseal(seal(b"code", 7)) == (b"code", 7 * TABLE_ELEMENT_BYTES)
     assert unseal(b"code") == (b"code", TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES)
 
 
-def test_elements_of_tables_are_added_up() -> None:
+def test_table_elements_are_added_up() -> None:
     def elements(*tables: str) -> int:
         return table_elements(bytes(wat2wasm(f"(module {' '.join(tables)})")))
 
@@ -190,7 +175,7 @@ def test_elements_of_tables_are_added_up() -> None:
     assert elements("(table 3 funcref)", "(table 1 1000000 funcref)") == 2 * TABLE_ELEMENTS_MAX
 
 
-def test_a_table_type_in_its_long_spelling_counts_as_much() -> None:
+def test_table_type_in_its_long_encoding_counts_as_much() -> None:
     short = bytes(wat2wasm("(module (table 0 65536 funcref) (table 7 9 funcref))"))
     section = bytes((4, short[9], 2))
     assert short[8:11] == section

@@ -1,34 +1,47 @@
 """Children: spawn, join, grants, and the ends of families."""
 
-import asyncio
+from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import RUN_CHILD_DEPTH_MAX
 
-from tests.support.run_by import run_by
-from tests.support.worker.guests import Step, data, main, module, result
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.guests import (
+    call,
+    data,
+    drop,
+    main,
+    module,
+    result,
+    say,
+    times,
+)
+from tests.support.worker.rig import WorkerRig
+from tests.support.worker.snippets import KV, child
 
 EBADF, EACCES, EINVAL, ENOENT = -Errno.EBADF, -Errno.EACCES, -Errno.EINVAL, -Errno.ENOENT
 
 
-def spawns(offset: int, **options: object) -> tuple[str, Step]:
+def spawns(offset: int, **options: object) -> tuple[str, tuple[str, int, int]]:
     """The data segment of a spawn's options, and the step that makes it."""
     packed = msgpack.packb({"input": b"", "grants": []} | options)
     return data(offset, packed), ("spawn", offset, len(packed))
 
 
+def joined(answer: int | bytes) -> dict[str, Any]:
+    """What `join` gave of a child."""
+    assert isinstance(answer, bytes)
+    found: dict[str, Any] = msgpack.unpackb(answer)
+    return found
+
+
 # A child of the script itself: says its input, then exits with 7.
-ECHO = """
+ECHO = f"""
 (func (export "echo") (result i32)
-  (drop (call $send (i32.const 2000) (call $input_read (i32.const 2000) (i32.const 64))))
-  (drop (call $send (i32.const 2000) (i32.const 1)))
-  (i32.const 7))"""
+  {drop("send", 2000, call("input_read", 2000, 64))} {drop("send", 2000, 1)} (i32.const 7))"""
+SLEEPER = child(f"{call('await', call('sleep', 100_000))} (i32.const 0)")
 
 
-@run_by(with_worker)
-async def test_a_child_runs_and_is_joined(rig: WorkerRig) -> None:
+async def test_child_runs_and_is_joined_once(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="echo", input=b"hello")
     found = await rig.play(
         spawn, ("claim", result(0), 0, 4), ("show", 0, 4),
@@ -36,29 +49,22 @@ async def test_a_child_runs_and_is_joined(rig: WorkerRig) -> None:
         parts=(segment, ECHO),
     )  # fmt: skip
     assert found[1:3] == [4, b"\1\0\0\0"]
-    assert isinstance(found[5], bytes)
-    assert msgpack.unpackb(found[5]) == {"code": 7, "output": b"helloh"}
+    assert joined(found[5]) == {"code": 7, "output": b"helloh"}
     assert found[6] == ENOENT  # joined already
 
 
-@run_by(with_worker)
-async def test_the_parents_usage_has_its_childrens(rig: WorkerRig) -> None:
+async def test_usage_of_a_parent_includes_its_children(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="work")
-    work = """(func (export "work") (result i32) (local $n i32)
-          (loop $l (drop (call $clock_ms)) (br_if $l (i32.lt_u
-            (local.tee $n (i32.add (local.get $n) (i32.const 1))) (i32.const 1000))))
-          (i32.const 0))"""
-    body = f"""
-        (call $await (call $spawn (i32.const 100) (i32.const {spawn[2]})))
-        (call $await (call $join (i32.const 1))) (i32.const 0)"""
+    busy = times(1000, drop("clock_ms"))
+    work = f'(func (export "work") (result i32) (local $n i32) {busy} (i32.const 0))'
+    body = f"{call('await', call(*spawn))} {call('await', call('join', 1))} (i32.const 0)"
     ended = await rig.run(main(body, segment, work))
     assert ended.usage["syscalls"] == 1000 + 4
     assert ended.usage["peak_memory_bytes"] == 4 * 65_536  # both at once
     assert len(rig.gateway.ended) == 2
 
 
-@run_by(with_worker)
-async def test_other_programs_and_what_does_not_exist(rig: WorkerRig) -> None:
+async def test_spawn_runs_another_program_or_is_enoent(rig: WorkerRig) -> None:
     other = module('(func (export "_start") (drop (call $send (i32.const 0) (i32.const 3))))')
     rig.add(other, name="other")
     first, spawn = spawns(100, program="other")
@@ -70,13 +76,11 @@ async def test_other_programs_and_what_does_not_exist(rig: WorkerRig) -> None:
         no_entry, ("claim", result(7), 0, 4),
         parts=(first, second, third),
     )  # fmt: skip
-    assert isinstance(found[4], bytes)
-    assert msgpack.unpackb(found[4]) == {"code": 0, "output": bytes(3)}
+    assert joined(found[4]) == {"code": 0, "output": bytes(3)}
     assert (found[6], found[8]) == (ENOENT, ENOENT)
 
 
-@run_by(with_worker)
-async def test_wrong_options_are_refused_at_once(rig: WorkerRig) -> None:
+async def test_spawn_with_wrong_options_is_refused_at_once(rig: WorkerRig) -> None:
     wrong: list[tuple[dict[str, object], int]] = [
         ({"unknown": 1}, EINVAL),
         ({"program": 5}, EINVAL),
@@ -96,24 +100,16 @@ async def test_wrong_options_are_refused_at_once(rig: WorkerRig) -> None:
     assert found == [errno for _, errno in wrong]
 
 
-@run_by(with_worker)
-async def test_a_granted_file_is_the_childs_with_fewer_rights(rig: WorkerRig) -> None:
+async def test_granted_file_is_the_childs_with_fewer_rights(rig: WorkerRig) -> None:
     # The first handle of an instance is index 0, generation 1.
     grants = [{"handle": 1 << 16, "rights": 1, "name": "prefix"}]
     segment, spawn = spawns(100, entry="child", grants=grants)
-    child = """
-        (func (export "child") (result i32) (local $kv i32)
-          (call $say (call $kv_granted (i32.const 90) (i32.const 5)))
-          (local.set $kv (call $kv_granted (i32.const 80) (i32.const 6)))
-          (call $say (local.get $kv))
-          (call $say (call $kv_len (local.get $kv)))
-          (call $say (call $kv_truncate (local.get $kv) (i32.const 0)))
-          (call $say (call $kv_granted (i32.const 80) (i32.const 6)))
-          (drop (call $kv_close (local.get $kv)))
-          (call $say (call $kv_granted (i32.const 80) (i32.const 6)))
-          (call $kv_grant (call $kv_create) (i32.const 0) (i32.const 31)
-                          (i32.const 90) (i32.const 4)))"""
-    parts = (segment, child, data(80, "prefix"), data(90, "give"))
+    granted = call("kv_granted", 80, 6)
+    body = f"""{say(call("kv_granted", 90, 5))} (local.set $kv {granted}) {say(KV)}
+        {say(call("kv_len", KV))} {say(call("kv_truncate", KV, 0))} {say(granted)}
+        {drop("kv_close", KV)} {say(granted)}
+        {call("kv_grant", "(call $kv_create)", 0, 31, 90, 4)}"""
+    parts = (segment, child(body, "(local $kv i32)"), data(80, "prefix"), data(90, "give"))
     found = await rig.play(
         ("kv_create",), ("pred", result(0), 0, 3, 0, 0, 0), ("await", result(1)),
         spawn, ("claim", result(3), 0, 4), ("join", 1), ("claim", result(5), 1000, 100),
@@ -121,11 +117,10 @@ async def test_a_granted_file_is_the_childs_with_fewer_rights(rig: WorkerRig) ->
         ("kv_granted", 90, 4), ("kv_len", result(9)), ("kv_granted", 90, 5),
         parts=parts,
     )  # fmt: skip
-    assert isinstance(found[7], bytes)
-    joined = msgpack.unpackb(found[7])
-    words = memoryview(joined["output"]).cast("i").tolist()
+    ended = joined(found[7])
+    words = memoryview(ended["output"]).cast("i").tolist()
     handle = 1 << 16 | 0x10000
-    assert joined["code"] == 0
+    assert ended["code"] == 0
     assert words[0] == ENOENT
     assert words[1] > 0
     assert words[2:4] == [3, EACCES]
@@ -136,30 +131,24 @@ async def test_a_granted_file_is_the_childs_with_fewer_rights(rig: WorkerRig) ->
     assert found[10:] == [0, ENOENT]
 
 
-@run_by(with_worker)
-async def test_grants_are_those_of_the_moment_they_were_made_in(rig: WorkerRig) -> None:
+async def test_grants_hold_although_the_parent_closes_its_file(rig: WorkerRig) -> None:
     grants = [{"handle": 1 << 16, "rights": 31, "name": "kv"}]
     segment, spawn = spawns(100, entry="child", grants=grants)
-    child = """(func (export "child") (result i32)
-          (call $kv_len (call $kv_granted (i32.const 80) (i32.const 2))))"""
+    length = child(call("kv_len", call("kv_granted", 80, 2)))
     found = await rig.play(
         ("kv_create",), ("pred", result(0), 0, 3, 0, 0, 0), spawn, ("kv_close", result(0)),
         ("await", result(2)), ("join", 1), ("claim", result(5), 1000, 100),
-        ("show", 1000, result(6)), parts=(segment, child, data(80, "kv")),
+        ("show", 1000, result(6)), parts=(segment, length, data(80, "kv")),
     )  # fmt: skip
-    assert isinstance(found[7], bytes)
-    assert msgpack.unpackb(found[7])["code"] == 3
+    assert joined(found[7])["code"] == 3
 
 
-@run_by(with_worker)
 async def test_children_end_with_their_parent_however_it_ends(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="child")
-    child = """(func (export "child") (result i32)
-          (call $await (call $sleep (i64.const 100000))) (i32.const 0))"""
-    begin = f"(call $await (call $spawn (i32.const 100) (i32.const {spawn[2]})))"
+    begin = call("await", call(*spawn))
     for end in ("(i32.const 0)", "unreachable", "(loop $l (br $l)) (i32.const 0)"):
         rig.gateway.ended.clear()
-        run = await rig.start(main(begin + "(call $say (i32.const 1))" + end, segment, child))
+        run = await rig.start(main(begin + say(1) + end, segment, SLEEPER))
         await run.wait_messages(1)
         run.kill()
         await run.ended
@@ -168,70 +157,33 @@ async def test_children_end_with_their_parent_however_it_ends(rig: WorkerRig) ->
         assert second.instance == run.instance
 
 
-@run_by(with_worker)
-async def test_a_child_that_traps_or_is_killed_says_so_in_its_code(rig: WorkerRig) -> None:
+async def test_child_that_traps_is_joined_with_code_134(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="child")
     found = await rig.play(
         spawn, ("await", result(0)), ("join", 1), ("claim", result(2), 0, 64),
         ("show", 0, result(3)),
-        parts=(segment, '(func (export "child") (result i32) unreachable)'),
+        parts=(segment, child("unreachable")),
     )  # fmt: skip
-    assert isinstance(found[4], bytes)
-    assert msgpack.unpackb(found[4])["code"] == 134
+    assert joined(found[4])["code"] == 134
 
 
-@run_by(with_worker)
-async def test_a_cancelled_spawn_leaves_no_child(rig: WorkerRig) -> None:
+async def test_spawn_that_is_cancelled_leaves_no_child(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="child")
-    child = """(func (export "child") (result i32)
-          (call $await (call $sleep (i64.const 100000))) (i32.const 0))"""
     found = await rig.play(
         spawn, ("cancel", result(0)), ("sleep", 100), ("await", result(2)), ("join", 1),
-        parts=(segment, child),
+        parts=(segment, SLEEPER),
     )  # fmt: skip
     assert found[1:] == [0, 2, 0, ENOENT]
     assert [e.reason for e in rig.gateway.ended[:-1]] == ["its parent cancelled it"]
 
 
-@run_by(with_worker)
-async def test_families_are_only_so_deep(rig: WorkerRig) -> None:
-    segment, spawn = spawns(100)
-    body = f"""
-        (local.set $t (call $spawn (i32.const 100) (i32.const {spawn[2]})))
-        (if (i32.lt_s (local.get $t) (i32.const 0)) (then (return (i32.const 1))))
-        (call $await (local.get $t))
-        (local.set $n (call $claim (call $join (i32.const 1)) (i32.const 0) (i32.const 64)))
-        (i32.add (i32.const 1) (i32.load8_u (i32.const 6)))"""
-    program = main(body, segment, locals_="(local $t i32) (local $n i32)")
-    ended = await rig.run(program)
-    # {"code": n, ..}: a map of two, a string of four, then the number in one byte.
-    assert ended.exit_code == RUN_CHILD_DEPTH_MAX + 1
-
-
-@run_by(with_worker)
-async def test_a_childs_channel_and_recv(rig: WorkerRig) -> None:
+async def test_child_uses_channels_and_cannot_receive_messages(rig: WorkerRig) -> None:
     segment, spawn = spawns(100, entry="child")
-    child = """(func (export "child") (result i32)
-          (drop (call $channel_send (i32.const 80) (i32.const 2) (i32.const 80) (i32.const 2)))
-          (call $claim (call $recv) (i32.const 0) (i32.const 8)))"""
+    sends = child(drop("channel_send", 80, 2, 80, 2) + call("claim", "(call $recv)", 0, 8))
     found = await rig.play(
         spawn, ("await", result(0)), ("channel_recv", 80, 2), ("claim", result(2), 0, 8),
         ("join", 1), ("claim", result(4), 1000, 64), ("show", 1000, result(5)),
-        parts=(segment, child, data(80, "ch")),
+        parts=(segment, sends, data(80, "ch")),
     )  # fmt: skip
     assert found[3] == 2
-    assert isinstance(found[6], bytes)
-    assert msgpack.unpackb(found[6])["code"] == -Errno.EPIPE
-
-
-@run_by(with_worker)
-async def test_a_run_that_sends_too_much_through_a_child_is_killed_whole(rig: WorkerRig) -> None:
-    segment, spawn = spawns(100, entry="child")
-    child = """(func (export "child") (result i32)
-          (loop $l (drop (call $send (i32.const 0) (i32.const 60000))) (br $l)) (i32.const 0))"""
-    begin = f"(call $await (call $spawn (i32.const 100) (i32.const {spawn[2]})))"
-    forever = "(call $await (call $join (i32.const 1))) (i32.const 0)"
-    run = await rig.start(main(begin + forever, segment, child))
-    ended = await asyncio.wait_for(run.ended, 20)
-    assert ended.status == "killed"
-    assert ended.reason.startswith("output limit")
+    assert joined(found[6])["code"] == -Errno.EPIPE

@@ -2,8 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgpack
 import pytest
@@ -33,7 +31,7 @@ from tests.support.worker.generating_guests import (
     taker,
 )
 from tests.support.worker.guests import Step, data, main, result
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.rig import WorkerRig, in_virtual_time
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
 EFBIG, ENOMEM = -Errno.EFBIG, -Errno.ENOMEM
@@ -46,24 +44,10 @@ async def play(rig: WorkerRig, options: bytes, *steps: Step) -> list[int | bytes
     return found[1:]
 
 
-def in_virtual_time(test: Callable[[WorkerRig], Awaitable[None]], **rig: Any) -> None:
-    """Run a test with a rig whose steps take 10 ms, in no time."""
-
-    async def whole() -> None:
-        async with WorkerRig(clock=clock, **({"costs": MS} | rig)) as made:
-            await test(made)
-
-    clock = VirtualClock()
-    clock.run(whole())
-
-
 # -- Taking ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("capacity", [8, 12, 24, 4096])
 @pytest.mark.parametrize("ahead", [0, 1, 8, GENERATE_AHEAD_MAX])
-@run_by(with_worker)
-async def test_it_gives_what_a_loop_of_preds_gives(
-    rig: WorkerRig, *, capacity: int, ahead: int
-) -> None:
+async def test_generate_equals_a_loop_of_preds(rig: WorkerRig, capacity: int, ahead: int) -> None:
     loop = await rig.run(guests.DECODE, bytes([40]))
     found = await rig.run(taker(given(max=40, ahead=ahead), capacity))
     assert (found.status, found.exit_code) == ("exited", 0), found
@@ -77,7 +61,7 @@ async def test_it_gives_what_a_loop_of_preds_gives(
 
 @pytest.mark.parametrize("best", [0, 2])
 @pytest.mark.parametrize("capacity", [1, 2, STEPS, 100])  # in records
-def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int) -> None:
+def test_generate_records_that_come_together_are_taken_together(capacity: int, best: int) -> None:
     size, count = 8 * (1 + best), 1 + 4 * STEPS
 
     async def test(rig: WorkerRig, options: bytes) -> list[bytes]:
@@ -104,8 +88,7 @@ def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int
 
 
 @pytest.mark.parametrize("capacity", [24, 47, 4096])
-@run_by(with_worker)
-async def test_each_record_has_its_best_tokens(rig: WorkerRig, *, capacity: int) -> None:
+async def test_generate_records_have_their_best_tokens(rig: WorkerRig, capacity: int) -> None:
     plain = await rig.run(taker(given(max=9), 4096))
     found = await rig.run(taker(given(max=9, logprobs=2), capacity))
     assert all(len(m) % 24 == 0 and len(m) <= capacity for m in found.messages)
@@ -118,7 +101,7 @@ async def test_each_record_has_its_best_tokens(rig: WorkerRig, *, capacity: int)
 
 
 @run_by(in_virtual_time)
-async def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready(rig: WorkerRig) -> None:
+async def test_generate_take_without_room_answers_how_much_is_ready(rig: WorkerRig) -> None:
     found = await play(
         rig,
         given(max=3),
@@ -139,9 +122,7 @@ async def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready(rig: 
 
 
 @run_by(in_virtual_time)
-async def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_file_is_free_after_its_last_record_was_claimed(rig: WorkerRig) -> None:
     """The record that is waited for is taken as it comes, before the end that comes with it."""
     claim: Step = ("claim_within", result(1), ROOM, 8, -1)
     found = await play(rig, given(max=2, ahead=0), claim, ("kv_len", result(0)), claim,
@@ -150,9 +131,7 @@ async def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed
 
 
 @run_by(in_virtual_time)
-async def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_ticket_is_ready_again_for_each_record(rig: WorkerRig) -> None:
     wait: list[Step] = [("wait", 512, 2, -1), ("take", result(1), ROOM, 8)]
     found = await play(
         rig,
@@ -167,7 +146,7 @@ async def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record(
 
 @pytest.mark.parametrize(("lot", "ahead"), [(4, 8), (100, 8), (3, 100), (8, 0)])
 @run_by(in_virtual_time)
-async def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(
+async def test_generate_with_a_lot_is_ready_when_a_lot_or_its_end_is_there(
     rig: WorkerRig, *, lot: int, ahead: int
 ) -> None:
     tokens, at_once = 25, min(lot, ahead + 1)
@@ -180,7 +159,7 @@ async def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(
 
 
 @run_by(in_virtual_time)
-async def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end(rig: WorkerRig) -> None:
+async def test_generate_with_less_than_a_lot_cannot_be_taken_before_its_end(rig: WorkerRig) -> None:
     found = await play(
         rig, given(max=3, lot=8), ("sleep", 15), ("await", result(2)),
         ("take", result(1), ROOM, 80), ("claim_within", result(1), ROOM, 80, 5),
@@ -190,20 +169,19 @@ async def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end(rig: Worker
 
 
 @run_by(in_virtual_time, pages=3)
-async def test_an_error_comes_behind_an_unfinished_lot(rig: WorkerRig) -> None:
+async def test_generate_error_comes_after_an_unfinished_lot(rig: WorkerRig) -> None:
     found = await rig.run(taker(given(ahead=1000, lot=1000), 1 << 16))
     assert found.exit_code == ENOMEM, found
     assert len(ids(found.output)) == 3 * 16
 
 
 @run_by(in_virtual_time)
-async def test_a_wait_for_it_times_out(rig: WorkerRig) -> None:
+async def test_generate_wait_times_out(rig: WorkerRig) -> None:
     found = await play(rig, given(), ("store", 512, result(1)), ("wait", 512, 1, 5))
     assert found[2] == -Errno.ETIMEDOUT
 
 
-@run_by(with_worker)
-async def test_a_stop_token_is_the_last(rig: WorkerRig) -> None:
+async def test_generate_stop_token_is_the_last(rig: WorkerRig) -> None:
     tokens = ids((await rig.run(taker(given(max=30), 4096))).output)
     stop = tokens[17]
     found = await rig.run(taker(given(max=30, stop=[stop]), 4096))
@@ -212,9 +190,7 @@ async def test_a_stop_token_is_the_last(rig: WorkerRig) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 5, 8])
 @run_by(in_virtual_time)
-async def test_the_kernel_never_runs_past_what_the_program_takes(
-    rig: WorkerRig, *, ahead: int
-) -> None:
+async def test_generate_computes_at_most_ahead_of_takes(rig: WorkerRig, *, ahead: int) -> None:
     async def computed() -> int:
         return int((await rig.statistics())["tokens_computed"])
 
@@ -236,8 +212,7 @@ async def test_the_kernel_never_runs_past_what_the_program_takes(
     assert (await run.ended).status == "exited"
 
 
-@run_by(with_worker)
-async def test_credit_goes_to_the_kernel_a_few_tokens_at_a_time(rig: WorkerRig) -> None:
+async def test_generate_credit_reaches_the_kernel_for_several_tokens(rig: WorkerRig) -> None:
     found = await rig.run(taker(given(max=90, ahead=8), 8))
     assert len(found.messages) == 90
     calls = (await rig.statistics())["calls"]
@@ -246,9 +221,7 @@ async def test_credit_goes_to_the_kernel_a_few_tokens_at_a_time(rig: WorkerRig) 
 
 # -- Its file ----------------------------------------------------------------------------------
 @run_by(in_virtual_time)
-async def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_file_is_ebusy_until_its_last_token_is_taken(rig: WorkerRig) -> None:
     calls: list[Step] = [
         generate(b""),
         ("pred", result(0), AT, 1, 0, 0, 0),
@@ -279,8 +252,7 @@ async def test_other_calls_on_its_file_hear_ebusy_until_its_last_token_is_taken(
     assert found[23] == 0, "what was refused has changed nothing"
 
 
-@run_by(with_worker)
-async def test_a_closed_handle_does_not_end_it(rig: WorkerRig) -> None:
+async def test_generate_continues_after_its_handle_is_closed(rig: WorkerRig) -> None:
     found = await play(
         rig, given(max=20, ahead=1), ("kv_close", result(0)),
         *([("claim", result(1), ROOM, 8)] * 21),
@@ -288,10 +260,7 @@ async def test_a_closed_handle_does_not_end_it(rig: WorkerRig) -> None:
     assert found[1:] == [0, *[8] * 20, 0]
 
 
-@run_by(with_worker)
-async def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_needs_the_append_right_only(rig: WorkerRig) -> None:
     found = await rig.play(
         ("kv_create",), ("kv_save", result(0), 512, 4, 0),
         ("kv_open", 512, 4, 1), ("kv_open", 512, 4, 2),
@@ -304,9 +273,7 @@ async def test_a_handle_that_cannot_append_is_refused_and_one_that_can_is_enough
 
 
 @run_by(in_virtual_time)
-async def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_on_a_granted_handle_is_ebusy_for_the_owner(rig: WorkerRig) -> None:
     grants = msgpack.packb(
         {"entry": "child", "input": b"", "grants": [{"handle": 65536, "rights": 31, "name": "f"}]}
     )
@@ -334,9 +301,7 @@ async def test_on_a_granted_handle_it_keeps_the_file_from_whoever_granted_it(
 
 # -- Its end -----------------------------------------------------------------------------------
 @run_by(in_virtual_time)
-async def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_cancelled_leaves_what_was_appended(rig: WorkerRig) -> None:
     whole = ids((await rig.run(taker(given(max=10), 4096))).output)
     found = await play(
         rig,
@@ -355,15 +320,13 @@ async def test_a_cancel_leaves_what_was_appended_and_nothing_comes_behind_it(
 
 
 @run_by(in_virtual_time)
-async def test_a_generation_cancelled_before_its_first_step_leaves_the_file_as_it_was(
-    rig: WorkerRig,
-) -> None:
+async def test_generate_cancelled_before_its_first_step_leaves_the_file(rig: WorkerRig) -> None:
     found = await play(rig, b"", ("cancel", result(1)), ("kv_len", result(0)))
     assert found[1:] == [0, 0]
 
 
 @run_by(in_virtual_time)
-async def test_a_program_that_never_takes_costs_no_more_than_ahead(rig: WorkerRig) -> None:
+async def test_generate_that_is_never_taken_costs_no_more_than_ahead(rig: WorkerRig) -> None:
     found = await play(rig, given(ahead=4), ("sleep", 2000), ("claim", result(2), ROOM, 0))
     assert found[2] == 0
     assert (await rig.statistics())["tokens_computed"] == 5
@@ -371,7 +334,7 @@ async def test_a_program_that_never_takes_costs_no_more_than_ahead(rig: WorkerRi
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 9, 10, 11, 25, 60])
 @run_by(in_virtual_time)
-async def test_a_kill_in_its_midst_leaves_nothing(rig: WorkerRig, *, milliseconds: int) -> None:
+async def test_generate_when_killed_leaves_nothing(rig: WorkerRig, *, milliseconds: int) -> None:
     run = await rig.start(taker(given(), 8))
     await asyncio.sleep(milliseconds / 1000)
     run.kill()
@@ -379,21 +342,20 @@ async def test_a_kill_in_its_midst_leaves_nothing(rig: WorkerRig, *, millisecond
 
 
 @run_by(in_virtual_time, pages=4)
-async def test_without_pages_the_error_comes_behind_the_tokens(rig: WorkerRig) -> None:
+async def test_generate_without_pages_gives_its_tokens_then_enomem(rig: WorkerRig) -> None:
     found = await rig.run(taker(given(ahead=100), 8))
     assert found.exit_code == ENOMEM
     assert len(found.messages) == 4 * 16
 
 
 @run_by(in_virtual_time, assets=ModelAssets(simulated_model(max_context=50), b"", None, {}))
-async def test_the_context_s_end_is_its_end(rig: WorkerRig) -> None:
+async def test_generate_ends_at_the_end_of_the_context(rig: WorkerRig) -> None:
     found = await rig.run(taker(given(max=1000), 4096))
     assert found.exit_code == 0
     assert len(ids(found.output)) == 50
 
 
-@run_by(with_worker)
-async def test_a_run_s_tokens_are_counted_as_those_of_preds(rig: WorkerRig) -> None:
+async def test_generate_tokens_count_towards_the_runs_limit(rig: WorkerRig) -> None:
     run = await rig.start(taker(given(), 8), limits={"tokens": 10})
     ended = await run.ended
     # The program hears of it, and then the gateway, who kills it if it has not ended.
@@ -412,13 +374,11 @@ async def test_a_run_s_tokens_are_counted_as_those_of_preds(rig: WorkerRig) -> N
         given(get="none"), given(logprobs=21), given(nothing=1), b"\xc1",
     ],
 )  # fmt: skip
-@run_by(with_worker)
-async def test_options_that_make_no_sense_start_nothing(rig: WorkerRig, *, options: bytes) -> None:
+async def test_generate_with_invalid_options_starts_nothing(rig: WorkerRig, options: bytes) -> None:
     assert await play(rig, options, ("kv_len", result(0))) == [EINVAL, 0]
 
 
-@run_by(with_worker)
-async def test_what_only_the_kernel_can_know_is_answered_by_take(rig: WorkerRig) -> None:
+async def test_generate_option_that_the_kernel_refuses_is_answered_by_take(rig: WorkerRig) -> None:
     found = await play(
         rig, given(stop=[1 << 31]), ("kv_len", result(0)), ("claim", result(1), ROOM, 8),
         ("kv_len", result(0)),
@@ -426,8 +386,7 @@ async def test_what_only_the_kernel_can_know_is_answered_by_take(rig: WorkerRig)
     assert found[1:] == [EBUSY, EINVAL, 0]
 
 
-@run_by(with_worker)
-async def test_too_much_is_too_much(rig: WorkerRig) -> None:
+async def test_generate_with_too_long_options_is_efbig(rig: WorkerRig) -> None:
     program = guests.script(
         ("kv_create",), ("generate", result(0), 0, 1, 0, PRED_OPTIONS_BYTES_MAX + 1)
     )
@@ -436,8 +395,7 @@ async def test_too_much_is_too_much(rig: WorkerRig) -> None:
     assert program.results(ended.messages)[1] == EFBIG
 
 
-@run_by(with_worker)
-async def test_tickets_of_one_program_are_bounded(rig: WorkerRig) -> None:
+async def test_generate_tickets_of_a_program_are_bounded_by_their_results(rig: WorkerRig) -> None:
     """Each promises what may lie untaken, so their number is bounded by room as well."""
     room = RUN_RESULT_BYTES_MAX // (8 * (GENERATE_AHEAD_MAX + 1))
     assert room < RUN_TICKETS_MAX
@@ -461,17 +419,15 @@ async def test_tickets_of_one_program_are_bounded(rig: WorkerRig) -> None:
     assert ended.exit_code == room
 
 
-@run_by(with_worker)
-async def test_a_thousand_generations_of_one_program(rig: WorkerRig) -> None:
+async def test_generate_a_thousand_times_in_one_file_works(rig: WorkerRig) -> None:
     program = repeater(given(max=3, ahead=2), 1000)
     ended = await rig.run(program)
     assert (ended.status, ended.exit_code) == ("exited", 0)
     assert ended.usage["completion_tokens"] == 3000
 
 
-# -- Alternatives beside each token ------------------------------------------------------------
-@run_by(with_worker)
-async def test_a_record_with_alternatives_is_never_split(rig: WorkerRig) -> None:
+# -- Alternatives to each token ----------------------------------------------------------------
+async def test_generate_record_with_alternatives_is_never_split(rig: WorkerRig) -> None:
     options = given(max=5, logprobs=2)
     found = [await rig.run(taker(options, capacity)) for capacity in (24, 47, 4096)]
     assert {each.output for each in found} == {found[0].output}

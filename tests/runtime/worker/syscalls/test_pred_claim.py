@@ -9,10 +9,10 @@ from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.worker.instance import check_released
 
-from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 from tests.support.worker import guests
-from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.guests import data, drop, main, result, say
+from tests.support.worker.rig import WorkerRig
 
 PROMPT = data(100, struct.pack("<4I", 5, 6, 7, 8))
 EBADF = -Errno.EBADF
@@ -24,8 +24,7 @@ def pred_claim(
     return ("pred_claim", kv, tokens, n, 0, *opts, 0, room)
 
 
-@run_by(with_worker)
-async def test_it_gives_what_a_pred_and_a_claim_give(rig: WorkerRig) -> None:
+async def test_pred_claim_gives_what_a_pred_and_a_claim_give(rig: WorkerRig) -> None:
     two = await rig.play(
         ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), ("claim", result(1), 0, 8),
         ("show", 0, 8), ("pred", result(0), 0, 1, 0, 0, 0), ("claim", result(4), 0, 8),
@@ -52,9 +51,8 @@ async def test_it_gives_what_a_pred_and_a_claim_give(rig: WorkerRig) -> None:
         ({"logprobs": 3}, 32),
     ],
 )
-@run_by(with_worker)
-async def test_a_result_that_would_not_fit_is_not_begun(
-    rig: WorkerRig, *, given: dict[str, object], length: int
+async def test_pred_claim_whose_result_does_not_fit_is_not_begun(
+    rig: WorkerRig, given: dict[str, object], length: int
 ) -> None:
     packed = msgpack.packb(given)
     call = pred_claim(result(0), opts=(500, len(packed)), room=length - 1)
@@ -67,8 +65,7 @@ async def test_a_result_that_would_not_fit_is_not_begun(
     assert rig.kernel.statistics()["preds"] == 1
 
 
-@run_by(with_worker)
-async def test_what_has_no_result_needs_no_room(rig: WorkerRig) -> None:
+async def test_pred_claim_without_a_result_needs_no_room(rig: WorkerRig) -> None:
     packed = msgpack.packb({"get": "none"})
     found = await rig.play(
         ("kv_create",), pred_claim(result(0), opts=(500, len(packed)), room=0),
@@ -77,8 +74,7 @@ async def test_what_has_no_result_needs_no_room(rig: WorkerRig) -> None:
     assert found[1:] == [0, 4]
 
 
-@run_by(with_worker)
-async def test_a_pass_that_fails_says_why_and_leaves_nothing(rig: WorkerRig) -> None:
+async def test_pred_claim_that_fails_answers_why_and_leaves_nothing(rig: WorkerRig) -> None:
     found = await rig.play(
         ("kv_create",), ("kv_extract", result(0), 400, 1), pred_claim(result(1)),
         ("kv_close", result(1)), pred_claim(result(1)), ("cancel", 1), ("take", 1, 0, 8),
@@ -87,8 +83,7 @@ async def test_a_pass_that_fails_says_why_and_leaves_nothing(rig: WorkerRig) -> 
     assert found[2:] == [-Errno.EINVAL, 0, EBADF, EBADF, EBADF]
 
 
-@run_by(with_worker)
-async def test_it_is_no_ticket_that_counts(rig: WorkerRig) -> None:
+async def test_pred_claim_counts_as_no_ticket(rig: WorkerRig) -> None:
     program = guests.script(
         ("kv_create",), ("sleep", 1 << 30), ("sleep", 1), pred_claim(result(0)),
         parts=(PROMPT,),
@@ -98,8 +93,7 @@ async def test_it_is_no_ticket_that_counts(rig: WorkerRig) -> None:
     assert found[2:] == [-Errno.EAGAIN, 8]
 
 
-@run_by(with_worker)
-async def test_other_tickets_that_come_meanwhile_wait_for_their_turn(rig: WorkerRig) -> None:
+async def test_pred_claim_leaves_other_tickets_to_be_taken_later(rig: WorkerRig) -> None:
     found = await rig.play(
         ("kv_create",), ("pred", result(0), 100, 4, 0, 0, 0), pred_claim(result(0), n=1),
         ("take", result(1), 0, 8), ("show", 0, 8), ("kv_len", result(0)), parts=(PROMPT,),
@@ -108,17 +102,14 @@ async def test_other_tickets_that_come_meanwhile_wait_for_their_turn(rig: Worker
     assert found[5] == 5
 
 
-async def test_a_program_that_is_killed_meanwhile_leaves_nothing() -> None:
-    body = """(drop (call $pred_claim (call $kv_create) (i32.const 100) (i32.const 4)
-        (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 8)))
-        (call $say (i32.const 1)) (i32.const 0)"""
+async def test_pred_claim_of_a_killed_program_leaves_nothing() -> None:
+    pred = drop("pred_claim", "(call $kv_create)", 100, 4, 0, 0, 0, 0, 8)
+    body = f"{pred} {say(1)} (i32.const 0)"
     async with asyncio.timeout(30), WorkerRig(costs=CostModel(fixed_us=200_000)) as rig:
         run = await rig.start(main(body, PROMPT))
-        while run.instance not in rig.worker.instances:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await wait_until(lambda: run.instance in rig.worker.instances)
         instance = rig.worker.instances[run.instance]
-        while not instance.pending:  # noqa: ASYNC110 - the worker says nothing
-            await asyncio.sleep(0)
+        await wait_until(lambda: instance.pending)
         run.kill()
         ended = await run.ended
         assert (ended.status, ended.messages) == ("killed", [])

@@ -3,43 +3,38 @@
 import asyncio
 
 import msgpack
-import pytest
-from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
     RANDOM_BYTES_MAX,
     RUN_LOG_BYTES_MAX,
-    RUN_TICKETS_MAX,
     SEND_WINDOW_BYTES,
 )
 
 from tests.support.run_by import run_by
 from tests.support.worker import guests
-from tests.support.worker.guests import data, main, result
-from tests.support.worker.rig import WorkerRig, with_worker
+from tests.support.worker.guests import call, data, drop, main, result, say, times
+from tests.support.worker.rig import WorkerRig, in_virtual_time
 
 EBADF, EAGAIN, EINVAL, EFBIG = -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL, -Errno.EFBIG
+ETIMEDOUT = -Errno.ETIMEDOUT
 
 
-@run_by(with_worker)
-async def test_input_is_read_when_it_fits(rig: WorkerRig) -> None:
+async def test_input_is_read_only_when_it_fits(rig: WorkerRig) -> None:
     steps = [("input_read", 0, 0), ("input_read", 8, 4), ("show", 8, 4), ("input_read", 8, 5),
              ("show", 8, 5)]  # fmt: skip
     assert await rig.play(*steps, data=b"hello") == [5, 5, bytes(4), 5, b"hello"]
     assert await rig.play(("input_read", 0, 0)) == [0]
 
 
-@run_by(with_worker)
-async def test_messages_come_in_order_and_empty_ones_count(rig: WorkerRig) -> None:
-    body = " ".join(f"(drop (call $send (i32.const 100) (i32.const {n})))" for n in (3, 0, 5, 1))
+async def test_send_keeps_the_order_and_empty_messages(rig: WorkerRig) -> None:
+    body = " ".join(drop("send", 100, n) for n in (3, 0, 5, 1))
     ended = await rig.run(main(f"{body} (i32.const 9)", data(100, "hello")))
     assert ended.messages == [b"hel", b"", b"hello", b"h"]
     assert (ended.status, ended.exit_code, ended.output) == ("exited", 9, b"helhelloh")
     assert ended.usage["syscalls"] == 4
 
 
-@run_by(with_worker)
 async def test_start_is_an_entry_and_exit_codes_are_signed(rig: WorkerRig) -> None:
     ended = await rig.run(guests.module('(func (export "_start") (call $log2))', LOG2))
     assert (ended.status, ended.exit_code) == ("exited", 0)
@@ -52,15 +47,10 @@ async def test_start_is_an_entry_and_exit_codes_are_signed(rig: WorkerRig) -> No
     assert (await rig.run(both, entry="lip_main")).exit_code == 1
 
 
-LOG2 = (
-    data(100, "hello")
-    + """
-(func $log2 (drop (call $log (i32.const 2) (i32.const 100) (i32.const 5))))"""
-)
+LOG2 = f"{data(100, 'hello')} (func $log2 {drop('log', 2, 100, 5)})"
 
 
-@run_by(with_worker)
-async def test_what_the_user_says_is_received_in_order(rig: WorkerRig) -> None:
+async def test_recv_gets_messages_in_order(rig: WorkerRig) -> None:
     program = guests.script(
         ("recv",), ("recv",), ("recv",),
         ("take", result(0), 0, 10),
@@ -81,8 +71,7 @@ async def test_what_the_user_says_is_received_in_order(rig: WorkerRig) -> None:
     ]  # fmt: skip
 
 
-@run_by(with_worker)
-async def test_a_dropped_recv_leaves_its_message_to_the_next(rig: WorkerRig) -> None:
+async def test_recv_that_is_cancelled_leaves_its_message_to_the_next(rig: WorkerRig) -> None:
     program = guests.script(
         ("recv",), ("recv",), ("cancel", result(0)), ("take", result(0), 0, 8),
         ("claim", result(1), 0, 8), ("show", 0, 1),
@@ -93,21 +82,21 @@ async def test_a_dropped_recv_leaves_its_message_to_the_next(rig: WorkerRig) -> 
     assert program.results((await run.ended).messages)[2:] == [0, EBADF, 1, b"x"]
 
 
-def test_clocks_are_coarse_and_go_forward() -> None:
-    async def test() -> None:
-        async with WorkerRig(clock=clock) as rig:
-            steps = [("clock_ms",), ("sleep", 250), ("claim", result(1), 0, 0), ("clock_ms",)]
-            assert await rig.play(*steps) == [0, 1, 0, 250]
-            (now,) = await rig.play(("unix_ms",))
-            assert isinstance(now, int)
-            assert now > 1_700_000_000_000
-
-    clock = VirtualClock()
-    clock.run(test())
+def repeated(number: int, body: str, code: str = "(i32.const 0)") -> str:
+    """A program that does something so many times."""
+    return main(times(number, body) + code, locals_="(local $n i32)")
 
 
-@run_by(with_worker)
-async def test_random_bytes_differ(rig: WorkerRig) -> None:
+@run_by(in_virtual_time)
+async def test_clocks_are_coarse_and_advance(rig: WorkerRig) -> None:
+    steps = [("clock_ms",), ("sleep", 250), ("claim", result(1), 0, 0), ("clock_ms",)]
+    assert await rig.play(*steps) == [0, 1, 0, 250]
+    (now,) = await rig.play(("unix_ms",))
+    assert isinstance(now, int)
+    assert now > 1_700_000_000_000
+
+
+async def test_random_bytes_differ_and_are_bounded(rig: WorkerRig) -> None:
     found = await rig.play(
         ("random", 0, 32), ("show", 0, 32), ("random", 0, 32), ("show", 0, 32),
         ("random", 0, RANDOM_BYTES_MAX), ("random", 0, RANDOM_BYTES_MAX + 1),
@@ -116,39 +105,21 @@ async def test_random_bytes_differ(rig: WorkerRig) -> None:
     assert [found[i] for i in (0, 2, 4, 5)] == [0, 0, 0, EFBIG]
 
 
-def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
-    async def test() -> None:
-        async with WorkerRig(clock=clock) as rig:
-            found = await rig.play(
-                ("sleep", 300), ("sleep", 100), ("sleep", 100),
-                ("store", 0, result(0)), ("store", 4, result(1)), ("store", 8, result(2)),
-                ("wait", 0, 3, 0), ("wait", 0, 3, 50), ("clock_ms",),
-                ("wait", 0, 3, -1), ("clock_ms",), ("wait", 4, 2, -1),
-                ("take", result(1), 0, 0), ("wait", 0, 3, -1),
-                ("wait", 0, 1, -1), ("clock_ms",), ("wait", 0, 0, 40), ("clock_ms",),
-            )  # fmt: skip
-            timeout = -Errno.ETIMEDOUT
-            assert found[6:] == [
-                timeout, timeout, 50, 1, 100, 0, 0, EBADF, 0, 300, timeout, 340,
-            ]  # fmt: skip
-
-    clock = VirtualClock()
-    clock.run(test())
+@run_by(in_virtual_time)
+async def test_wait_answers_the_first_ready_ticket_or_times_out(rig: WorkerRig) -> None:
+    found = await rig.play(
+        ("sleep", 300), ("sleep", 100), ("sleep", 100),
+        ("store", 0, result(0)), ("store", 4, result(1)), ("store", 8, result(2)),
+        ("wait", 0, 3, 0), ("wait", 0, 3, 50), ("clock_ms",),
+        ("wait", 0, 3, -1), ("clock_ms",), ("wait", 4, 2, -1),
+        ("take", result(1), 0, 0), ("wait", 0, 3, -1),
+        ("wait", 0, 1, -1), ("clock_ms",), ("wait", 0, 0, 40), ("clock_ms",),
+    )  # fmt: skip
+    assert found[6:] == [ETIMEDOUT, ETIMEDOUT, 50, 1, 100, 0, 0, EBADF, 0, 300, ETIMEDOUT, 340]
 
 
-def test_claim_waits_for_a_ticket_and_takes_it() -> None:
-    async def test() -> None:
-        async with WorkerRig(clock=clock) as rig:
-            run = await rig.start(program.source)
-            await run.wait_messages(5)
-            run.deliver(b"word")
-            found = program.results((await run.ended).messages)
-            timeout, einval = -Errno.ETIMEDOUT, -Errno.EINVAL
-            assert found[2:] == [
-                timeout, timeout, 30, 4, 4, b"word", EBADF, 0, 100, EBADF, -Errno.EFAULT, einval,
-                0, EBADF,
-            ]  # fmt: skip
-
+@run_by(in_virtual_time)
+async def test_claim_waits_for_a_ticket_and_takes_it(rig: WorkerRig) -> None:
     program = guests.script(
         ("recv",), ("sleep", 100),
         ("claim_within", result(0), 0, 8, 0), ("claim_within", result(0), 0, 8, 30), ("clock_ms",),
@@ -160,12 +131,17 @@ def test_claim_waits_for_a_ticket_and_takes_it() -> None:
         ("await", "(call $sleep (i64.const 1))"),  # nothing of an earlier one is left to be taken
         ("claim_within", result(1), 0, 8, 0),
     )  # fmt: skip
-    clock = VirtualClock()
-    clock.run(test())
+    run = await rig.start(program.source)
+    await run.wait_messages(5)
+    run.deliver(b"word")
+    found = program.results((await run.ended).messages)
+    assert found[2:] == [
+        ETIMEDOUT, ETIMEDOUT, 30, 4, 4, b"word", EBADF, 0, 100, EBADF, -Errno.EFAULT, EINVAL, 0,
+        EBADF,
+    ]  # fmt: skip
 
 
-@run_by(with_worker)
-async def test_a_repeated_ticket_answers_with_its_first_place(rig: WorkerRig) -> None:
+async def test_wait_for_a_repeated_ticket_answers_its_first_place(rig: WorkerRig) -> None:
     found = await rig.play(
         ("sleep", 1000), ("sleep", 5), ("store", 0, result(0)), ("store", 4, result(1)),
         ("store", 8, result(1)), ("wait", 0, 3, -1), ("cancel", result(0)),
@@ -173,8 +149,7 @@ async def test_a_repeated_ticket_answers_with_its_first_place(rig: WorkerRig) ->
     assert found[5:] == [1, 0]
 
 
-@run_by(with_worker)
-async def test_tickets_are_not_handles_and_not_reused(rig: WorkerRig) -> None:
+async def test_tickets_are_no_handles_and_are_not_reused(rig: WorkerRig) -> None:
     found = await rig.play(
         ("sleep", 0), ("claim", result(0), 0, 0), ("take", result(0), 0, 0),
         ("cancel", result(0)), ("sleep", 0), ("take", 0, 0, 0), ("take", -1, 0, 0),
@@ -183,26 +158,9 @@ async def test_tickets_are_not_handles_and_not_reused(rig: WorkerRig) -> None:
     assert found == [1, 0, EBADF, EBADF, 2, EBADF, EBADF, EBADF, EBADF]
 
 
-@run_by(with_worker)
-async def test_there_are_only_so_many_tickets(rig: WorkerRig) -> None:
-    body = """
-        (loop $more (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (br_if $more (i32.gt_s (local.tee $r (call $sleep (i64.const 60000))) (i32.const 0))))
-        (call $say (local.get $n)) (local.get $r)"""
-    ended = await rig.run(main(body, locals_="(local $n i32) (local $r i32)"))
-    assert ended.exit_code == EAGAIN
-    assert int.from_bytes(ended.output, "little") == RUN_TICKETS_MAX + 1
-
-
-@run_by(with_worker)
-async def test_send_waits_for_a_slow_reader_only(rig: WorkerRig) -> None:
+async def test_send_waits_only_for_a_slow_reader(rig: WorkerRig) -> None:
     chunk = SEND_WINDOW_BYTES // 4
-    program = main(
-        f"""(loop $more (drop (call $send (i32.const 0) (i32.const {chunk})))
-            (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
-                                   (i32.const 12)))) (i32.const 0)""",
-        locals_="(local $n i32)",
-    )
+    program = repeated(12, drop("send", 0, chunk))
     run = await rig.start(program, read=False)
     await run.wait_messages(5)
     await asyncio.sleep(0.05)
@@ -216,34 +174,21 @@ async def test_send_waits_for_a_slow_reader_only(rig: WorkerRig) -> None:
     assert len((await run.ended).messages) == 12
 
 
-@run_by(with_worker)
-async def test_a_message_has_a_largest_size(rig: WorkerRig) -> None:
-    program = main(
-        f"(drop (call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX})))"
-        f"(call $send (i32.const 0) (i32.const {MESSAGE_BYTES_MAX + 1}))",
-        pages=17,
-    )
-    ended = await rig.run(program)
+async def test_send_of_a_too_large_message_is_efbig(rig: WorkerRig) -> None:
+    body = drop("send", 0, MESSAGE_BYTES_MAX) + call("send", 0, MESSAGE_BYTES_MAX + 1)
+    ended = await rig.run(main(body, pages=17))
     assert (ended.exit_code, len(ended.output)) == (EFBIG, MESSAGE_BYTES_MAX)
 
 
-@run_by(with_worker)
-async def test_logs_are_kept_up_to_their_cap(rig: WorkerRig) -> None:
-    program = main(
-        """(loop $more (drop (call $log (i32.const 1) (i32.const 0) (i32.const 40000)))
-            (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
-                                   (i32.const 20)))) (i32.const 0)""",
-        locals_="(local $n i32)",
-    )
-    ended = await rig.run(program)
+async def test_logs_are_kept_up_to_their_limit(rig: WorkerRig) -> None:
+    ended = await rig.run(repeated(20, drop("log", 1, 0, 40000)))
     assert ended.exit_code == 0
     assert sum(len(line) for _, line in ended.logs) <= RUN_LOG_BYTES_MAX
     assert sum(len(line) for _, line in ended.logs) > RUN_LOG_BYTES_MAX - 1_000
     assert ended.logs[-1] == (2, b"(the log is full: further lines are dropped)")
 
 
-@run_by(with_worker)
-async def test_channels_carry_items_between_runs_of_a_tenant(rig: WorkerRig) -> None:
+async def test_channel_carries_items_between_runs_of_a_tenant(rig: WorkerRig) -> None:
     parts = (data(100, "queueitem"),)
     found = await rig.play(
         ("channel_recv", 100, 5), ("cancel", result(0)),
@@ -260,8 +205,7 @@ async def test_channels_carry_items_between_runs_of_a_tenant(rig: WorkerRig) -> 
     assert other[1:3] + other[4:] == [4, b"item", 3]
 
 
-@run_by(with_worker)
-async def test_a_receiver_that_ended_takes_no_item(rig: WorkerRig) -> None:
+async def test_channel_receiver_that_ended_takes_no_item(rig: WorkerRig) -> None:
     parts = (data(100, "queue"),)
     run = await rig.start(
         guests.script(("channel_recv", 100, 5), ("await", result(0)), parts=parts).source
@@ -276,8 +220,7 @@ async def test_a_receiver_that_ended_takes_no_item(rig: WorkerRig) -> None:
     assert found[2] == 2
 
 
-@run_by(with_worker)
-async def test_model_info_says_what_the_kernel_said(rig: WorkerRig) -> None:
+async def test_model_info_has_the_kernels_description(rig: WorkerRig) -> None:
     size, _, shown = await rig.play(
         ("model_info", 0, 0), ("model_info", 0, 500), ("show", 0, result(0))
     )
@@ -289,14 +232,12 @@ async def test_model_info_says_what_the_kernel_said(rig: WorkerRig) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("call", ["tokenize", "detokenize", "chat"])
-@run_by(with_worker)
-async def test_a_model_without_tokenizer_says_so(rig: WorkerRig, *, call: str) -> None:
-    assert await rig.play((call, 0, 1, 100, 10)) == [-Errno.ENOSYS]
+async def test_text_calls_without_a_tokenizer_are_enosys(rig: WorkerRig) -> None:
+    calls = [(name, 0, 1, 100, 10) for name in ("tokenize", "detokenize", "chat")]
+    assert await rig.play(*calls) == [-Errno.ENOSYS] * 3
 
 
-@run_by(with_worker)
-async def test_wasi_has_stdout_stderr_clocks_and_nothing_else(rig: WorkerRig) -> None:
+async def test_wasi_has_stdout_stderr_and_clocks_only(rig: WorkerRig) -> None:
     parts = (data(100, "out\nerr\n"),)
     program = guests.script(
         ("store", 0, 100), ("store", 4, 2), ("store", 8, 102), ("store", 12, 2),
@@ -326,27 +267,25 @@ async def test_wasi_has_stdout_stderr_clocks_and_nothing_else(rig: WorkerRig) ->
     assert (await rig.run(exits)).exit_code == 5
 
 
-@run_by(with_worker)
-async def test_abort_ends_the_program_with_its_words(rig: WorkerRig) -> None:
+async def test_abort_ends_the_program_with_its_message(rig: WorkerRig) -> None:
     words, place = "Länge".encode("utf-16-le"), "a.ts".encode("utf-16-le")
     parts = [
         data(100, len(words).to_bytes(4, "little") + words),
         data(200, len(place).to_bytes(4, "little") + place),
     ]
     imports = [*guests.LIP_IMPORTS, guests.ABORT_IMPORT]
-    for arguments, reason in {
-        "(i32.const 104) (i32.const 204)": "abort: Länge at a.ts:3:9",
-        "(i32.const 0) (i32.const 0)": "abort: no message",
-        "(i32.const -1) (i32.const 131071)": "abort: no message",
+    for places, reason in {
+        (104, 204): "abort: Länge at a.ts:3:9",
+        (0, 0): "abort: no message",
+        (-1, 131_071): "abort: no message",
     }.items():
-        body = f"(call $abort {arguments} (i32.const 3) (i32.const 9))"
+        body = call("abort", *places, 3, 9)
         program = guests.module(f'(func (export "_start") {body})', *parts, imports=imports)
         ended = await rig.run(program)
         assert (ended.status, ended.reason) == ("trapped", reason)
 
 
-@run_by(with_worker)
-async def test_a_start_function_and_initialize_may_call_and_end_the_program(rig: WorkerRig) -> None:
+async def test_start_function_and_initialize_may_call_and_exit(rig: WorkerRig) -> None:
     start = "(start $begin) (func $begin (call $say (i32.const 1)) (call $exit (i32.const 4)))"
     ended = await rig.run(main("(i32.const 9)", start))
     assert (ended.status, ended.exit_code, ended.output) == ("exited", 4, b"\1\0\0\0")
@@ -355,31 +294,17 @@ async def test_a_start_function_and_initialize_may_call_and_end_the_program(rig:
     assert (ended.status, ended.exit_code) == ("exited", 0)
 
 
-@run_by(with_worker)
 async def test_runs_interleave_and_each_keeps_its_order(rig: WorkerRig) -> None:
-    program = main(
-        """(loop $more
-              (call $say (local.get $n))
-              (call $await (call $sleep (i64.const 1)))
-              (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
-                                     (i32.const 10)))) (i32.const 0)""",
-        locals_="(local $n i32)",
-    )
+    program = repeated(10, say("(local.get $n)") + call("await", call("sleep", 1)))
     runs = [await rig.start(program) for _ in range(30)]
     for run in runs:
         ended = await run.ended
         assert [m[0] for m in ended.messages] == list(range(10))
 
 
-@run_by(with_worker)
-async def test_a_hog_delays_others_by_a_slice_each(rig: WorkerRig) -> None:
+async def test_loops_delay_another_run_by_a_slice_each(rig: WorkerRig) -> None:
     hogs = [await rig.start(guests.SPIN) for _ in range(4)]
-    program = main(
-        """(loop $more (call $await (call $sleep (i64.const 0)))
-              (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
-                                     (i32.const 20)))) (i32.wrap_i64 (call $clock_ms))""",
-        locals_="(local $n i32)",
-    )
+    program = repeated(20, call("await", call("sleep", 0)), "(i32.wrap_i64 (call $clock_ms))")
     ended = await rig.run(program)
     # 20 rounds behind 4 slices of a millisecond each; ten times that on a busy machine.
     assert ended.exit_code < 20 * 4 * 10

@@ -3,22 +3,21 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import AsyncIterator, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from symphony_kernel.protocol.errno import Errno, LimitError
 from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
 from symphony_runtime.worker.fairness.run_queue import RunQueue
-from symphony_runtime.worker.instance import Instance, Services
-from symphony_runtime.worker.run import Run
+from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.text.pool import LARGE_PIECE_CHARS, SLICE_NS, TextPool
 from symphony_runtime.worker.text.tokenizer import Pieces
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.run_by import run_by
-from tests.support.worker.guests import main
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import call, forever, main
+from tests.support.worker.instances import new_instance
 from tests.support.worker.rig import WorkerRig
 
 SLICES = 1e9 / SLICE_NS  # in a second
@@ -50,15 +49,7 @@ class CountingTextPool:
     def instance(self, tenant: str) -> Instance:
         self._next += 1
         limits = {} if self.memory_bytes is None else {"memory_total_bytes": self.memory_bytes}
-        share = self.turns.share_of(tenant)
-        instance = Instance(
-            cast(Services, SimpleNamespace(now=lambda: 0.0)),
-            Run(self._next, limits, share),
-            self._next,
-            b"",
-        )
-        self.turns.add_instance(share)
-        return instance
+        return new_instance(self.turns, tenant, self._next, limits)
 
     def submit(self, tenant: str, pieces: Pieces, size: int = MIB, label: str = "") -> Instance:
         instance = self.instance(tenant)
@@ -66,20 +57,21 @@ class CountingTextPool:
         return instance
 
     async def idle(self, seconds: float = 30) -> None:
-        async with asyncio.timeout(seconds):
-            while len(self.pool):  # noqa: ASYNC110 - a test waits on threads
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: not len(self.pool), seconds)
 
 
-def pooled(test: Callable[[CountingTextPool], object], threads: int = 2) -> None:
-    async def whole() -> None:
-        texts = CountingTextPool(threads)
-        try:
-            await test(texts)  # type: ignore[misc]
-        finally:
-            texts.pool.close()
+@asynccontextmanager
+async def pool_of_texts() -> AsyncIterator[CountingTextPool]:
+    texts = CountingTextPool()
+    try:
+        yield texts
+    finally:
+        texts.pool.close()
 
-    asyncio.run(whole())
+
+@pytest.fixture
+def texts() -> AbstractAsyncContextManager[CountingTextPool]:
+    return pool_of_texts()
 
 
 def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
@@ -88,32 +80,27 @@ def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
     return b"done"
 
 
-@run_by(pooled)
 async def test_pool_short_text_beside_a_flood_waits_for_a_slice(texts: CountingTextPool) -> None:
     for _ in range(64):
         texts.submit("flood", work(10))
     await asyncio.sleep(5 / SLICES)
     texts.submit("victim", work(1), size=5_000)
-    while "victim" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: "victim" in texts.order)
     flood = texts.spent["flood"]
     # A slice of the flood in each thread before it, one after, and those of the first wait.
     assert flood < 30 * SLICE_NS, flood
     assert texts.order.count("flood") <= 3
 
 
-@run_by(pooled)
 async def test_pool_tenants_with_texts_have_the_same_time(texts: CountingTextPool) -> None:
     for _ in range(12):
         texts.submit("many", work(20))
     texts.submit("one", work(20))
-    while "one" not in texts.order:  # noqa: ASYNC110 - a test waits on threads
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: "one" in texts.order)
     apart = abs(texts.spent["many"] - texts.spent["one"])
     assert apart < 8 * SLICE_NS, texts.spent
 
 
-@run_by(pooled)
 async def test_pool_ended_instance_is_dropped_within_a_slice(texts: CountingTextPool) -> None:
     began: list[int] = []
 
@@ -138,7 +125,6 @@ async def test_pool_ended_instance_is_dropped_within_a_slice(texts: CountingText
     assert texts.order == []
 
 
-@run_by(pooled)
 async def test_pool_tenants_shorter_text_goes_first(texts: CountingTextPool) -> None:
     for number in range(4):
         texts.submit("tenant", work(4), label=f"long {number}")
@@ -147,7 +133,6 @@ async def test_pool_tenants_shorter_text_goes_first(texts: CountingTextPool) -> 
     assert texts.order[0] == "short"
 
 
-@run_by(pooled)
 async def test_pool_large_pieces_leave_a_thread_to_others(texts: CountingTextPool) -> None:
     gate, inside = threading.Event(), threading.Semaphore(0)
 
@@ -164,9 +149,7 @@ async def test_pool_large_pieces_leave_a_thread_to_others(texts: CountingTextPoo
     try:
         for _ in range(5):
             texts.submit("victim", work(1), size=5_000)
-        async with asyncio.timeout(20):
-            while texts.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: texts.order.count("victim") == 5)
         assert not inside.acquire(blocking=False), "one at a time"
     finally:
         gate.set()
@@ -174,7 +157,6 @@ async def test_pool_large_pieces_leave_a_thread_to_others(texts: CountingTextPoo
     assert sorted(texts.order) == ["a", "b", "c", *["victim"] * 5]
 
 
-@run_by(pooled)
 async def test_pool_resting_tenant_has_no_slice(texts: CountingTextPool) -> None:
     texts.instance("other")
     texts.instance("rests")
@@ -190,7 +172,6 @@ async def test_pool_resting_tenant_has_no_slice(texts: CountingTextPool) -> None
     assert texts.order == ["other", "rests"]
 
 
-@run_by(pooled)
 async def test_pool_texts_count_as_the_tenants_memory(texts: CountingTextPool) -> None:
     texts.memory_bytes = 3 * MIB
     for _ in range(3):
@@ -205,7 +186,6 @@ async def test_pool_texts_count_as_the_tenants_memory(texts: CountingTextPool) -
     await texts.idle()
 
 
-@run_by(pooled)
 async def test_pool_failed_text_tells_its_error(texts: CountingTextPool) -> None:
     def text() -> Pieces:
         yield 0
@@ -217,7 +197,6 @@ async def test_pool_failed_text_tells_its_error(texts: CountingTextPool) -> None
     assert isinstance(got[0], ValueError)
 
 
-@run_by(pooled)
 async def test_pool_panics_tell_an_error_and_take_no_thread(texts: CountingTextPool) -> None:
     class Panic(BaseException):
         """As a panic in Rust reaches Python."""
@@ -236,14 +215,19 @@ async def test_pool_panics_tell_an_error_and_take_no_thread(texts: CountingTextP
     assert isinstance(got[0], Exception)
 
 
+TOKENIZE = call("tokenize", 0, TOKENIZE_BYTES_MAX, 0, 0)
+
+
+def with_long_text(body: str) -> str:
+    """A program that does something with the longest text in its memory."""
+    fill = f"(memory.fill (i32.const 0) (i32.const 97) (i32.const {TOKENIZE_BYTES_MAX}))"
+    return main(fill + body, pages=17)
+
+
 async def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
     """Two programs whose memories fit, with room for the text of one."""
     length = TOKENIZE_BYTES_MAX
-    program = main(
-        f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {length}))
-        (call $tokenize (i32.const 0) (i32.const {length}) (i32.const 0) (i32.const 0))""",
-        pages=17,
-    )
+    program = with_long_text(TOKENIZE)
     memory = 17 * (64 << 10)
     async with WorkerRig(assets=byte_assets()) as rig:
         limits = {"memory_total_bytes": 2 * memory + length + length // 2}
@@ -254,17 +238,10 @@ async def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> No
 
 async def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
     """A limit of CPU time ends a program in the midst of its text, after slices."""
-    length = TOKENIZE_BYTES_MAX
-    program = main(
-        f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {length}))
-        (loop $l (drop (call $tokenize (i32.const 0) (i32.const {length})
-          (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
-        pages=17,
-    )
+    program = with_long_text(f"{forever(f'(drop {TOKENIZE})')} (i32.const 0)")
     async with WorkerRig(assets=byte_assets()) as rig:
         runs = [await rig.start(program, limits={"cpu_ms": 20_000}) for _ in range(8)]
-        while len(rig.worker.texts) < 8:  # noqa: ASYNC110 - a test waits on threads
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(rig.worker.texts) == 8)
         for run in runs:
             run.kill()
         for run in runs:
