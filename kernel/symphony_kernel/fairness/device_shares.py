@@ -158,7 +158,7 @@ class DeviceShares:
 
         Return whether all requests of these tenants fit.
         """
-        fit = all(each.rows == self._queue.size(each.name) for each in demands)
+        fit = all(each.rows >= self._queue.size(each.name) for each in demands)
         weights = [each.weight for each in demands]
         rows = divide(self._rows, [each.rows for each in demands], weights)
         tokens = divide(self._most_tokens, [each.load.tokens for each in demands], weights)
