@@ -34,8 +34,8 @@ WORKINGS = {
     ("gateway/api/run_streams", "_EVENTS_MAX"), ("gateway/metrics/counters", "_HITS_MAX"),
     # What is kept at hand, or done at once.
     ("protocol/pred_options", "CACHED_BYTES_MAX"), ("processes/table", "_UNCLAIMED_MAX"),
-    ("gateway/storage/store", "_BATCH_MAX"), ("gateway/programs/store", "_CACHE_BYTES_MAX"),
-    ("gateway/programs/store", "_KNOWN_MAX"), ("gateway/programs/usage", "_NOTED_MAX"),
+    ("gateway/storage/store", "_BATCH_MAX"), ("gateway/programs/store", "_KNOWN_MAX"),
+    ("gateway/programs/usage", "_NOTED_MAX"),
     ("gateway/admission/rate_limit", "_TENANTS_MAX"),
     ("gateway/metrics/counters", "_TENANTS_MAX"),
     ("gateway/runs/events/stream", "MEMORY_BYTES_MAX"),

@@ -132,7 +132,7 @@ def test_gateway_id_file_without_a_name_is_refused(tmp_path: Path, content: byte
 
 
 def test_gateway_id_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path, _text: str) -> int:
+    def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:

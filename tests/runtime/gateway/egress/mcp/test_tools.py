@@ -79,12 +79,17 @@ async def test_tool_list_follows_its_server(_: SystemRig, client: Client) -> Non
 SIZE = 100_000
 
 
+@pytest.fixture
+def connections_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "symphony_runtime.gateway.egress")
+
+
+@pytest.mark.usefixtures("connections_logged")
 @run_by(with_tools, "tmp_path", t={"environment": {"PAGES": str(SIZE)}}, small={})
 async def test_tool_list_without_end_is_cut(
     system: SystemRig, client: Client, *, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By its bytes. Names that no program can say are left out, and the log stays short."""
-    caplog.set_level(logging.INFO, "symphony_runtime.gateway.egress")
     listed = (await ask(client, "tools")).value
     names = [tool["name"] for tool in listed]
     assert "t.more2" in names

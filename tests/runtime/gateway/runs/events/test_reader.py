@@ -71,7 +71,7 @@ async def test_readers_of_one_tenant_share_rows_within_a_bound(store: Store) -> 
         reads += 1
         return await read(operation)
 
-    store.read = counted  # type: ignore[method-assign, assignment]
+    store.stored_events._read = counted  # type: ignore[assignment]
     # A hundred of one run, one for each of the others: each takes one part and stays.
     cursors = [stored_cursor(store, 0, 0, "a") for _ in range(100)]
     await asyncio.gather(*(cursor.next() for cursor in cursors))
