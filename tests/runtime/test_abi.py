@@ -14,12 +14,7 @@ from symphony_runtime.abi import (
     table,
 )
 from symphony_runtime.worker import handles
-from symphony_runtime.worker.syscalls.table import (
-    LIP_HANDLERS,
-    WASI_HANDLERS,
-    imports,
-    not_implemented,
-)
+from symphony_runtime.worker.syscalls.table import LIP_HANDLERS, WASI_HANDLERS, imports
 from symphony_runtime.worker.syscalls.table import handlers as host_handlers
 
 # Group -> calls, as the ABI's page lists them.
@@ -34,7 +29,6 @@ CALLS = {
     "outside": "http tool tools",
 }
 TICKETS = {"recv", "sleep", "spawn", "join", "channel_recv", "pred", "generate", "http", "tool"}
-LATER: set[str] = set()
 
 
 def test_the_table_has_every_call_of_the_page() -> None:
@@ -50,7 +44,7 @@ def test_kinds_types_and_documentation() -> None:
         assert call.doc.endswith(".")
         assert len({p.name for p in call.params}) == len(call.params)
     assert {call.name for call in table().calls if call.kind == "ticket"} == TICKETS
-    assert {call.name for call in table().calls if not call.since} == LATER
+    assert all(call.since for call in table().calls)
     assert [call.name for call in table().calls if call.kind == "exit"] == ["exit"]
     assert [call.name for call in table().calls if not call.result] == ["exit"]
 
@@ -92,16 +86,13 @@ def test_every_import_has_a_handler_with_its_parameters() -> None:
     for item, (handler, wide) in zip(imports(), found, strict=True):
         assert allowed_imports()[item.module, item.name] == item.signature
         assert wide == (item.signature.results == ("i64",))
-        if handler is not_implemented:
-            assert item.name in LATER
-            continue
         code = handler.__code__
         variable = bool(code.co_flags & 0x04)  # takes *args
         assert variable or code.co_argcount == len(item.signature.params) + 1, item.name
 
 
 def test_no_handler_is_for_nothing() -> None:
-    assert set(LIP_HANDLERS) == {call.name for call in table().calls if call.since}
+    assert set(LIP_HANDLERS) == {call.name for call in table().calls}
     assert set(WASI_HANDLERS) == set(WASI_CALLS)
 
 
