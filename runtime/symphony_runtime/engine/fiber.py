@@ -191,7 +191,7 @@ class FiberHost:
         if failed:
             raise HostFault(f"a program does not link: {WasmtimeError._from_ptr(failed)}")
         functions = {e.name: e.type for e in module.exports if isinstance(e.type, FuncType)}
-        entries = {n: len(t.results) for n, t in functions.items() if _is_entry(n, t)}
+        entries = {n: len(t.results) for n, t in functions.items() if is_entry(n, t)}
         return Program(module, pre, entries, "_initialize" in functions, table_bytes)
 
     def unload(self, program: Program) -> None:
@@ -375,7 +375,8 @@ def _refused(message: str) -> End:
     return End(EndKind.REFUSED if "limit" in reason else EndKind.FAULT, reason=reason)
 
 
-def _is_entry(name: str, kind: FuncType) -> bool:
+def is_entry(name: str, kind: FuncType) -> bool:
+    """Return whether a run or a spawned child may start at this export."""
     if len(kind.params):
         return False
     results = [str(result) for result in kind.results]

@@ -209,7 +209,6 @@ def test_a_tenant_may_have_bounds_of_its_own() -> None:
     bounds = CompileBounds.of(limits)
     assert bounds == CompileBounds(7, 5, 1 << 30, 1.5)
     assert (bounds.wall_seconds, USUAL.wall_seconds) == (10, 60)
-    assert compiler._bounds(["compiler", bounds.option()]) == CompileBounds(7, 5, 1 << 30)
     assert TenantLimits().of_compiler().keys() == limits.keys()
     assert CompileBounds.of(TenantLimits().of_compiler()) == USUAL
 
