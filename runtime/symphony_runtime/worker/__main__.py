@@ -58,17 +58,12 @@ class WorkerConfig:
 
     @classmethod
     def parse(cls, line: str) -> "WorkerConfig":
-        """Return the configuration in a JSON line. Raise ValueError or KeyError."""
+        """Return the configuration in a JSON line. Raise ValueError, KeyError or TypeError."""
         data = json.loads(line)
-        return cls(
-            name=data["name"],
-            secret=bytes.fromhex(data["secret"]),
-            kernel_socket=Path(data["kernel_socket"]),
-            gateway_socket=Path(data["gateway_socket"]),
-            beat_seconds=data.get("beat_seconds", 0.0),
-            number=data.get("number", 0),
-            require_containment=data.get("require_containment", False),
-        )
+        data["secret"] = bytes.fromhex(data["secret"])
+        for socket in ("kernel_socket", "gateway_socket"):
+            data[socket] = Path(data[socket])
+        return cls(**data)
 
 
 def lock_down(config: WorkerConfig) -> Contained:
@@ -146,12 +141,8 @@ async def serve(config: WorkerConfig, contained: Contained) -> None:
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
-    worker = Worker(
-        config.name,
-        config.secret,
-        now=time.monotonic,
-        early_ms=event_loop.EARLY_MS,
-    )
+    early_ms = event_loop.EARLY_MS
+    worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=early_ms)
     worker.about = {"containment": contained.achieved}
     worker.on_retire = stop.set
     tune()

@@ -95,7 +95,7 @@ class ModelTokenizer:
         return whole(self.chat_pieces(data))
 
     def tokenize_pieces(self, text: bytes) -> Pieces:
-        return (yield from self._encode(self._tokenizer, _decode(text)))
+        return (yield from self._encode(self._tokenizer, decode(text)))
 
     def detokenize_pieces(self, tokens: bytes) -> Pieces:
         _ = self._tokenizer
@@ -318,7 +318,8 @@ def _strings(value: Any, depth: int = 2) -> list[str]:
     return []
 
 
-def _decode(text: bytes) -> str:
+def decode(text: bytes) -> str:
+    """Return UTF-8 text. Raise EINVAL."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
