@@ -24,9 +24,9 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import event_loop
+from symphony_runtime.abi import allowed_imports
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
-from symphony_runtime.worker.syscalls.table import imports
 from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
@@ -74,7 +74,7 @@ def lock_down(config: WorkerConfig) -> Contained:
     for name in _LATE:
         importlib.import_module(name)
     cache_identity()
-    imports()
+    allowed_imports()
     found = contain(config.number, required=config.require_containment)
     if found.missing:
         _log.warning("contained less than it could be: %s", found.summary())

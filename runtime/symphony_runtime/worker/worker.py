@@ -27,6 +27,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
+from symphony_runtime.abi import allowed_imports
 from symphony_runtime.engine.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
@@ -35,7 +36,7 @@ from symphony_runtime.worker.instance import Instance, check_released
 from symphony_runtime.worker.programs import LoadedPrograms
 from symphony_runtime.worker.run import EXITED, FAILED, KILLED, TRAPPED, Ending, Run
 from symphony_runtime.worker.syscalls import family
-from symphony_runtime.worker.syscalls.table import handlers, imports
+from symphony_runtime.worker.syscalls.table import handlers
 from symphony_runtime.worker.text.pool import TextPool
 from symphony_runtime.worker.text.tokenizer import NO_MODEL, ModelTokenizer
 from symphony_runtime.worker.trace import Trace, TracedInstance, new_instance, traced
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this came from another guest's tick
-_FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frames leave early past this
 _STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, roughly
 _BACKLOG_BYTES = 4 << 20  # unread bytes past which instances that send have to wait
@@ -78,12 +79,11 @@ class Worker:
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants a new process
         self._unix_time, self.random = unix_time, random
         self.text = ModelTokenizer(NO_MODEL)
-        self._fibers = FiberHost(imports())
+        self._fibers = FiberHost(allowed_imports())
         self._handlers = handlers()
-        names = (item.name for item in imports())
         self._tracing_handlers = [
             (traced(name, handler), wide)
-            for name, (handler, wide) in zip(names, self._handlers, strict=True)
+            for (_, name), (handler, wide) in zip(allowed_imports(), self._handlers, strict=True)
         ]
         self.instances: dict[int, Instance] = {}
         self._programs = LoadedPrograms(self._fibers)
@@ -96,11 +96,9 @@ class Worker:
         self._turn_planned = False
         # What the current turn sends.
         self._calls: list[list[Any]] = []
-        self._calls_bytes = 0
         self._messages: list[list[Any]] = []
-        self._messages_bytes = 0
         self._lines: list[list[Any]] = []
-        self._lines_bytes = 0
+        self._unsent_bytes = 0  # of all three
         self._gateway_asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self.next_stage = count(1).__next__
@@ -253,9 +251,9 @@ class Worker:
         `size` is the bytes of its long arguments.
         """
         self._calls.append(call)
-        self._calls_bytes += _CALL_BYTES + size
-        if self._calls_bytes > _FRAME_BYTES:
-            self._flush_calls()
+        self._unsent_bytes += _CALL_BYTES + size
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
         """Ask the gateway; return the seq. `on_answer` gets errno (0 or negative) and value."""
@@ -272,21 +270,21 @@ class Worker:
         """Return whether kernel or gateway have many unread bytes of ours."""
         links = (self._kernel, self._gateway)
         unread = sum(link.backlog for link in links if link is not None)
-        return unread + self._calls_bytes > _BACKLOG_BYTES
+        return unread + self._unsent_bytes > _BACKLOG_BYTES
 
     def output(self, instance: int, data: bytes) -> None:
         """Add a message to this turn's Output."""
         self._messages.append([instance, data])
-        self._messages_bytes += len(data) + 16
-        if self._messages_bytes > _FRAME_BYTES:
-            self._flush_output()
+        self._unsent_bytes += len(data) + 16
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Add a line to this turn's Logs."""
         self._lines.append([instance, level, data])
-        self._lines_bytes += len(data) + 16
-        if self._lines_bytes > _FRAME_BYTES:
-            self._flush_lines()
+        self._unsent_bytes += len(data) + 16
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def notify_received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
@@ -547,27 +545,20 @@ class Worker:
             self._gateway.send(m.encode(message))
 
     def _flush(self) -> None:
+        """Send what the turn has made so far."""
+        self._unsent_bytes = 0
+        # Send now, so that the receiver need not wait for another pass of the loop.
         if self._calls:
-            self._flush_calls()
+            calls, self._calls = self._calls, []
+            if self._kernel is not None:
+                self._kernel.send([m.Calls.KIND, calls], now=True)
         if self._messages:
-            self._flush_output()
+            messages, self._messages = self._messages, []
+            if self._gateway is not None:
+                self._gateway.send([m.Output.KIND, messages], now=True)
         if self._lines:
-            self._flush_lines()
-
-    def _flush_calls(self) -> None:
-        calls, self._calls, self._calls_bytes = self._calls, [], 0
-        if self._kernel is not None:
-            # Send now, so that the kernel need not wait for another pass of the loop.
-            self._kernel.send([m.Calls.KIND, calls], now=True)
-
-    def _flush_output(self) -> None:
-        messages, self._messages, self._messages_bytes = self._messages, [], 0
-        if self._gateway is not None:
-            self._gateway.send([m.Output.KIND, messages], now=True)
-
-    def _flush_lines(self) -> None:
-        lines, self._lines, self._lines_bytes = self._lines, [], 0
-        self._send(m.Logs(lines))
+            lines, self._lines = self._lines, []
+            self._send(m.Logs(lines))
 
 
 async def _meet_gateway(

@@ -11,7 +11,6 @@ and nothing else, for any arguments.
 from collections.abc import Callable
 
 from symphony_runtime.abi import LIP, WASI, allowed_imports
-from symphony_runtime.engine.fiber import Import
 from symphony_runtime.worker.syscalls import egress, family, kv, model, process, wasi
 
 Handler = Callable[..., int | None]
@@ -47,13 +46,8 @@ WASI_HANDLERS: dict[str, Handler] = {
 }
 
 
-def imports() -> list[Import]:
-    """Return all imports, in the order of `handlers`."""
-    return [Import(module, name, kind) for (module, name), kind in allowed_imports().items()]
-
-
 def handlers() -> list[tuple[Handler, bool]]:
-    """Return each import's handler, and whether its result is an i64."""
+    """Return the handler of each of `allowed_imports`, and whether its result is an i64."""
     of_module: dict[str, dict[str, Handler]] = {
         LIP: LIP_HANDLERS,
         WASI: WASI_HANDLERS,
