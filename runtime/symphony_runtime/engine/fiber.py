@@ -154,7 +154,7 @@ class FiberHost:
         """Offer functions by (module, name); `Fiber.call` is the index of the called one."""
         self._engine = new_engine()
         self._linker = Linker(self._engine)
-        self.engine_address = _address(self._engine.ptr())
+        self.engine_address = ctypes.cast(self._engine.ptr(), c_void_p).value
         self.ticker = Ticker(partial(c.increment_epoch, self.engine_address))
         signatures = imports.values()
         assert all(len(each.params) <= _hostcalls.ARGUMENTS_MAX for each in signatures)
@@ -372,7 +372,3 @@ def is_entry(name: str, kind: FuncType) -> bool:
         return False
     results = [str(result) for result in kind.results]
     return results == ["i32"] or (name == "_start" and not results)
-
-
-def _address(pointer: Any) -> int:
-    return ctypes.cast(pointer, c_void_p).value or 0

@@ -30,6 +30,7 @@ _WARNING = 2  # log level
 _LOG_FULL = b"(the log is full: further lines are dropped)"
 
 OnReply = Callable[[Any], None]
+OnAnswer = Callable[[int, Any], None]  # errno (0 or negative) and value of the gateway's answer
 Finish = Callable[[Any], int]  # a kernel's reply -> the suspended call's result
 
 
@@ -47,9 +48,7 @@ class Services(Protocol):
     random: Callable[[int], bytes]
 
     def kernel_call(self, call: list[Any], size: int = 0) -> None: ...
-    def ask_gateway(
-        self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]
-    ) -> int: ...
+    def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int: ...
     def cancel_ask(self, seq: int) -> None: ...
     def links_are_behind(self) -> bool: ...
     def output(self, instance: int, data: bytes) -> None: ...
@@ -242,9 +241,7 @@ class Instance:
             pending(result)
 
     # -- The gateway ---------------------------------------------------------------------------
-    def ask_gateway(
-        self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]
-    ) -> int:
+    def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
         """Ask the gateway; an answer after the instance's end is dropped."""
 
         def answered(errno: int, value: Any) -> None:
@@ -261,7 +258,7 @@ class Instance:
         self.services.cancel_ask(seq)
 
     def ticket_of_gateway(
-        self, what: str, args: dict[str, Any], bytes_max: int, note: Callable[[int, Any], None]
+        self, what: str, args: dict[str, Any], bytes_max: int, note: OnAnswer
     ) -> int | None:
         """Ask the gateway; return a ticket for its answer. `note` gets the answer first."""
         ticket = self.tickets.issue(held=bytes_max)

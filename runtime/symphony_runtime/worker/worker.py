@@ -32,7 +32,7 @@ from symphony_runtime.engine.fiber import CALLED, PREEMPTED, EndKind, FiberHost,
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.idle_hint import IdleHint
-from symphony_runtime.worker.instance import Instance, check_released
+from symphony_runtime.worker.instance import Instance, OnAnswer, check_released
 from symphony_runtime.worker.programs import LoadedPrograms
 from symphony_runtime.worker.run import EXITED, FAILED, KILLED, TRAPPED, Ending, Run
 from symphony_runtime.worker.syscalls import family
@@ -50,8 +50,6 @@ _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frames leave early past t
 _STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, roughly
 _BACKLOG_BYTES = 4 << 20  # unread bytes past which instances that send have to wait
-
-OnAnswer = Callable[[int, Any], None]
 
 
 class Worker:
@@ -256,7 +254,7 @@ class Worker:
             self._flush()
 
     def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
-        """Ask the gateway; return the seq. `on_answer` gets errno (0 or negative) and value."""
+        """Ask the gateway; return the seq."""
         seq = next(self._seq)
         self._gateway_asks[seq] = on_answer
         self._send(m.Ask(seq, what, args))
