@@ -9,9 +9,10 @@ import sys
 from typing import IO
 
 from symphony_kernel.protocol.limits import COMPILE_MEMORY_BYTES_MAX, RUN_MEMORY_BYTES_MAX
+from symphony_runtime.abi import allowed_imports
 from symphony_runtime.compiler.validation import check_and_compile
 from symphony_runtime.engine.fiber import CALLED, ENDED, EndKind, Fiber, FiberHost, HostFault
-from symphony_runtime.worker.syscalls.table import handlers, imports
+from symphony_runtime.worker.syscalls.table import handlers
 
 from tests.fuzz.modules import SECONDS_MAX
 
@@ -64,7 +65,7 @@ def main(given: IO[bytes], told: IO[bytes]) -> None:
     limit = 4 * COMPILE_MEMORY_BYTES_MAX  # and what instances reserve of addresses
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    host = FiberHost(imports())
+    host = FiberHost(allowed_imports())
     wide = [wide for _, wide in handlers()]
     while head := given.read(_LENGTH):
         wasm = given.read(int.from_bytes(head, "little"))

@@ -38,7 +38,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of module `lip`. `since` is "" while the call answers ENOSYS."""
+    """A call of module `lip`. `since` is the first version that has it."""
 
     group: str
     name: str

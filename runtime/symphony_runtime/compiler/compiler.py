@@ -2,8 +2,8 @@
 
 Compilers are not written for hostile input: time and memory can blow up, and a bug may be found. So
 the gateway gives a program to a short-lived child (`python -m symphony_runtime.compiler.compiler`:
-the module on stdin, one framed result on stdout) with little memory, little time and no way to
-write a file. Epochs do not bound a compiler; a process limit does.
+its bounds as argument, the module on stdin, one framed result on stdout) with little memory, little
+time and no way to write a file. Epochs do not bound a compiler; a process limit does.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import signal
 import struct
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import msgpack
 from symphony_kernel.platform.rlimits import lower_limit
@@ -47,7 +47,6 @@ _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, after the workers'
 _NICENESS = 10  # the other roles get about nine times as much of a processor
 _REQUIRED = "--require-containment"
-_BOUNDS = "--bounds="  # functions, processor seconds, bytes of memory
 # Problems that name a limit which an operator can raise.
 _LIMIT_WORDS = (
     (re.compile(r"the program has \d+ functions; "), "program_functions"),
@@ -113,10 +112,6 @@ class CompileBounds:
     @property
     def wall_seconds(self) -> float:
         return self.cpu_seconds * COMPILE_WALL_TIMES_CPU
-
-    def option(self) -> str:
-        """Return the child's option."""
-        return f"{_BOUNDS}{self.functions},{self.cpu_seconds},{self.memory_bytes}"
 
 
 USUAL = CompileBounds()
@@ -242,16 +237,11 @@ async def compile_program(
     if len(wasm) > PROGRAM_BYTES_MAX:
         raise ProgramError([f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"])
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "symphony_runtime.compiler.compiler",
-        bounds.option(),
-        *options,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "symphony_runtime.compiler.compiler",
+        f"{bounds.functions},{bounds.cpu_seconds},{bounds.memory_bytes}", *options,
+        stdin=PIPE, stdout=PIPE, stderr=PIPE,
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
+    )  # fmt: skip
     yield_processor(child.pid, wholly=patient)
     try:
         async with (
@@ -304,14 +294,10 @@ def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) ->
 # --- The child -----------------------------------------------------------------------------------
 def limit_process(bounds: CompileBounds = USUAL) -> None:
     """Limit this process to what a compiler needs; it cannot be undone."""
-    both = {
-        resource.RLIMIT_AS: bounds.memory_bytes,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: 64,
-    }
-    for kind, limit in both.items():
-        lower_limit(kind, limit)
+    lower_limit(resource.RLIMIT_AS, bounds.memory_bytes)
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+    lower_limit(resource.RLIMIT_NOFILE, 64)
     # The soft limit's signal tells why it died; the hard limit ends a process that ignores it.
     lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
 
@@ -329,15 +315,10 @@ def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
         sys.exit("the gateway has ended")
 
 
-def _bounds(arguments: list[str]) -> CompileBounds:
-    given = [a.removeprefix(_BOUNDS) for a in arguments if a.startswith(_BOUNDS)]
-    return CompileBounds(*map(int, given[0].split(","))) if given else USUAL
-
-
 def main() -> None:
     """Read a module from stdin, and write the framed outcome to stdout."""
     os.setpgid(0, 0)  # from now on it may be stopped (`cpu_reporting`)
-    bounds = _bounds(sys.argv)
+    bounds = CompileBounds(*map(int, sys.argv[1].split(",")))
     limit_process(bounds)
     parent, libc = os.getppid(), ctypes.CDLL(None)
     # A library's output must not get between the frame's bytes.
@@ -352,11 +333,7 @@ def main() -> None:
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
     end_with_parent(libc, parent)
     outcome = check_and_compile(wasm, bounds.functions)
-    fields: dict[str, Any] = {
-        name: getattr(outcome, name)
-        for name in ("problems", "imports", "exports", "entries", "artefact")
-    }
-    body: bytes = msgpack.packb(fields, use_bin_type=True)
+    body: bytes = msgpack.packb(asdict(outcome), use_bin_type=True)
     out.write(_LENGTH.pack(len(body)) + body)
     out.close()
 

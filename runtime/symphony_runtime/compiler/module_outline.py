@@ -6,6 +6,7 @@ they are counted before the module is parsed.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,16 +67,11 @@ def read_outline(wasm: bytes) -> Outline:
     Raises:
         ValueError: the sections do not add up to the bytes.
     """
-    at, outline = len(HEADER), Outline()
-    while at < len(wasm):
-        section = wasm[at]
-        size, at = _number(wasm, at + 1)
-        if at + size > len(wasm):
-            raise ValueError(f"section {section} is longer than the file")
+    outline = Outline()
+    for section, at, size in _sections(wasm):
         if section in _LISTS:
             outline.counts[section] += _number(wasm, at)[0]
         outline.sizes[section] += size
-        at += size
     return outline
 
 
@@ -84,14 +80,19 @@ def table_elements(wasm: bytes) -> int:
 
     The module must be valid and use only proposals that the ABI lists.
     """
+    return sum(_elements(wasm, at) for section, at, _ in _sections(wasm) if section == TABLE)
+
+
+def _sections(wasm: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield each section's number, start and size. Raise ValueError."""
     at = len(HEADER)
     while at < len(wasm):
         section = wasm[at]
         size, at = _number(wasm, at + 1)
-        if section == TABLE:
-            return _elements(wasm, at)
+        if at + size > len(wasm):
+            raise ValueError(f"section {section} is longer than the file")
+        yield section, at, size
         at += size
-    return 0
 
 
 def _elements(wasm: bytes, at: int) -> int:

@@ -26,7 +26,7 @@ from wasmtime import (
 
 from symphony_runtime.abi import Signature, allowed_imports
 from symphony_runtime.compiler.module_outline import FUNCTION, HEADER, read_outline, table_elements
-from symphony_runtime.engine.fiber import new_engine
+from symphony_runtime.engine.fiber import is_entry, new_engine
 from symphony_runtime.engine.settings import seal
 
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
@@ -89,7 +89,9 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
     return CompileOutcome(
         imports=[f"{i.module}.{i.name}" for i in imports],
         exports=[e.name for e in exports],
-        entries=[e.name for e in exports if is_entry(e)],
+        entries=[
+            e.name for e in exports if isinstance(e.type, FuncType) and is_entry(e.name, e.type)
+        ],
         artefact=seal(bytes(module.serialize()), table_elements(wasm)),
     )
 
@@ -153,13 +155,6 @@ def check_exports(exports: list[ExportType]) -> list[str]:
         if isinstance(found, TableType) and found.limits.min > TABLE_ELEMENTS_MAX:
             problems.append(f"table {name} starts with more than {TABLE_ELEMENTS_MAX} elements")
     return problems
-
-
-def is_entry(item: ExportType) -> bool:
-    """Return whether a run or a spawned child may start at this export."""
-    if not isinstance(item.type, FuncType):
-        return False
-    return item.name == "_start" or signature_of(item.type) == MAIN
 
 
 def signature_of(kind: FuncType) -> Signature:

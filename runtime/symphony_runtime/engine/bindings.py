@@ -47,9 +47,6 @@ instantiate = bind("wasmtime_instance_pre_instantiate_async", c_void_p, *[c_void
 export_get = bind(
     "wasmtime_instance_export_get", c_bool, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p
 )
-caller_export_get = bind(
-    "wasmtime_caller_export_get", c_bool, c_void_p, c_void_p, c_size_t, c_void_p
-)
 call_async = bind(
     "wasmtime_func_call_async", c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p,
     c_size_t, c_void_p, c_void_p,

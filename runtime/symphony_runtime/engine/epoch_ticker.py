@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from ctypes import PYFUNCTYPE, c_double, c_int, c_int64, c_uint8, c_uint64, c_void_p
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, TypeAlias
 
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS
 
@@ -25,22 +26,6 @@ _IDLE_LOOKS = 4  # looks without a running guest before it waits for the alarm a
 _RARE_S = 2 * _TICK_S  # the alarm is cancelled only if `disarm` is called less often
 _MONOTONIC, _CLOSE_ON_EXEC = 1, 0o2000000
 _NANOSECONDS = 1_000_000_000
-
-
-class Alarm(Protocol):
-    """Ends a thread's sleep a tick after it was set, unless it is cleared before."""
-
-    def set(self) -> None:
-        """Set it, a tick ahead."""
-
-    def clear(self) -> None:
-        """Cancel it."""
-
-    def wait(self) -> None:
-        """Sleep until it fires."""
-
-    def close(self) -> None:
-        """Free it; no thread waits any more."""
 
 
 class TimerAlarm:
@@ -55,21 +40,12 @@ class TimerAlarm:
         times = c_int64 * 4
         self._tick = times(0, 0, *divmod(int(_TICK_S * _NANOSECONDS), _NANOSECONDS))
         self._never = times(0, 0, 0, 0)
-        tick, never = ctypes.addressof(self._tick), ctypes.addressof(self._never)
         # PYFUNCTYPE keeps the GIL: releasing it costs more than the call.
         prototype = PYFUNCTYPE(c_int, c_int, c_int, c_void_p, c_void_p)
         address = ctypes.cast(libc.timerfd_settime, c_void_p).value
         settime: Callable[..., Any] = prototype(address or 0)
-        self._set = (settime, self._fd, tick)
-        self._clear = (settime, self._fd, never)
-
-    def set(self) -> None:
-        settime, fd, tick = self._set
-        settime(fd, 0, tick, None)
-
-    def clear(self) -> None:
-        settime, fd, never = self._clear
-        settime(fd, 0, never, None)
+        self.set = partial(settime, self._fd, 0, ctypes.addressof(self._tick), None)
+        self.clear = partial(settime, self._fd, 0, ctypes.addressof(self._never), None)
 
     def wait(self) -> None:
         os.read(self._fd, 8)
@@ -83,12 +59,7 @@ class EventAlarm:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def clear(self) -> None:
-        self._event.clear()
+        self.set, self.clear = self._event.set, self._event.clear
 
     def wait(self) -> None:
         self._event.wait()
@@ -96,6 +67,10 @@ class EventAlarm:
         time.sleep(_TICK_S)
 
     def close(self) -> None: ...
+
+
+# It ends a thread's sleep (`wait`) a tick after `set`, unless it is cleared before.
+Alarm: TypeAlias = TimerAlarm | EventAlarm
 
 
 class Board(ctypes.Structure):

@@ -17,7 +17,7 @@ Three rules:
 """
 
 import ctypes
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from ctypes import CFUNCTYPE, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import Enum
@@ -117,15 +117,6 @@ class End:
     reason: str = ""  # what went wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
-    """A function that guests may import; its index in the list is `Fiber.call`."""
-
-    module: str
-    name: str
-    signature: Signature
-
-
 @dataclass(eq=False, slots=True)
 class Program:
     """A loaded artefact; `entries` maps each entry's name to its number of results."""
@@ -159,19 +150,21 @@ class FiberHost:
     Not thread-safe: one thread makes, polls and closes all fibers.
     """
 
-    def __init__(self, imports: Sequence[Import]) -> None:
+    def __init__(self, imports: Mapping[tuple[str, str], Signature]) -> None:
+        """Offer functions by (module, name); `Fiber.call` is the index of the called one."""
         self._engine = new_engine()
         self._linker = Linker(self._engine)
-        self.engine_address = _address(self._engine.ptr())
+        self.engine_address = ctypes.cast(self._engine.ptr(), c_void_p).value
         self.ticker = Ticker(partial(c.increment_epoch, self.engine_address))
-        assert all(len(each.signature.params) <= _hostcalls.ARGUMENTS_MAX for each in imports)
-        assert all(len(each.signature.results) <= 1 for each in imports)
+        signatures = imports.values()
+        assert all(len(each.params) <= _hostcalls.ARGUMENTS_MAX for each in signatures)
+        assert all(len(each.results) <= 1 for each in signatures)
         functions = tuple(c.address_of(name) for name in _ENGINE_FUNCTIONS)
         self.hostcalls = _hostcalls.HostCalls(
             functions, self.ticker.board, len(imports), self.ticker.arm, efault
         )
-        for index, item in enumerate(imports):
-            self._define(index, item)
+        for index, ((module, name), signature) in enumerate(imports.items()):
+            self._define(index, module.encode(), name.encode(), signature)
 
     def load(self, artefact: bytes) -> Program:
         """Load an artefact of this server's compiler; its code is not verified.
@@ -191,7 +184,7 @@ class FiberHost:
         if failed:
             raise HostFault(f"a program does not link: {WasmtimeError._from_ptr(failed)}")
         functions = {e.name: e.type for e in module.exports if isinstance(e.type, FuncType)}
-        entries = {n: len(t.results) for n, t in functions.items() if _is_entry(n, t)}
+        entries = {n: len(t.results) for n, t in functions.items() if is_entry(n, t)}
         return Program(module, pre, entries, "_initialize" in functions, table_bytes)
 
     def unload(self, program: Program) -> None:
@@ -204,13 +197,11 @@ class FiberHost:
         self.ticker.close()
 
     # -- Imports -------------------------------------------------------------------------------
-    def _define(self, index: int, item: Import) -> None:
+    def _define(self, index: int, module: bytes, name: bytes, signature: Signature) -> None:
         types = {"i32": ValType.i32, "i64": ValType.i64}
         kind = FuncType(
-            [types[p]() for p in item.signature.params],
-            [types[r]() for r in item.signature.results],
+            [types[p]() for p in signature.params], [types[r]() for r in signature.results]
         )
-        module, name = item.module.encode(), item.name.encode()
         failed = ffi.wasmtime_linker_define_async_func(
             self._linker.ptr(),
             ctypes.create_string_buffer(module, len(module)),
@@ -375,12 +366,9 @@ def _refused(message: str) -> End:
     return End(EndKind.REFUSED if "limit" in reason else EndKind.FAULT, reason=reason)
 
 
-def _is_entry(name: str, kind: FuncType) -> bool:
+def is_entry(name: str, kind: FuncType) -> bool:
+    """Return whether a run or a spawned child may start at this export."""
     if len(kind.params):
         return False
     results = [str(result) for result in kind.results]
     return results == ["i32"] or (name == "_start" and not results)
-
-
-def _address(pointer: Any) -> int:
-    return ctypes.cast(pointer, c_void_p).value or 0

@@ -28,34 +28,16 @@ _MAGIC: Final = b"symphony"
 _FORMAT = 2  # version of the trailer, part of `cache_identity`
 
 # Proposals that the ABI lists.
-PROPOSALS_ON = (
-    "wasm_bulk_memory",
-    "wasm_multi_value",
-    "wasm_reference_types",
-    "wasm_simd",
-)
+PROPOSALS_ON = ("wasm_bulk_memory", "wasm_multi_value", "wasm_reference_types", "wasm_simd")
 # Every other proposal that wasmtime knows is off, to reduce the attack surface. The upload of a
 # program that needs one fails with its name. `gc_support` also turns off `externref`, which is
 # useless here and lives in the collector, where the pinned release has known faults.
 PROPOSALS_OFF = (
-    "wasm_threads",
-    "shared_memory",
-    "wasm_tail_call",
-    "wasm_function_references",
-    "wasm_gc",
-    "gc_support",
-    "wasm_relaxed_simd",
-    "wasm_multi_memory",
-    "wasm_memory64",
-    "wasm_wide_arithmetic",
-    "wasm_branch_hinting",
-    "wasm_exceptions",
-    "wasm_custom_page_sizes",
-    "wasm_compact_imports",
-    "wasm_stack_switching",
-    "wasm_component_model",
-    "concurrency_support",
-)
+    "wasm_threads", "shared_memory", "wasm_tail_call", "wasm_function_references", "wasm_gc",
+    "gc_support", "wasm_relaxed_simd", "wasm_multi_memory", "wasm_memory64", "wasm_wide_arithmetic",
+    "wasm_branch_hinting", "wasm_exceptions", "wasm_custom_page_sizes", "wasm_compact_imports",
+    "wasm_stack_switching", "wasm_component_model", "concurrency_support",
+)  # fmt: skip
 
 # name of the C setter (wasmtime_config_<name>_set) -> value
 ENGINE_SETTINGS: dict[str, bool | int] = {

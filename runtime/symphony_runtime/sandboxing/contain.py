@@ -65,7 +65,9 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
         missing = dict.fromkeys(layers, "only on Linux")
     else:
         libc = ctypes.CDLL(None, use_errno=True)
-        rules = _rules()  # while files can be opened
+        rules: seccomp.Filter | None = None
+        with contextlib.suppress(OSError):  # no libseccomp; it is read while files can be opened
+            rules = seccomp.prepared()
         steps: dict[str, Callable[[], str]] = {
             "namespaces": lambda: _leave_namespaces(libc),
             "user": lambda: _become(WORKERS_GROUP + 1 + number),
@@ -140,13 +142,6 @@ def _without_files(libc: ctypes.CDLL) -> str:
     if not version:
         raise OSError(0, "this system has no Landlock")
     return f"version {version}"
-
-
-def _rules() -> seccomp.Filter | None:
-    try:
-        return seccomp.prepared()
-    except OSError:
-        return None
 
 
 def _without_calls(rules: seccomp.Filter | None) -> str:

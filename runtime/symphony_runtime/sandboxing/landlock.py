@@ -17,20 +17,14 @@ _PORTS = {4: 0b11}  # bind and connect, TCP
 _SCOPES = {6: 0b11}  # abstract sockets and signals of processes outside
 
 
-def version(libc: ctypes.CDLL) -> int:
-    """Return the version that the system supports; 0 if none."""
-    found: int = libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
-    return max(0, found)
-
-
 def restrict(libc: ctypes.CDLL) -> int:
     """Forbid this thread and its children to open any file; return the version.
 
     Open descriptors stay. 0: the system has no Landlock, and nothing changed. It requires
     no_new_privs. Raise OSError.
     """
-    found = version(libc)
-    if not found:
+    found: int = libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    if found <= 0:
         return 0
     rights = [
         sum(right for since, right in kind.items() if since <= found)

@@ -57,24 +57,8 @@ class Filter:
         if not self._context:
             raise OSError(errno.ENOMEM, "seccomp_init")
 
-    def allow(self, name: str, *comparisons: tuple[int, int, int, int]) -> None:
-        """Allow a call if each (argument, operator, first, second) holds."""
-        self._add(_ALLOW, name, comparisons)
-
-    def refuse(self, name: str, number: int) -> None:
-        """Let a call fail with this errno."""
-        self._add(_ERRNO | number, name, ())
-
-    def load(self) -> None:
-        """Apply it to all threads of this process; requires no_new_privs. Raise OSError."""
-        for attribute, value in ((_TSYNC, 1), (_OPTIMIZE, 2)):
-            self._check(
-                self._library.seccomp_attr_set(self._context, attribute, value), "seccomp_attr_set"
-            )
-        self._check(self._library.seccomp_load(self._context), "seccomp_load")
-        self._library.seccomp_release(self._context)
-
-    def _add(self, action: int, name: str, given: tuple[tuple[int, int, int, int], ...]) -> None:
+    def add(self, name: str, *given: tuple[int, int, int, int], action: int = _ALLOW) -> None:
+        """Give a call an action if each (argument, operator, first, second) holds."""
         number = self._library.seccomp_syscall_resolve_name(name.encode())
         if number < 0:  # this processor does not have it
             return
@@ -85,6 +69,15 @@ class Filter:
             ),
             f"the rule for {name}",
         )
+
+    def load(self) -> None:
+        """Apply it to all threads of this process; requires no_new_privs. Raise OSError."""
+        for attribute, value in ((_TSYNC, 1), (_OPTIMIZE, 2)):
+            self._check(
+                self._library.seccomp_attr_set(self._context, attribute, value), "seccomp_attr_set"
+            )
+        self._check(self._library.seccomp_load(self._context), "seccomp_load")
+        self._library.seccomp_release(self._context)
 
     @staticmethod
     def _check(result: int, what: str) -> None:
@@ -100,16 +93,16 @@ def prepared() -> Filter:
     rules = Filter()
     for names in _CALLS.values():
         for name in names.split():
-            rules.allow(name)
-    rules.allow("socket", (0, _EQUAL, socket.AF_UNIX, 0))
+            rules.add(name)
+    rules.add("socket", (0, _EQUAL, socket.AF_UNIX, 0))
     for request in _TERMINAL_REQUESTS:
-        rules.allow("ioctl", (1, _EQUAL, request, 0))
+        rules.add("ioctl", (1, _EQUAL, request, 0))
     for option in _PRCTL_OPTIONS:
-        rules.allow("prctl", (0, _EQUAL, option, 0))
-    rules.allow("tgkill", (0, _EQUAL, os.getpid(), 0))  # abort() signals its own thread
-    rules.allow("prlimit64", (0, _EQUAL, 0, 0))
+        rules.add("prctl", (0, _EQUAL, option, 0))
+    rules.add("tgkill", (0, _EQUAL, os.getpid(), 0))  # abort() signals its own thread
+    rules.add("prlimit64", (0, _EQUAL, 0, 0))
     thread = _CLONE_NAMESPACES | _CLONE_THREAD
-    rules.allow("clone", (0, _MASKED_EQUAL, thread, _CLONE_THREAD))
+    rules.add("clone", (0, _MASKED_EQUAL, thread, _CLONE_THREAD))
     # A filter cannot see clone3's flags; on ENOSYS callers try clone.
-    rules.refuse("clone3", errno.ENOSYS)
+    rules.add("clone3", action=_ERRNO | errno.ENOSYS)
     return rules

@@ -24,9 +24,9 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import event_loop
+from symphony_runtime.abi import allowed_imports
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
-from symphony_runtime.worker.syscalls.table import imports
 from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
@@ -58,17 +58,12 @@ class WorkerConfig:
 
     @classmethod
     def parse(cls, line: str) -> "WorkerConfig":
-        """Return the configuration in a JSON line. Raise ValueError or KeyError."""
+        """Return the configuration in a JSON line. Raise ValueError, KeyError or TypeError."""
         data = json.loads(line)
-        return cls(
-            name=data["name"],
-            secret=bytes.fromhex(data["secret"]),
-            kernel_socket=Path(data["kernel_socket"]),
-            gateway_socket=Path(data["gateway_socket"]),
-            beat_seconds=data.get("beat_seconds", 0.0),
-            number=data.get("number", 0),
-            require_containment=data.get("require_containment", False),
-        )
+        data["secret"] = bytes.fromhex(data["secret"])
+        for socket in ("kernel_socket", "gateway_socket"):
+            data[socket] = Path(data[socket])
+        return cls(**data)
 
 
 def lock_down(config: WorkerConfig) -> Contained:
@@ -79,7 +74,7 @@ def lock_down(config: WorkerConfig) -> Contained:
     for name in _LATE:
         importlib.import_module(name)
     cache_identity()
-    imports()
+    allowed_imports()
     found = contain(config.number, required=config.require_containment)
     if found.missing:
         _log.warning("contained less than it could be: %s", found.summary())
@@ -146,12 +141,8 @@ async def serve(config: WorkerConfig, contained: Contained) -> None:
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
-    worker = Worker(
-        config.name,
-        config.secret,
-        now=time.monotonic,
-        early_ms=event_loop.EARLY_MS,
-    )
+    early_ms = event_loop.EARLY_MS
+    worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=early_ms)
     worker.about = {"containment": contained.achieved}
     worker.on_retire = stop.set
     tune()

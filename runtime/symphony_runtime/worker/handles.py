@@ -32,9 +32,6 @@ class Handles:
         self._generations: list[int] = []  # by index: the last generation
         self._free: deque[int] = deque()  # closed indices, the longest closed first
 
-    def __len__(self) -> int:
-        return len(self.rights)
-
     def allocate(self, rights: int) -> int:
         """Return a new handle's number. Raise EDQUOT if there are too many."""
         if len(self.rights) >= self._open.granted:

@@ -30,6 +30,7 @@ _WARNING = 2  # log level
 _LOG_FULL = b"(the log is full: further lines are dropped)"
 
 OnReply = Callable[[Any], None]
+OnAnswer = Callable[[int, Any], None]  # errno (0 or negative) and value of the gateway's answer
 Finish = Callable[[Any], int]  # a kernel's reply -> the suspended call's result
 
 
@@ -41,41 +42,25 @@ class Services(Protocol):
     early_ms: int
     text: ModelTokenizer
     texts: TextPool
+    next_stage: Callable[[], int]  # an unused number for STAGE
+    # Notes that an instance with files waits, and not for the kernel.
+    note_idle_wait: Callable[["Instance"], None]
+    random: Callable[[int], bytes]
 
     def kernel_call(self, call: list[Any], size: int = 0) -> None: ...
-
-    def ask_gateway(
-        self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]
-    ) -> int: ...
-
+    def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int: ...
     def cancel_ask(self, seq: int) -> None: ...
-
     def links_are_behind(self) -> bool: ...
-
     def output(self, instance: int, data: bytes) -> None: ...
-
     def log(self, instance: int, level: int, data: bytes) -> None: ...
-
     def notify_received(self, instance: int, size: int) -> None: ...
-
     def make_runnable(self, instance: "Instance") -> None: ...
-
-    def note_idle_wait(self, instance: "Instance") -> None:
-        """Note that an instance with files waits, and not for the kernel."""
-
     def start_child(
         self, parent: "Instance", pid: int, made: dict[str, Any], data: bytes
     ) -> None: ...
-
     def end_cancelled_child(self, instance: "Instance") -> None: ...
-
     def fault(self, instance: "Instance", error: Exception) -> None: ...
-
-    def next_stage(self) -> int: ...
-
     def unix_ms(self) -> int: ...
-
-    def random(self, count: int) -> bytes: ...
 
 
 class Instance:
@@ -86,7 +71,7 @@ class Instance:
     __slots__ = (
         "children", "cpu_ns", "depth", "end_code", "ended", "fiber", "gateway_asks",
         "granted", "handles", "id", "idle_reported", "inbox", "input", "input_closed",
-        "joiners", "last_error", "memory_bytes", "memory_peak", "module", "next_pid",
+        "joiners", "last_error", "memory_bytes", "memory_peak", "next_pid",
         "output", "parent", "pending", "pending_spawns", "pid", "queued", "receivers",
         "run", "send_blocked", "send_result", "services", "started", "syscalls",
         "take_claimed", "tickets", "timers", "unanswered", "wait_timer", "waited",
@@ -106,7 +91,6 @@ class Instance:
         self.parent, self.pid = parent, pid
         self.depth: int = parent.depth + 1 if parent else 0
         self.fiber: Fiber  # set by the worker before anything else
-        self.module = ""
         self.started = services.now()
         self.ended = self.queued = False
         self.end_code = 0
@@ -257,9 +241,7 @@ class Instance:
             pending(result)
 
     # -- The gateway ---------------------------------------------------------------------------
-    def ask_gateway(
-        self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]
-    ) -> int:
+    def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
         """Ask the gateway; an answer after the instance's end is dropped."""
 
         def answered(errno: int, value: Any) -> None:
@@ -274,6 +256,20 @@ class Instance:
     def cancel_ask(self, seq: int) -> None:
         self.gateway_asks.discard(seq)
         self.services.cancel_ask(seq)
+
+    def ticket_of_gateway(
+        self, what: str, args: dict[str, Any], bytes_max: int, note: OnAnswer
+    ) -> int | None:
+        """Ask the gateway; return a ticket for its answer. `note` gets the answer first."""
+        ticket = self.tickets.issue(held=bytes_max)
+
+        def on_answer(errno: int, value: Any) -> None:
+            note(errno, value)
+            self.complete(ticket, errno if errno < 0 else value)
+
+        seq = self.ask_gateway(what, {"instance": self.id} | args, on_answer)
+        ticket.drop = lambda: self.cancel_ask(seq)
+        return self.paced(ticket.number)
 
     def paced(self, result: int) -> int | None:
         """Return a call's result, later if kernel or gateway have much to read."""

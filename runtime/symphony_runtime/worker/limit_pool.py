@@ -7,36 +7,21 @@ back first: an instance is refused only if the sum exceeds the limit.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from symphony_kernel.protocol.errno import Errno, LimitError
 
 
+@dataclass(eq=False, slots=True)
 class LimitPool:
     """`most` for a run and at most `each` for an instance, leased in batches."""
 
-    __slots__ = ("_batch", "_each", "_errno", "_name", "leases", "most")
-
-    def __init__(self, name: str, errno: Errno, most: int, each: int, batch: int) -> None:
-        self.most, self._each, self._batch = most, each, batch
-        self._name, self._errno = name, errno
-        self.leases: set[LimitLease] = set()
-
-    def grant(self, lease: "LimitLease", needed: int) -> None:
-        """Grow a lease to at least `needed`. Raise LimitError."""
-        if needed > min(self._each, self.most):
-            raise self._refusal(min(self._each, self.most))
-        free = self.most - sum(each.granted for each in self.leases if each is not lease)
-        if needed > free:
-            for each in self.leases:
-                each.granted = each.used()
-            free = self.most - sum(each.granted for each in self.leases if each is not lease)
-        if needed > free:
-            raise self._refusal(self.most)
-        self.leases.add(lease)
-        lease.granted = min(needed + self._batch, free, self._each)
-
-    def _refusal(self, most: int) -> LimitError:
-        return LimitError(self._errno, self._name, f"{self._name}: at most {most}")
+    name: str
+    errno: Errno
+    most: int
+    each: int
+    batch: int
+    leases: "set[LimitLease]" = field(default_factory=set)
 
 
 class LimitLease:
@@ -51,7 +36,23 @@ class LimitLease:
 
     def extend(self, needed: int) -> None:
         """Grow to at least `needed` in total. Raise LimitError."""
-        self._pool.grant(self, needed)
+        pool = self._pool
+        most = min(pool.each, pool.most)
+        free = self._free()
+        if free < needed <= most:
+            for each in pool.leases:
+                each.granted = each.used()
+            free, most = self._free(), pool.most
+        if needed > min(free, most):
+            raise LimitError(pool.errno, pool.name, f"{pool.name}: at most {most}")
+        pool.leases.add(self)
+        self.granted = min(needed + pool.batch, free, pool.each)
+
+    def _free(self) -> int:
+        """Return what the other leases leave."""
+        return self._pool.most - sum(
+            lease.granted for lease in self._pool.leases if lease is not self
+        )
 
     def release(self) -> None:
         """Return everything, at the instance's end."""

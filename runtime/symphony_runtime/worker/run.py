@@ -17,7 +17,7 @@ from symphony_runtime.worker.limit_pool import LimitPool
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # Exit codes of programs that did not exit, as in a shell.
-TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
+_CODES = {EXITED: 0, TRAPPED: 134, KILLED: 137, FAILED: 70}
 
 _DEFAULTS = run_defaults()
 # What a lease grows by: small enough for a tree of hundreds of instances.
@@ -25,15 +25,18 @@ _TICKETS_BATCH, _RESULT_BYTES_BATCH, _HANDLES_BATCH = 32, 64 << 10, 32
 
 
 class Ending(Exception):  # noqa: N818 - an end is no error
-    """A handler raises it to end the instance, or the whole run, instead of returning."""
+    """An instance's end. A handler raises it to end the instance, or the whole run."""
 
-    def __init__(self, status: str, code: int, reason: str = "", whole_run: bool = False) -> None:
+    def __init__(
+        self, status: str, reason: str = "", *, code: int | None = None, whole_run: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.status, self.code, self.reason, self.whole_run = status, code, reason, whole_run
+        self.status, self.reason, self.whole_run = status, reason, whole_run
+        self.code = _CODES[status] if code is None else code
 
 
 def limit_broken(reason: str) -> Ending:
-    return Ending(KILLED, KILLED_CODE, reason, whole_run=True)
+    return Ending(KILLED, reason, whole_run=True)
 
 
 class Run:

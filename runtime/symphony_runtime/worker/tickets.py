@@ -104,9 +104,6 @@ class Tickets:
         self._count = LimitLease(tickets, self.live.__len__)
         self._results = LimitLease(results, lambda: self.held)
 
-    def __len__(self) -> int:
-        return len(self.live)
-
     def number(self) -> int:
         """Return a positive i32 that names no live ticket."""
         number = self._last % NUMBER_MAX + 1

@@ -47,7 +47,7 @@ class Trace:
 class TracedInstance(Instance):
     """An instance of a traced run, with the run's trace."""
 
-    __slots__ = ("_began", "_call", "_started", "_suspended", "trace")
+    __slots__ = ("_began", "_call", "_started", "suspended", "trace")
     traced = True
 
     def __init__(self, trace: Trace, *args: Any) -> None:
@@ -55,20 +55,16 @@ class TracedInstance(Instance):
         self.trace = trace
         self._call = ""  # the current call
         self._began = 0.0
-        self._suspended = False
+        self.suspended = False  # by the current call
         self._started = _now()
 
     def begin_call(self, call: str) -> None:
-        self._call, self._began, self._suspended = call, _now(), False
-
-    def mark_suspended(self) -> None:
-        self._suspended = True
+        self._call, self._began, self.suspended = call, _now(), False
 
     def end_call(self, result: int | None) -> None:
         call, self._call = self._call, ""
         if call:
-            event = [self.id, call, self._began, _now(), result, self._suspended]
-            self.trace.add_event(event)
+            self.trace.add_event([self.id, call, self._began, _now(), result, self.suspended])
 
     def resume(self, result: int) -> None:
         self.end_call(result)
@@ -93,7 +89,7 @@ def traced(name: str, handler: Handler) -> Handler:
             instance.end_call(-error.errno)
             raise
         if result is None:
-            instance.mark_suspended()
+            instance.suspended = True
         else:
             instance.end_call(result)
         return result

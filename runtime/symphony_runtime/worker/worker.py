@@ -27,25 +27,16 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
+from symphony_runtime.abi import allowed_imports
 from symphony_runtime.engine.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.idle_hint import IdleHint
-from symphony_runtime.worker.instance import Instance, check_released
+from symphony_runtime.worker.instance import Instance, OnAnswer, check_released
 from symphony_runtime.worker.programs import LoadedPrograms
-from symphony_runtime.worker.run import (
-    EXITED,
-    FAILED,
-    FAILED_CODE,
-    KILLED,
-    KILLED_CODE,
-    TRAPPED,
-    TRAPPED_CODE,
-    Ending,
-    Run,
-)
+from symphony_runtime.worker.run import EXITED, FAILED, KILLED, TRAPPED, Ending, Run
 from symphony_runtime.worker.syscalls import family
-from symphony_runtime.worker.syscalls.table import handlers, imports
+from symphony_runtime.worker.syscalls.table import handlers
 from symphony_runtime.worker.text.pool import TextPool
 from symphony_runtime.worker.text.tokenizer import NO_MODEL, ModelTokenizer
 from symphony_runtime.worker.trace import Trace, TracedInstance, new_instance, traced
@@ -55,12 +46,10 @@ _log = logging.getLogger(__name__)
 _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this came from another guest's tick
-_FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frames leave early past this
 _STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, roughly
 _BACKLOG_BYTES = 4 << 20  # unread bytes past which instances that send have to wait
-
-OnAnswer = Callable[[int, Any], None]
 
 
 class Worker:
@@ -88,12 +77,11 @@ class Worker:
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants a new process
         self._unix_time, self.random = unix_time, random
         self.text = ModelTokenizer(NO_MODEL)
-        self._fibers = FiberHost(imports())
+        self._fibers = FiberHost(allowed_imports())
         self._handlers = handlers()
-        names = (item.name for item in imports())
         self._tracing_handlers = [
             (traced(name, handler), wide)
-            for name, (handler, wide) in zip(names, self._handlers, strict=True)
+            for (_, name), (handler, wide) in zip(allowed_imports(), self._handlers, strict=True)
         ]
         self.instances: dict[int, Instance] = {}
         self._programs = LoadedPrograms(self._fibers)
@@ -106,15 +94,14 @@ class Worker:
         self._turn_planned = False
         # What the current turn sends.
         self._calls: list[list[Any]] = []
-        self._calls_bytes = 0
         self._messages: list[list[Any]] = []
-        self._messages_bytes = 0
         self._lines: list[list[Any]] = []
-        self._lines_bytes = 0
+        self._unsent_bytes = 0  # of all three
         self._gateway_asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
-        self._stages = count(1)
+        self.next_stage = count(1).__next__
         self._idle_hint = IdleHint(self.loop, self.kernel_call, self._flush)
+        self.note_idle_wait = self._idle_hint.add
         self._cpu_share = 1.0  # share of the last turn's time that this thread ran on a processor
         # The last bugs of ours; each is logged and has ended one instance.
         self.faults: deque[Exception] = deque(maxlen=8)
@@ -173,10 +160,8 @@ class Worker:
 
     def end_all(self, reason: str) -> None:
         """End every run as failed."""
-        for instance in [
-            instance for instance in self.instances.values() if instance.parent is None
-        ]:
-            self._end_instance(instance, FAILED, FAILED_CODE, reason)
+        for instance in [each for each in self.instances.values() if each.parent is None]:
+            self._end_instance(instance, Ending(FAILED, reason))
         self._flush()
 
     async def stop(self) -> None:
@@ -253,7 +238,7 @@ class Worker:
             instance.close_input()
         else:
             began = time.perf_counter_ns()
-            self._end_instance(instance, KILLED, KILLED_CODE, message.reason)
+            self._end_instance(instance, Ending(KILLED, message.reason))
             instance.run.share.used_ns += time.perf_counter_ns() - began
             self._flush()
 
@@ -264,12 +249,12 @@ class Worker:
         `size` is the bytes of its long arguments.
         """
         self._calls.append(call)
-        self._calls_bytes += _CALL_BYTES + size
-        if self._calls_bytes > _FRAME_BYTES:
-            self._flush_calls()
+        self._unsent_bytes += _CALL_BYTES + size
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
-        """Ask the gateway; return the seq. `on_answer` gets errno (0 or negative) and value."""
+        """Ask the gateway; return the seq."""
         seq = next(self._seq)
         self._gateway_asks[seq] = on_answer
         self._send(m.Ask(seq, what, args))
@@ -281,26 +266,23 @@ class Worker:
 
     def links_are_behind(self) -> bool:
         """Return whether kernel or gateway have many unread bytes of ours."""
-        return self.unread_bytes + self._calls_bytes > _BACKLOG_BYTES
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes that the gateway has not read or the kernel has not acknowledged."""
-        return sum(link.backlog for link in (self._kernel, self._gateway) if link is not None)
+        links = (self._kernel, self._gateway)
+        unread = sum(link.backlog for link in links if link is not None)
+        return unread + self._unsent_bytes > _BACKLOG_BYTES
 
     def output(self, instance: int, data: bytes) -> None:
         """Add a message to this turn's Output."""
         self._messages.append([instance, data])
-        self._messages_bytes += len(data) + 16
-        if self._messages_bytes > _FRAME_BYTES:
-            self._flush_output()
+        self._unsent_bytes += len(data) + 16
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Add a line to this turn's Logs."""
         self._lines.append([instance, level, data])
-        self._lines_bytes += len(data) + 16
-        if self._lines_bytes > _FRAME_BYTES:
-            self._flush_lines()
+        self._unsent_bytes += len(data) + 16
+        if self._unsent_bytes > _FRAME_BYTES:
+            self._flush()
 
     def notify_received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
@@ -316,13 +298,6 @@ class Worker:
             if not self._turn_planned:
                 self._plan_turn()
 
-    def note_idle_wait(self, instance: Instance) -> None:
-        self._idle_hint.add(instance)
-
-    def next_stage(self) -> int:
-        """Return an unused number for STAGE."""
-        return next(self._stages)
-
     def unix_ms(self) -> int:
         return int(self._unix_time() * 1000)
 
@@ -330,33 +305,29 @@ class Worker:
         """End an instance after a bug of ours in one of its calls."""
         _log.error("instance %d met a fault of the worker", instance.id, exc_info=error)
         self.faults.append(error)
-        self._end_instance(
-            instance, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}"
-        )
+        reason = f"a fault of the server: {type(error).__name__}"
+        self._end_instance(instance, Ending(FAILED, reason))
 
     # -- Starts --------------------------------------------------------------------------------
     def _unload(self, module: str) -> None:
-        program = self._programs.remove(module)
+        program = self._programs.pop(module, None)
         if program is None:
             return  # it did not load
-        for instance in [
-            instance for instance in self.instances.values() if instance.fiber.program is program
-        ]:
+        for instance in [i for i in self.instances.values() if i.fiber.program is program]:
             if not instance.ended:  # the gateway has ended it already
-                self._end_instance(instance, FAILED, FAILED_CODE, "its program was unloaded")
+                self._end_instance(instance, Ending(FAILED, "its program was unloaded"))
         self._fibers.unload(program)
 
     def _start(self, message: m.Start) -> None:
         run = Run(message.instance, message.limits, self._run_queue.share_of(message.tenant))
-        trace = self._new_trace(message) if message.trace else None
+        trace = None
+        if message.trace:
+            trace = Trace(lambda events: self._send(m.Traced(message.instance, events)))
         instance = new_instance(trace, self, run, message.instance, message.input)
         if not self._start_instance(instance, message.module, message.entry):
             return
         wall_s = run.wall_limit_ms / 1000
         instance.wall_timer = self.loop.call_later(wall_s, self._end_at_wall_limit, instance)
-
-    def _new_trace(self, message: m.Start) -> Trace:
-        return Trace(lambda events: self._send(m.Traced(message.instance, events)))
 
     def start_child(self, parent: Instance, pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
@@ -364,25 +335,25 @@ class Worker:
         instance = new_instance(trace, self, parent.run, made["instance"], data, parent, pid)
         parent.children[pid] = instance
         if parent.ended:
-            self._report_end(instance, KILLED, KILLED_CODE, "its parent has ended")
+            self._report_end(instance, Ending(KILLED, "its parent has ended"))
         else:
             self._start_instance(instance, made["module"], made["entry"])
 
     def end_cancelled_child(self, instance: Instance) -> None:
         """End a child whose parent cancelled its spawn."""
         if not instance.ended:  # it may have failed to start
-            self._end_instance(instance, KILLED, KILLED_CODE, "its parent cancelled it")
+            self._end_instance(instance, Ending(KILLED, "its parent cancelled it"))
         if instance.parent is not None:
             family.reap(instance.parent, instance)
 
     def _start_instance(self, instance: Instance, module: str, entry: str) -> bool:
         try:
             if self._kernel is None:
-                raise Ending(FAILED, FAILED_CODE, "the kernel is not there")
+                raise Ending(FAILED, "the kernel is not there")
             self._programs.create_fiber(instance, module, entry, len(self.instances))
         except Ending as end:
             instance.ended, instance.end_code = True, end.code
-            self._report_end(instance, end.status, end.code, end.reason)
+            self._report_end(instance, end)
             return False
         self.instances[instance.id] = instance
         self._run_queue.add_instance(instance.run.share)
@@ -392,7 +363,7 @@ class Worker:
 
     def _end_at_wall_limit(self, instance: Instance) -> None:
         reason = f"wall time limit: it ran longer than {instance.run.wall_limit_ms} ms"
-        self._end_instance(instance, KILLED, KILLED_CODE, reason)
+        self._end_instance(instance, Ending(KILLED, reason))
         self._flush()
 
     # -- Turns ---------------------------------------------------------------------------------
@@ -461,8 +432,9 @@ class Worker:
         run.cpu_ns += used
         if self._run_queue.shared:
             self._cpu_reporter.add_spent(run, used)
-        if run.cpu_ns > run.cpu_limit_ns:
-            self._stop_computing(run)
+        if run.cpu_ns > run.cpu_limit_ns and run.id in self.instances:
+            reason = f"cpu time limit: it computed for more than {run.cpu_limit_ns // 10**6} ms"
+            self._end_instance(self.instances[run.id], Ending(KILLED, reason))
 
     def _charge_text(self, instance: Instance, used: int) -> None:
         instance.run.share.used_ns += used
@@ -484,7 +456,7 @@ class Worker:
                 self._plan_turn()
         except Ending as end:
             ended = self.instances[instance.run.id] if end.whole_run else instance
-            self._end_instance(ended, end.status, end.code, end.reason)
+            self._end_instance(ended, end)
         except Exception as error:  # a bug of ours: a guest's mistake is a SyscallError
             self.fault(instance, error)
 
@@ -526,30 +498,25 @@ class Worker:
                 self._end_by_itself(instance)
                 return False
 
-    def _stop_computing(self, run: Run) -> None:
-        if run.id in self.instances:
-            reason = f"cpu time limit: it computed for more than {run.cpu_limit_ns // 10**6} ms"
-            self._end_instance(self.instances[run.id], KILLED, KILLED_CODE, reason)
-
     # -- Ends ----------------------------------------------------------------------------------
     def _end_by_itself(self, instance: Instance) -> None:
         end = instance.fiber.end
         assert end is not None
         if end.kind is EndKind.RETURNED:
-            self._end_instance(instance, EXITED, end.code, "")
+            self._end_instance(instance, Ending(EXITED, code=end.code))
         elif end.kind is EndKind.TRAPPED:
-            self._end_instance(instance, TRAPPED, TRAPPED_CODE, end.reason + instance.memory_hint())
+            self._end_instance(instance, Ending(TRAPPED, end.reason + instance.memory_hint()))
         elif end.kind is EndKind.REFUSED:
             reason = instance.run.share.memory.why_refused(instance, end.reason)
-            self._end_instance(instance, KILLED, KILLED_CODE, reason)
+            self._end_instance(instance, Ending(KILLED, reason))
         else:
             self.fault(instance, HostFault(end.reason))
 
-    def _end_instance(self, instance: Instance, status: str, code: int, reason: str) -> None:
+    def _end_instance(self, instance: Instance, end: Ending) -> None:
         """End an instance, its children first, and release all that it holds."""
         for child in [c for c in instance.children.values() if not c.ended]:
-            self._end_instance(child, KILLED, KILLED_CODE, "its parent has ended")
-        instance.end_code = code
+            self._end_instance(child, Ending(KILLED, "its parent has ended"))
+        instance.end_code = end.code
         instance.release()
         check_released(instance)
         del self.instances[instance.id]
@@ -562,13 +529,13 @@ class Worker:
                 data = family.reap(parent, instance)
                 for ticket in instance.joiners:
                     parent.complete(ticket, data)
-        self._report_end(instance, status, code, reason)
+        self._report_end(instance, end)
 
-    def _report_end(self, instance: Instance, status: str, code: int, reason: str) -> None:
+    def _report_end(self, instance: Instance, end: Ending) -> None:
         """Tell the gateway of an end, after everything that the instance has sent."""
         self._flush()
         hits = instance.run.hits.copy() if instance.parent is None else {}
-        self._send(m.Ended(instance.id, status, code, reason, instance.usage(), hits))
+        self._send(m.Ended(instance.id, end.status, end.code, end.reason, instance.usage(), hits))
 
     # -- Frames out ----------------------------------------------------------------------------
     def _send(self, message: m.Message) -> None:
@@ -576,27 +543,20 @@ class Worker:
             self._gateway.send(m.encode(message))
 
     def _flush(self) -> None:
+        """Send what the turn has made so far."""
+        self._unsent_bytes = 0
+        # Send now, so that the receiver need not wait for another pass of the loop.
         if self._calls:
-            self._flush_calls()
+            calls, self._calls = self._calls, []
+            if self._kernel is not None:
+                self._kernel.send([m.Calls.KIND, calls], now=True)
         if self._messages:
-            self._flush_output()
+            messages, self._messages = self._messages, []
+            if self._gateway is not None:
+                self._gateway.send([m.Output.KIND, messages], now=True)
         if self._lines:
-            self._flush_lines()
-
-    def _flush_calls(self) -> None:
-        calls, self._calls, self._calls_bytes = self._calls, [], 0
-        if self._kernel is not None:
-            # Send now, so that the kernel need not wait for another pass of the loop.
-            self._kernel.send([m.Calls.KIND, calls], now=True)
-
-    def _flush_output(self) -> None:
-        messages, self._messages, self._messages_bytes = self._messages, [], 0
-        if self._gateway is not None:
-            self._gateway.send([m.Output.KIND, messages], now=True)
-
-    def _flush_lines(self) -> None:
-        lines, self._lines, self._lines_bytes = self._lines, [], 0
-        self._send(m.Logs(lines))
+            lines, self._lines = self._lines, []
+            self._send(m.Logs(lines))
 
 
 async def _meet_gateway(

@@ -144,7 +144,6 @@ def test_compile_bounds_come_from_the_tenants_limits() -> None:
     bounds = CompileBounds.of(limits)
     assert bounds == CompileBounds(7, 5, 1 << 30, 1.5)
     assert (bounds.wall_seconds, USUAL.wall_seconds) == (10, 60)
-    assert compiler._bounds(["compiler", bounds.option()]) == CompileBounds(7, 5, 1 << 30)
     assert TenantLimits().of_compiler().keys() == limits.keys()
     assert CompileBounds.of(TenantLimits().of_compiler()) == USUAL
 

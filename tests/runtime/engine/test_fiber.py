@@ -18,17 +18,16 @@ from symphony_runtime.engine.fiber import (
     Fiber,
     FiberHost,
     HostFault,
-    Import,
     new_engine,
 )
 from wasmtime import Module, wat2wasm
 
 MIB = 1 << 20
-IMPORTS = [
-    Import("lip", "first", Signature(("i32", "i64", "i32"), ("i32",))),
-    Import("lip", "wide", Signature((), ("i64",))),
-    Import("lip", "void", Signature(("i32",), ())),
-]
+IMPORTS = {
+    ("lip", "first"): Signature(("i32", "i64", "i32"), ("i32",)),
+    ("lip", "wide"): Signature((), ("i64",)),
+    ("lip", "void"): Signature(("i32",), ()),
+}
 HEAD = """
 (import "lip" "first" (func $first (param i32 i64 i32) (result i32)))
 (import "lip" "wide" (func $wide (result i64)))

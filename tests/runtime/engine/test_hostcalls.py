@@ -12,12 +12,11 @@ from symphony_runtime.engine.fiber import (
     PREEMPTED,
     Fiber,
     FiberHost,
-    Import,
     new_engine,
 )
 from wasmtime import Module, wat2wasm
 
-IMPORTS = [Import("lip", "call", Signature(("i32",), ("i32",)))]
+IMPORTS = {("lip", "call"): Signature(("i32",), ("i32",))}
 GUEST = """(module (import "lip" "call" (func $call (param i32) (result i32)))
   (memory (export "memory") 1)
   (func (export "lip_main") (result i32) (call $call (call $call (i32.const 1)))))"""

@@ -32,16 +32,8 @@ class TenantShare(Entry):
     """
 
     __slots__ = (
-        "ahead_ns",
-        "computing",
-        "live",
-        "memory",
-        "ready",
-        "reported_run",
-        "tenant",
-        "texts",
-        "throttled",
-        "unreported_ns",
+        "ahead_ns", "computing", "live", "memory", "ready", "reported_run", "tenant", "texts",
+        "throttled", "unreported_ns",
     )  # fmt: skip
 
     def __init__(self, tenant: str = "") -> None:
@@ -79,7 +71,7 @@ class RunQueue:
         self._shares: dict[str, TenantShare] = {}
         self._present = 0  # number of shares with instances
         self._queue: VirtualTimeQueue[TenantShare] = VirtualTimeQueue(SLICE_NS)
-        self.enlist = self._queue.add
+        self.enlist, self.first = self._queue.add, self._queue.first
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -134,10 +126,6 @@ class RunQueue:
             share.throttled = share.listed = False
             if share.waits():
                 self.enlist(share)
-
-    def first(self) -> TenantShare | None:
-        """Return the share whose turn it is, while several tenants have instances."""
-        return self._queue.first()
 
     def waiting(self) -> bool:
         """Return whether an instance can run."""

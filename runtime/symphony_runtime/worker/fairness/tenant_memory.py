@@ -44,9 +44,8 @@ class TenantMemory:
     def set_limit(self, most: int) -> None:
         """Set the limit in bytes. Nothing is taken from a tenant that holds more."""
         self._limit = most
-        self._watch_above = (
-            most - RUN_MEMORY_BYTES_MAX
-        )  # up to here any instance may grow to its own limit
+        # Up to here any instance may grow to its own limit.
+        self._watch_above = most - RUN_MEMORY_BYTES_MAX
         self.watched = self.watched or self.held > self._watch_above
 
     def add(self, change: int) -> None:
@@ -68,11 +67,8 @@ class TenantMemory:
         bound = min(run.memory_limit, max(self._limit - self.held + instance.memory_bytes, 0))
         if bound != fiber.bound:
             fiber.limit_memory(bound)
-        if (
-            bound < run.memory_limit
-            and bound - instance.memory_bytes < _NEARLY
-            and NAME not in run.hits
-        ):
+        reached = bound < run.memory_limit and bound - instance.memory_bytes < _NEARLY
+        if reached and NAME not in run.hits:
             run.hit(NAME)
 
     def refusal(self) -> str:

@@ -29,9 +29,6 @@ class Entry(ABC):
     def waits(self) -> bool:
         """Whether it has work. An entry without work is dropped when it would be served."""
 
-    def charge(self, spent_ns: int, weight: float = 1.0) -> None:
-        self.used_ns += int(spent_ns / weight)
-
 
 E = TypeVar("E", bound=Entry)
 
@@ -44,20 +41,15 @@ class VirtualTimeQueue(Generic[E]):
         # (used_ns when it was queued, order, entry): used_ns may have grown since.
         self._heap: list[tuple[int, int, E]] = []
         self._order = count()
-        self._now_ns = 0  # used_ns of the entry that was served last
+        self.now_ns = 0  # the virtual time: used_ns of the entry that was served last
         self._latest_ns = 0  # the most that an entry had when it last had no work
-
-    @property
-    def now_ns(self) -> int:
-        """The virtual time."""
-        return self._now_ns
 
     def add(self, entry: E) -> None:
         """Queue an entry that has work; a listed one stays where it is."""
         if entry.listed:
             return
         entry.listed = True
-        entry.used_ns = max(entry.used_ns, self._now_ns - self._slack_ns)
+        entry.used_ns = max(entry.used_ns, self.now_ns - self._slack_ns)
         heappush(self._heap, (entry.used_ns, next(self._order), entry))
 
     def remove(self, entry: E) -> None:
@@ -70,7 +62,7 @@ class VirtualTimeQueue(Generic[E]):
         for _, _, entry in self._heap:
             entry.listed = False
         self._heap.clear()
-        self._now_ns = self._latest_ns = 0
+        self.now_ns = self._latest_ns = 0
 
     def first(self, may: Callable[[E], bool] | None = None) -> E | None:
         """Return the entry to serve next of those that `may` be served; it stays queued."""
@@ -87,11 +79,11 @@ class VirtualTimeQueue(Generic[E]):
             elif may is not None and not may(entry):
                 passed.append(heappop(heap))
             else:
-                self._now_ns = max(self._now_ns, used)
+                self.now_ns = max(self.now_ns, used)
                 found = entry
                 break
         for each in passed:
             heappush(heap, each)
         if not heap:
-            self._now_ns = max(self._now_ns, self._latest_ns)  # no entry is owed anything
+            self.now_ns = max(self.now_ns, self._latest_ns)  # no entry is owed anything
         return found

@@ -18,23 +18,19 @@ from symphony_runtime.worker.syscalls import validation
 
 _WARNING = 2
 _DETAIL_MAX = 1_024  # characters
-_RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
+# Name, parser, bytes of a request and of its result.
+_HTTP = "http", parse_http, HTTP_REQUEST_BYTES_MAX, HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
+_TOOL = "tool", parse_tool, TOOL_REQUEST_BYTES_MAX, TOOL_RESULT_BYTES_MAX
 
 
 def http(instance: Instance, pointer: int, length: int) -> int | None:
     """Return a ticket for the response of an HTTP server."""
-    instance.fiber.check(pointer, length)
-    data = instance.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
-    _check(instance, "http", parse_http, data)
-    return _request(instance, "http", data, _RESPONSE_BYTES)
+    return _request(instance, pointer, length, *_HTTP)
 
 
 def tool(instance: Instance, pointer: int, length: int) -> int | None:
     """Return a ticket for the result of a tool."""
-    instance.fiber.check(pointer, length)
-    data = instance.fiber.read(pointer, min(length, TOOL_REQUEST_BYTES_MAX + 1))
-    _check(instance, "tool", parse_tool, data)
-    return _request(instance, "tool", data, TOOL_RESULT_BYTES_MAX)
+    return _request(instance, pointer, length, *_TOOL)
 
 
 def tools(instance: Instance, pointer: int, capacity: int) -> None:
@@ -47,25 +43,22 @@ def tools(instance: Instance, pointer: int, capacity: int) -> None:
     instance.ask_gateway("tools", {"instance": instance.id}, on_answer)
 
 
-def _request(instance: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
-    ticket = instance.tickets.issue(held=result_bytes_max)
-
-    def on_answer(errno: int, value: Any) -> None:
+def _request(
+    instance: Instance, pointer: int, length: int, what: str, parse: Callable[[bytes], object],
+    bytes_max: int, result_bytes_max: int,
+) -> int | None:  # fmt: skip
+    def note(errno: int, value: Any) -> None:
         if errno < 0:
             _note_error(instance, what, value)
-        instance.complete(ticket, errno if errno < 0 else value)
 
-    seq = instance.ask_gateway(what, {"instance": instance.id, "request": data}, on_answer)
-    ticket.drop = lambda: instance.cancel_ask(seq)
-    return instance.paced(ticket.number)
-
-
-def _check(instance: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
+    instance.fiber.check(pointer, length)
+    data = instance.fiber.read(pointer, min(length, bytes_max + 1))
     try:
         parse(data)
     except SyscallError as error:
         _note_error(instance, what, error.detail)
         raise
+    return instance.ticket_of_gateway(what, {"request": data}, result_bytes_max, note)
 
 
 def _note_error(instance: Instance, what: str, detail: object) -> None:

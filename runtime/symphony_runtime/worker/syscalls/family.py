@@ -80,9 +80,7 @@ class _Spawn:
 
     def _staged(self, reply: Any) -> None:
         self._parent.pending_spawns.remove(self._abandon)
-        if self._cancelled:
-            self._abandon()
-        elif reply < 0:
+        if self._cancelled or reply < 0:
             self._fail(reply)
         else:
             self._ask()
@@ -103,10 +101,7 @@ class _Spawn:
         parent = self._parent
         if errno < 0:
             parent.note_refusal(errno, made)
-            if not parent.ended:
-                self._fail(errno)
-            else:
-                self._abandon()
+            self._fail(errno)
             return
         pid = parent.next_pid
         parent.next_pid += 1
@@ -123,7 +118,7 @@ class _Spawn:
 
     def _fail(self, errno: int) -> None:
         self._abandon()
-        if not self._cancelled:
+        if not (self._cancelled or self._parent.ended):
             self._parent.complete(self._ticket, errno)
 
     def _abandon(self) -> None:

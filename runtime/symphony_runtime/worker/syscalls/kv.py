@@ -68,7 +68,6 @@ def kv_extract(instance: Instance, kv: int, ranges: int, count: int) -> int | No
 
 
 def kv_append(instance: Instance, kv: int, source: int, start: int, end: int) -> int | None:
-    """Append entries of another file."""
     instance.handles.require(kv, APPEND)
     instance.handles.require(source, READ)
     if start > end:
@@ -84,7 +83,6 @@ def kv_truncate(instance: Instance, kv: int, length: int) -> None:
 
 
 def kv_len(instance: Instance, kv: int) -> None:
-    """Return the number of entries; suspends."""
     instance.handles.require(kv, READ)
     instance.suspend_on_kernel(int, Op.KV_LEN, kv)
 
@@ -116,7 +114,6 @@ def kv_save(instance: Instance, kv: int, path: int, path_len: int, flags: int) -
 
 
 def kv_remove(instance: Instance, path: int, path_len: int) -> None:
-    """Remove a name; suspends."""
     instance.suspend_on_kernel(int, Op.KV_REMOVE, validation.path(instance, path, path_len))
 
 

@@ -29,8 +29,6 @@ _PRED = int(Op.PRED)
 _READ_APPEND = READ | APPEND
 _GENERATE = int(Op.GENERATE)
 
-Finish = Callable[[bytes], int]
-
 
 def model_info(instance: Instance, pointer: int, capacity: int) -> int:
     """Write msgpack of the public facts of the model."""
@@ -41,31 +39,25 @@ def model_info(instance: Instance, pointer: int, capacity: int) -> int:
 def tokenize(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
     """Write u32 tokens and return their number; `capacity` counts tokens."""
     instance.fiber.check(out, 4 * capacity)
-    data = _text(instance, pointer, length)
-    pieces = instance.services.text.tokenize_pieces(data)
-    return _finish_text(
-        instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
-    )
+    process = instance.services.text.tokenize_pieces
+    puts = partial(validation.put_tokens, instance, out, capacity)
+    return _process_text(instance, process, pointer, length, puts)
 
 
 def detokenize(instance: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
     """Write the tokens' raw bytes."""
     instance.fiber.check(out, capacity)
-    data = _text(instance, tokens, 4 * count)
-    pieces = instance.services.text.detokenize_pieces(data)
-    return _finish_text(
-        instance, pieces, data, lambda r: validation.put(instance, out, capacity, r)
-    )
+    process = instance.services.text.detokenize_pieces
+    puts = partial(validation.put, instance, out, capacity)
+    return _process_text(instance, process, tokens, 4 * count, puts)
 
 
 def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
     """Write the u32 tokens of msgpack messages through the model's chat template."""
     instance.fiber.check(out, 4 * capacity)
-    data = _text(instance, pointer, length)
-    pieces = instance.services.text.chat_pieces(data)
-    return _finish_text(
-        instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
-    )
+    process = instance.services.text.chat_pieces
+    puts = partial(validation.put_tokens, instance, out, capacity)
+    return _process_text(instance, process, pointer, length, puts)
 
 
 def pred(
@@ -151,7 +143,6 @@ def constraint(instance: Instance, kind: int, pointer: int, length: int) -> None
 
 
 def constraint_close(instance: Instance, handle: int) -> None:
-    """Close a constraint's handle; suspends."""
     instance.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
 
 
@@ -189,16 +180,16 @@ def _result_bytes(instance: Instance, data: bytes, count: int) -> int:
     return size
 
 
-def _text(instance: Instance, pointer: int, length: int) -> bytes:
+def _process_text(
+    instance: Instance, process: Callable[[bytes], Pieces], pointer: int, length: int,
+    finish: Callable[[bytes], int],
+) -> int | None:  # fmt: skip
+    """Finish at once for a small input; else suspend until the text pool is done."""
     instance.fiber.check(pointer, length)
     if length > TOKENIZE_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {TOKENIZE_BYTES_MAX}")
-    return instance.fiber.read(pointer, length)
-
-
-def _finish_text(instance: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
-    """Finish at once for a small input; else suspend until the text pool is done."""
-    if len(data) <= _INLINE_BYTES_MAX:
+    pieces = process(instance.fiber.read(pointer, length))
+    if length <= _INLINE_BYTES_MAX:
         return finish(whole(pieces))
-    instance.suspend_on_text(pieces, len(data), finish)
+    instance.suspend_on_text(pieces, length, finish)
     return None

@@ -20,7 +20,6 @@ _u32 = struct.Struct("<I").unpack
 
 
 def input_read(instance: Instance, pointer: int, capacity: int) -> int:
-    """Write the run's input."""
     instance.fiber.check(pointer, capacity)
     return validation.put(instance, pointer, capacity, instance.input)
 
@@ -46,7 +45,6 @@ def recv(instance: Instance) -> int:
 
 
 def log(instance: Instance, level: int, pointer: int, length: int) -> int:
-    """Add a line to the run's log, up to its limit."""
     instance.fiber.check(pointer, length)
     if level > _LOG_LEVEL_MAX:
         raise SyscallError(Errno.EINVAL, f"level {level}")
@@ -57,16 +55,14 @@ def log(instance: Instance, level: int, pointer: int, length: int) -> int:
 
 
 def exit_(instance: Instance, code: int) -> int:  # noqa: ARG001
-    raise Ending(EXITED, code - (1 << 32) if code >= 1 << 31 else code)
+    raise Ending(EXITED, code=code - (1 << 32) if code >= 1 << 31 else code)
 
 
 def clock_ms(instance: Instance) -> int:
-    """Return milliseconds since the program started."""
     return instance.elapsed_ms()
 
 
 def unix_ms(instance: Instance) -> int:
-    """Return milliseconds since 1970."""
     return instance.services.unix_ms()
 
 
@@ -229,19 +225,7 @@ def channel_send(instance: Instance, name: int, name_len: int, pointer: int, len
 
 def channel_recv(instance: Instance, name: int, name_len: int) -> int | None:
     """Return a ticket for the next item of a channel of the tenant."""
-    args: dict[str, Any] = {
-        "instance": instance.id,
-        "name": validation.name(instance, name, name_len),
-    }
-    ticket = instance.tickets.issue(held=MESSAGE_BYTES_MAX)
-    seq = instance.ask_gateway("channel_recv", args, _completes(instance, ticket))
-    ticket.drop = lambda: instance.cancel_ask(seq)
-    return instance.paced(ticket.number)
-
-
-def _completes(instance: Instance, ticket: Ticket) -> Any:
-    def on_answer(errno: int, value: Any) -> None:
-        instance.note_refusal(errno, value)
-        instance.complete(ticket, errno if errno < 0 else value)
-
-    return on_answer
+    args = {"name": validation.name(instance, name, name_len)}
+    return instance.ticket_of_gateway(
+        "channel_recv", args, MESSAGE_BYTES_MAX, instance.note_refusal
+    )

@@ -12,6 +12,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.untrusted import unpack_untrusted
 
 from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.text.tokenizer import decode
 
 _LIST_ITEMS, _MAP_KEYS = INSTANCE_HANDLES_MAX, 16  # of structured arguments
 _CONTAINERS_MAX = INSTANCE_HANDLES_MAX + 2  # a map for each grant, their list, and the whole
@@ -24,7 +25,7 @@ def text(instance: Instance, pointer: int, length: int, length_max: int) -> str:
         raise SyscallError(Errno.ENAMETOOLONG, f"{length} bytes, limit {length_max}")
     if not length:
         raise SyscallError(Errno.EINVAL, "an empty name")
-    return decoded(instance.fiber.read(pointer, length))
+    return decode(instance.fiber.read(pointer, length))
 
 
 def name(instance: Instance, pointer: int, length: int) -> str:
@@ -35,13 +36,6 @@ def name(instance: Instance, pointer: int, length: int) -> str:
 def path(instance: Instance, pointer: int, length: int) -> str:
     """Return the path of a KV file."""
     return text(instance, pointer, length, PATH_BYTES_MAX)
-
-
-def decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SyscallError(Errno.EINVAL, "no UTF-8") from error
 
 
 def message(instance: Instance, pointer: int, length: int) -> bytes:

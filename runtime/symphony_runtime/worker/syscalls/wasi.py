@@ -10,7 +10,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import IOVECS_MAX, MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX
 
 from symphony_runtime.worker.instance import Instance
-from symphony_runtime.worker.run import TRAPPED, TRAPPED_CODE, Ending
+from symphony_runtime.worker.run import TRAPPED, Ending
 
 SUCCESS, BADF, FAULT, INVAL, TOO_BIG = 0, 8, 21, 28, 1
 _STDOUT, _STDERR = 1, 2
@@ -29,7 +29,6 @@ def _checked(call: Callable[..., int | None]) -> Callable[..., int | None]:
         except SyscallError as error:
             return FAULT if error.errno is Errno.EFAULT else INVAL
 
-    checked.__doc__ = call.__doc__
     return checked
 
 
@@ -61,7 +60,6 @@ def bad_fd(instance: Instance, *args: int) -> int:  # noqa: ARG001
 
 @_checked
 def none_sizes_get(instance: Instance, count: int, size: int) -> int:
-    """Report no arguments and no environment."""
     instance.fiber.check(count, 4)
     instance.fiber.write(size, bytes(4))
     instance.fiber.write(count, bytes(4))
@@ -107,7 +105,7 @@ def abort(instance: Instance, message: int, file: int, line: int, column: int) -
     reason = f"abort: {text or 'no message'}"
     if place:
         reason += f" at {place}:{line}:{column}"
-    raise Ending(TRAPPED, TRAPPED_CODE, reason)
+    raise Ending(TRAPPED, reason)
 
 
 def _script_text(instance: Instance, pointer: int) -> str:

@@ -168,7 +168,7 @@ class TextPool:
         if work.large:
             self._large, self._trim_due = False, True
         texts.active -= 1
-        texts.charge(done.spent_ns)
+        texts.used_ns += done.spent_ns
         self._charge(work.instance, done.spent_ns)
         if not work.cancelled:
             if done.result is None:
@@ -192,9 +192,7 @@ def run_slice(pieces: Pieces) -> Slice:
             done.spent_ns = time.thread_time_ns() - began
     except StopIteration as stop:
         done.result = stop.value
-    except (
-        Exception
-    ) as error:  # a SyscallError or a bug of ours: `suspend_on_text` tells them apart
+    except Exception as error:  # a SyscallError or a bug: `suspend_on_text` tells them apart
         done.result = error
     except BaseException as error:  # a panic of a Rust library
         done.result = RuntimeError(f"{type(error).__name__}: {error}")

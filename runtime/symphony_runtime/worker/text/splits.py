@@ -7,8 +7,7 @@ A cut is after a letter or digit and before a space, a line's end or a punctuati
 Three conditions make it exact, and `split_pattern` checks each for a given tokenizer.json:
 
 1. No token of the vocabulary spans such a place, so no merge of byte-pair encoding crosses it.
-Marks
-   that follow a letter or digit in some token are excluded.
+   Marks that follow a letter or digit in some token are excluded.
 2. The pre-tokenizer reads a text from left to right without looking back, ends a piece at every
    such place, and decides nothing before it by what follows it. This is known for the expressions
    in `_PATTERNS`, and not assumed for others.
@@ -101,14 +100,12 @@ def _matches_alone(token: dict[str, Any]) -> bool:
 
 def _marks_after(pre: dict[str, Any] | None) -> tuple[str, ...]:
     """Return the marks before which a pre-tokenizer restarts as at a text's start."""
-    kind = pre["type"] if pre else ""
-    if pre is None:
+    if pre is None or pre["type"] == "Digits":
         return _AFTER
+    kind = pre["type"]
     if kind == "Sequence":
         each = [_marks_after(part) for part in pre["pretokenizers"]]
         return tuple(mark for mark in _AFTER if all(mark in marks for marks in each))
-    if kind == "Digits":
-        return _AFTER
     if kind == "ByteLevel":  # it adds a space in front of a text
         return (" ",) if pre.get("add_prefix_space") else _AFTER
     if kind == "Metaspace":  # likewise

@@ -12,6 +12,7 @@ of all tenants; `tokenize`, `detokenize` and `chat` process all pieces at once.
 import json
 import re
 from collections.abc import Callable, Generator
+from itertools import chain
 from typing import Any
 
 import msgpack
@@ -55,6 +56,7 @@ class ModelTokenizer:
         """`about` is a kernel's Welcome. Without a tokenizer, text calls raise ENOSYS."""
         self._piece_chars = piece_chars
         self.model: dict[str, Any] = about["model"]
+        self.vocab_size = int(self.model["vocab_size"])
         self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
         source: bytes = about.get("tokenizer") or b""
         self._plain: Tokenizer | None = None
@@ -62,21 +64,18 @@ class ModelTokenizer:
         self._added: list[str] = []  # spellings of tokens that are ordinary text
         self._splits: re.Pattern[str] | None = None
         if source:
+            parsed = json.loads(source)
             self._plain, self._marked = _load(source, plain=True), _load(source, plain=False)
-            self._bytes = token_bytes(json.loads(source), self._plain)
-            self._splits = split_pattern(json.loads(source), self._bytes)
+            self._bytes = token_bytes(parsed, self._plain)
+            self._splits = split_pattern(parsed, self._bytes)
             self._specials, self._added = _added_tokens(self._plain)
-            unknown = unknown_token(json.loads(source)["model"], self._plain.get_vocab())
+            unknown = unknown_token(parsed["model"], self._plain.get_vocab())
             # Special tokens that count: any text may become the unknown token.
             self._counted_specials = frozenset(self._specials.values()) - {unknown}
         template = about.get("chat_template")
         self._guard = ChatEscaping(self._specials, controls_of(self._added, template or ""))
         self._template = chat_environment().from_string(template) if template else None
         self._names: dict[str, Any] = about.get("special") or {}
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.model["vocab_size"])
 
     def tokenize(self, text: bytes) -> bytes:
         """Return u32 tokens (little-endian) of UTF-8 text. Raise EINVAL."""
@@ -95,7 +94,7 @@ class ModelTokenizer:
         return whole(self.chat_pieces(data))
 
     def tokenize_pieces(self, text: bytes) -> Pieces:
-        return (yield from self._encode(self._tokenizer, _decode(text)))
+        return (yield from self._encode(self._tokenizer, decode(text)))
 
     def detokenize_pieces(self, tokens: bytes) -> Pieces:
         _ = self._tokenizer
@@ -151,14 +150,11 @@ class ModelTokenizer:
                 made.append(part)
                 length += len(part)
                 if length > CHAT_TEXT_MAX:
-                    break
+                    detail = f"the chat template makes more than {CHAT_TEXT_MAX} characters"
+                    raise SyscallError(Errno.EFBIG, detail)
                 yield 0
         except _TEMPLATE_ERRORS as error:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
-        if length > CHAT_TEXT_MAX:
-            raise SyscallError(
-                Errno.EFBIG, f"the chat template makes more than {CHAT_TEXT_MAX} characters"
-            )
         return "".join(made)
 
     def _encode(self, tokenizer: Tokenizer, text: str) -> Pieces:
@@ -200,19 +196,15 @@ class ModelTokenizer:
         """Encode a filled template; its special tokens are those without a mark inside."""
         pieces: list[bytes] = []
         at = 0
-        for found in self._guard.special_in(filled):
-            yield from self._encode_plain(pieces, tokenizer, filled[at : found.start()], marks)
-            pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
-            at = found.end()
-        yield from self._encode_plain(pieces, tokenizer, filled[at:], marks)
+        for found in chain(self._guard.special_in(filled), [None]):
+            text = filled[at : found.start() if found else None]
+            for each in text.replace(marks.inside, "").split(marks.cut):
+                tokens = yield from self._encode(tokenizer, each)
+                pieces.append(tokens)
+            if found:
+                pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
+                at = found.end()
         return b"".join(pieces)
-
-    def _encode_plain(
-        self, pieces: list[bytes], tokenizer: Tokenizer, text: str, marks: Marks
-    ) -> Generator[int, None, None]:
-        for each in text.replace(marks.inside, "").split(marks.cut):
-            tokens = yield from self._encode(tokenizer, each)
-            pieces.append(tokens)
 
 
 def whole(pieces: Pieces) -> bytes:
@@ -318,7 +310,8 @@ def _strings(value: Any, depth: int = 2) -> list[str]:
     return []
 
 
-def _decode(text: bytes) -> str:
+def decode(text: bytes) -> str:
+    """Return UTF-8 text. Raise EINVAL."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
