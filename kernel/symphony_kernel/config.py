@@ -82,7 +82,6 @@ class Configuration:
     audit_seconds: float = AUDIT_SECONDS  # between audits of an idle kernel; 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
     delivery_ms: float = DELIVERY_MS_DEFAULT  # the latest that a generation's tokens are delivered
-    predictions: bool = True  # compute predictable preds before programs ask
     tenant_weights: dict[str, float] = field(default_factory=dict)  # default 1.0
     kv: Path | None = None  # the directory of durable KV files; None: no file is durable
     publish: bool = False  # tenants may make their files public

@@ -279,15 +279,11 @@ def serve(options: ServeOptions) -> int:
     try:
         _raise_descriptor_limit()
         with _locked(options.data_dir) as lock, _run_directory(lock) as run_dir:
-            asyncio.run(_supervise(options, console, run_dir))
+            asyncio.run(Supervisor(options, console, run_dir).run())
     except SupervisorError as error:
         console.say(str(error))
         return 1
     return 0
-
-
-async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> None:
-    await Supervisor(options, console, run_dir).run()
 
 
 @contextlib.contextmanager
