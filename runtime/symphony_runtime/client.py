@@ -72,18 +72,16 @@ def message_bytes(message: str | Mapping[str, str]) -> bytes:
 class Client:
     """A connection to one server with one key; an asynchronous context manager."""
 
-    def __init__(self, url: str, key: str | None = None, *, connections: int = 0) -> None:
-        """`connections` bounds open connections; 0 sets no bound."""
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._connections = connections
         self._open: aiohttp.ClientSession | None = None
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
     async def __aenter__(self) -> "Client":
         self._open = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=self._connections, socket_factory=self._socket),
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=self._socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             read_bufsize=1 << 16,
             auto_decompress=False,

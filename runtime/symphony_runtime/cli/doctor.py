@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 
 from symphony_kernel.platform.disk_space import usual_reserve
@@ -91,10 +92,7 @@ def _asked(name: str, *module: str) -> Check:
 
 def _model(model: str) -> Check:
     if model == "tiny":
-        spec = importlib.util.find_spec("symphony_kernel")
-        assert spec is not None
-        assert spec.origin is not None
-        folder = Path(spec.origin).parent / "tiny_model" / "weights"
+        folder = Path(str(files("symphony_kernel"))) / "tiny_model" / "weights"
     else:
         folder = Path(model)
     missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]

@@ -23,14 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from symphony_kernel.protocol.limits import (
-    HTTP_RULES_MAX,
-    TOOL_CALL_MS_DEFAULT,
-    TOOL_CALL_MS_MAX,
-    TOOL_CALLS_AT_ONCE_DEFAULT,
-    TOOL_CALLS_AT_ONCE_MAX,
-    TOOL_SERVERS_MAX,
-)
+from symphony_kernel.protocol import limits as n
 from yarl import URL
 
 from symphony_runtime.validation import StrictModel, check_table
@@ -57,9 +50,9 @@ class _ToolsTable(StrictModel):
     directory: Annotated[Path, Field(strict=False)] | None = None
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     timeout_seconds: float = Field(
-        TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=TOOL_CALL_MS_MAX / 1000
+        n.TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=n.TOOL_CALL_MS_MAX / 1000
     )
-    calls_at_once: int = Field(TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=TOOL_CALLS_AT_ONCE_MAX)
+    calls_at_once: int = Field(n.TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=n.TOOL_CALLS_AT_ONCE_MAX)
 
 
 class _HttpTable(StrictModel):
@@ -130,9 +123,9 @@ def parse_http(values: Any) -> tuple[HttpRule, ...]:
     """
     if not isinstance(values, list):
         raise ValueError("http must be a list of tables: [[http]]")
-    if len(values) > HTTP_RULES_MAX:
-        raise ValueError(f"http: at most {HTTP_RULES_MAX} tables")
-    return tuple(_rule(f"http, number {n}", table) for n, table in enumerate(values, 1))
+    if len(values) > n.HTTP_RULES_MAX:
+        raise ValueError(f"http: at most {n.HTTP_RULES_MAX} tables")
+    return tuple(_rule(f"http, number {number}", table) for number, table in enumerate(values, 1))
 
 
 def _rule(where: str, table: Any) -> HttpRule:
@@ -192,8 +185,8 @@ def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:
     """
     if not isinstance(values, dict):
         raise ValueError("tools must be a table of servers")
-    if len(values) > TOOL_SERVERS_MAX:
-        raise ValueError(f"tools: at most {TOOL_SERVERS_MAX} servers")
+    if len(values) > n.TOOL_SERVERS_MAX:
+        raise ValueError(f"tools: at most {n.TOOL_SERVERS_MAX} servers")
     return tuple(_server(name, table) for name, table in values.items())
 
 
