@@ -29,7 +29,7 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 JsonObject = dict[str, Any]
-Body = bytes | IO[bytes] | AsyncIterable[bytes] | None
+Body = JsonObject | bytes | IO[bytes] | AsyncIterable[bytes] | None
 _PIECE_BYTES = 256 << 10
 _CLOSE_PASSES = 100  # passes of the loop until sockets that were shut down are closed
 _LINE_BYTES_MAX = 8 << 20  # an event's data is one line, which may hold an escaped message of 1 MiB
@@ -160,7 +160,7 @@ class Client:
         **options: Any,
     ) -> AsyncIterator[Event]:
         """Run a program and yield its events."""
-        body = _encoded({"input": input, **options, "stream": True})
+        body = {"input": input, **options, "stream": True}
         path = f"/v1/programs/{_quoted(program)}/runs"
         async with self._request("POST", path, body=body) as response:
             async for event in _events(response):
@@ -245,12 +245,10 @@ class Client:
 
     async def create_tenant(self, tenant: str, **fields: Any) -> JsonObject:
         """Create a tenant; `fields` are suspended, weight, quotas."""
-        return await self._json(
-            "POST", "/v1/admin/tenants", None, _encoded({"id": tenant, **fields})
-        )
+        return await self._json("POST", "/v1/admin/tenants", None, {"id": tenant, **fields})
 
     async def change_tenant(self, tenant: str, **fields: Any) -> JsonObject:
-        return await self._json("PATCH", _tenant_path(tenant), None, _encoded(fields))
+        return await self._json("PATCH", _tenant_path(tenant), None, fields)
 
     async def delete_tenant(self, tenant: str, *, everything: bool = False) -> None:
         """Delete a tenant that holds nothing, or with `everything` all that it holds too."""
@@ -264,7 +262,7 @@ class Client:
 
     async def create_key(self, tenant: str | None, **wanted: Any) -> JsonObject:
         """Create a key (`wanted`: role, name, expires_ms); its `key` is returned only now."""
-        return await self._json("POST", _keys_path(tenant), None, _encoded(wanted))
+        return await self._json("POST", _keys_path(tenant), None, wanted)
 
     async def rotate_key(self, tenant: str | None, key: str, grace_ms: int = 0) -> JsonObject:
         """Replace a key, which stays valid for `grace_ms`; return as `create_key`."""
@@ -308,7 +306,7 @@ class Client:
 
     async def _start(self, program: str, body: JsonObject, query: dict[str, str]) -> JsonObject:
         path = f"/v1/programs/{_quoted(program)}/runs"
-        return await self._json("POST", path, query, _encoded(body))
+        return await self._json("POST", path, query, body)
 
     async def _pages(
         self, path: str, query: dict[str, str] | None = None
@@ -366,11 +364,9 @@ class Client:
             raise ConnectionFailed(str(error) or type(error).__name__) from error
 
 
-def _encoded(body: JsonObject) -> bytes:
-    return json.dumps(body, ensure_ascii=False).encode()
-
-
-def _payload(body: Body) -> Body:
+def _payload(body: Body) -> bytes | IO[bytes] | AsyncIterable[bytes] | None:
+    if isinstance(body, dict):
+        body = json.dumps(body, ensure_ascii=False).encode()
     # A large body is sent in pieces, so that the loop can do other work between them.
     return io.BytesIO(body) if isinstance(body, bytes) and len(body) > _PIECE_BYTES else body
 

@@ -422,7 +422,3 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show all of its log on stderr, not only errors",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -51,11 +51,7 @@ class Sample:
 
 
 async def take_sample(client: Client) -> Sample:
-    """Ask the server.
-
-    Raises:
-        ClientError: it does not answer, or refuses the key.
-    """
+    """Ask the server. ClientError: it does not answer, or refuses the key."""
     ready, roles = await client.ready()
     text = await client.metrics()
     series = {

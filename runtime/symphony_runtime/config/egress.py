@@ -116,11 +116,7 @@ class HttpRule:
 
 
 def parse_http(values: Any) -> tuple[HttpRule, ...]:
-    """Return the rules in the tables `http`.
-
-    Raises:
-        ValueError: the message is for the operator.
-    """
+    """Return the rules in the tables `http`. ValueError: the message is for the operator."""
     if not isinstance(values, list):
         raise ValueError("http must be a list of tables: [[http]]")
     if len(values) > n.HTTP_RULES_MAX:
@@ -178,11 +174,7 @@ def _is_address(host: str) -> bool:
 
 
 def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:
-    """Return the servers in the table `tools`.
-
-    Raises:
-        ValueError: the message is for the operator.
-    """
+    """Return the servers in the table `tools`. ValueError: the message is for the operator."""
     if not isinstance(values, dict):
         raise ValueError("tools must be a table of servers")
     if len(values) > n.TOOL_SERVERS_MAX:

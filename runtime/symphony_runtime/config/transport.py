@@ -49,11 +49,7 @@ class Certificate:
     """A server's certificate with its key; a renewed one needs no restart."""
 
     def __init__(self, cert: Path, key: Path) -> None:
-        """Read both files.
-
-        Raises:
-            TransportError: they cannot be read, or do not match.
-        """
+        """Read both files. TransportError: they cannot be read, or do not match."""
         self._cert = cert
         self._key = key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

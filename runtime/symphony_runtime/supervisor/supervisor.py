@@ -82,11 +82,7 @@ class Supervisor:
         self._former: ServerPlace | None = None  # the server that this user's commands used before
 
     async def run(self) -> None:
-        """Serve until a signal, then drain.
-
-        Raises:
-            SupervisorError: a role does not start.
-        """
+        """Serve until a signal, then drain. SupervisorError: a role does not start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
