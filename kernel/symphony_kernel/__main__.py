@@ -60,7 +60,6 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_kernel.syscalls.durable_names import DurableOptions
 
 _log = logging.getLogger(__name__)
@@ -71,7 +70,11 @@ async def boot(configuration: Configuration) -> int:
     """Start the kernel, run it until it must stop, and return the exit code."""
     stop, processes = asyncio.Event(), Processes()
     # 1. Signals and stdin: from here on the supervisor can stop the kernel.
-    await _watch(stop, processes, configuration.run_directory)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    supervisor = _Supervisor(stop, processes, configuration.run_directory)
+    await loop.connect_read_pipe(lambda: supervisor, sys.stdin)
     # 2. The clock.
     clock = RealClock()
     # 3. The executor: the device, the model's weights and the pool of pages.
@@ -138,7 +141,6 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
         ),
         audit=AuditOptions(configuration.audit_seconds),
         stall_seconds=STALL_SECONDS,
-        predictions=PredictionOptions() if configuration.predictions else None,
         tenant_weights=configuration.tenant_weights,
         durable=DurableOptions(
             configuration.kv,
@@ -187,14 +189,6 @@ def _open_names(kernel: Kernel, *, known: bool) -> None:
         kernel.durable_names.open(known=known)
     except OSError as error:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
-
-
-async def _watch(stop: asyncio.Event, processes: Processes, run_directory: Path | None) -> None:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-    supervisor = _Supervisor(stop, processes, run_directory)
-    await loop.connect_read_pipe(lambda: supervisor, sys.stdin)
 
 
 async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:

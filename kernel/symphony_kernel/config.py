@@ -26,16 +26,7 @@ from symphony_kernel.executor.simulated import (
 )
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.platform.memory import attainable_bytes
-from symphony_kernel.protocol.limits import (
-    AUDIT_SECONDS,
-    DECODE_GAP_MS_DEFAULT,
-    DELIVERY_MS_DEFAULT,
-    DELIVERY_MS_MAX,
-    PREFIX_CACHE_SHARE,
-    TENANT_DURABLE_BYTES_MAX,
-    TENANT_WEIGHT_MAX,
-    TENANT_WEIGHT_MIN,
-)
+from symphony_kernel.protocol import limits as n
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +36,7 @@ _COUNT, _OPTIONAL, _NUMBER = (int,), (int, NoneType), (int, float)
 _NUMBERS: Final[dict[str, tuple[tuple[type, ...], float, float]]] = {
     "prefix_cache_share": (_NUMBER, 0, 1),
     "max_decode_gap_ms": (_NUMBER, 0, inf),
-    "delivery_ms": (_NUMBER, 0, DELIVERY_MS_MAX),
+    "delivery_ms": (_NUMBER, 0, n.DELIVERY_MS_MAX),
     "audit_seconds": (_NUMBER, 0, inf),
     "host_pool_tokens": (_OPTIONAL, 0, inf),
     "disk_pool_tokens": (_COUNT, 0, inf),
@@ -73,22 +64,21 @@ class Configuration:
     tensor_parallel: int = 1  # ranks, each with its own device and pool
     pool_bytes: int | None = None
     threads: int | None = None
-    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
+    prefix_cache_share: float = n.PREFIX_CACHE_SHARE  # of the pool
     host_pool_tokens: int | None = None  # size of the host tier; None: see `places_for`
     disk_pool_tokens: int = 0  # size of the disk tier, a file in `disk_directory`
     disk_directory: Path | None = None
     tenant_host_tokens_max: int | None = None  # of one tenant; None: the whole tier
     tenant_disk_tokens_max: int | None = None  # likewise
-    audit_seconds: float = AUDIT_SECONDS  # between audits of an idle kernel; 0: never
-    max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
-    delivery_ms: float = DELIVERY_MS_DEFAULT  # the latest that a generation's tokens are delivered
-    predictions: bool = True  # compute predictable preds before programs ask
+    audit_seconds: float = n.AUDIT_SECONDS  # between audits of an idle kernel; 0: never
+    max_decode_gap_ms: float = n.DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
+    delivery_ms: float = n.DELIVERY_MS_DEFAULT  # the latest delivery of a generation's tokens
     tenant_weights: dict[str, float] = field(default_factory=dict)  # default 1.0
     kv: Path | None = None  # the directory of durable KV files; None: no file is durable
     publish: bool = False  # tenants may make their files public
     disk_reserve_bytes: int = 0  # see `FreeSpace`
     disk_bytes_max: int | None = None  # of the whole data directory
-    tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX
+    tenant_durable_bytes_max: int = n.TENANT_DURABLE_BYTES_MAX
     journal: Path | None = None  # the journal's directory; None: no journal
     ended: int | None = None  # the previous kernel's exit code; None: it is the first
     beat_seconds: float = 0.0  # between heartbeats; 0: none
@@ -157,11 +147,11 @@ def _check_numbers(configuration: Configuration) -> None:
 
 def _check_weights(weights: object) -> None:
     if type(weights) is not dict or not all(
-        type(weight) in (int, float) and TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
+        type(weight) in (int, float) and n.TENANT_WEIGHT_MIN <= weight < n.TENANT_WEIGHT_MAX
         for weight in weights.values()
     ):
         raise ConfigurationError(
-            f"tenant_weights must be numbers from {TENANT_WEIGHT_MIN} to {TENANT_WEIGHT_MAX}"
+            f"tenant_weights must be numbers from {n.TENANT_WEIGHT_MIN} to {n.TENANT_WEIGHT_MAX}"
         )
 
 

@@ -23,7 +23,7 @@ from symphony_kernel.fairness.cpu_reports import charge_report
 from symphony_kernel.fairness.fair_queue import TenantWeights
 from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.grammar.compiler import GrammarCompiler
-from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, describe
+from symphony_kernel.ipc.peers import Port, WorkerPort, describe
 from symphony_kernel.journal.hooks import HeldSession, JournalHooks
 from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, KernelState
 from symphony_kernel.journal.seeds import Seeds
@@ -108,7 +108,7 @@ class Kernel:
         )
         self._syscalls = self._make_syscalls()
         self._workers: dict[str, WorkerPort] = {}
-        self._gateway: GatewayPort | None = None
+        self._gateway: Port | None = None
         self._ports_to_flush: set[WorkerPort] = set()  # they have replies to send
         self._step_loop: StepLoop = StepLoop(
             self._scheduler, self._kvfs, executor, self.flush, self.stop_with
@@ -195,7 +195,7 @@ class Kernel:
     def _make_port(self, name: str, link: Link) -> Port:
         self._replace_peer(name, link)
         if name == "gateway":
-            self._gateway = GatewayPort(self, name, link)
+            self._gateway = Port(self, name, link)
             return self._gateway
         port = self._workers[name] = WorkerPort(self, name, link)
         return port
@@ -254,7 +254,7 @@ class Kernel:
 
     def handle_message(self, port: Port, message: m.Message) -> None:
         """Handle any message but `Calls`; MessageError if this peer may not send it."""
-        gateway = isinstance(port, GatewayPort)
+        gateway = not isinstance(port, WorkerPort)
         if isinstance(message, m.Spent):
             paces = charge_report(
                 self._processes,
@@ -529,7 +529,6 @@ class Kernel:
         replies.append((caller.id, seq, result))
 
     def _finish_turn(self) -> None:
-        """Send all replies and plan the next step."""
         self.flush()
         self._step_loop.plan()
 

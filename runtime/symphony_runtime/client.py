@@ -16,8 +16,8 @@ import io
 import json
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -29,6 +29,7 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 JsonObject = dict[str, Any]
+Body = JsonObject | bytes | IO[bytes] | AsyncIterable[bytes] | None
 _PIECE_BYTES = 256 << 10
 _CLOSE_PASSES = 100  # passes of the loop until sockets that were shut down are closed
 _LINE_BYTES_MAX = 8 << 20  # an event's data is one line, which may hold an escaped message of 1 MiB
@@ -71,18 +72,16 @@ def message_bytes(message: str | Mapping[str, str]) -> bytes:
 class Client:
     """A connection to one server with one key; an asynchronous context manager."""
 
-    def __init__(self, url: str, key: str | None = None, *, connections: int = 0) -> None:
-        """`connections` bounds open connections; 0 sets no bound."""
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._connections = connections
         self._open: aiohttp.ClientSession | None = None
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
     async def __aenter__(self) -> "Client":
         self._open = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=self._connections, socket_factory=self._socket),
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=self._socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             read_bufsize=1 << 16,
             auto_decompress=False,
@@ -109,10 +108,9 @@ class Client:
     # -- Server --------------------------------------------------------------------------------
     async def ready(self) -> tuple[bool, list[JsonObject]]:
         """Return whether a run can start, and the server's roles."""
-        with _translated():
-            async with self._session.get(f"{self.url}/readyz") as response:
-                document = json.loads(await response.read())
-                return response.status == 200, document.get("roles", [])
+        async with self._request("GET", "/readyz", check=False) as response:
+            document = json.loads(await response.read())
+            return response.status == 200, document.get("roles", [])
 
     async def openapi(self) -> JsonObject:
         return await self._json("GET", "/openapi.json")
@@ -127,10 +125,7 @@ class Client:
 
     async def metrics(self) -> str:
         """Return the metrics in Prometheus's text format."""
-        with _translated():
-            async with self._session.get(f"{self.url}/metrics") as response:
-                await _check(response)
-                return (await response.read()).decode()
+        return await self._text("/metrics")
 
     # -- Programs ------------------------------------------------------------------------------
     async def upload(self, wasm: bytes, name: str | None = None) -> JsonObject:
@@ -165,13 +160,11 @@ class Client:
         **options: Any,
     ) -> AsyncIterator[Event]:
         """Run a program and yield its events."""
-        body = _encoded({"input": input, **options, "stream": True})
+        body = {"input": input, **options, "stream": True}
         path = f"/v1/programs/{_quoted(program)}/runs"
-        with _translated():
-            async with self._session.post(f"{self.url}{path}", data=body) as response:
-                await _check(response)
-                async for event in _events(response):
-                    yield event
+        async with self._request("POST", path, body=body) as response:
+            async for event in _events(response):
+                yield event
 
     async def result(self, run: str) -> JsonObject:
         """Return a run with its messages so far."""
@@ -199,13 +192,11 @@ class Client:
         self, run: str, after: int = 0, *, follow: bool = True
     ) -> AsyncIterator[Event]:
         """Yield a run's events after an id: to the last one, or the current ones."""
+        path, query = f"/v1/runs/{_quoted(run)}/events", {"follow": str(int(follow))}
         headers = {"Last-Event-ID": str(after)}
-        url = f"{self.url}/v1/runs/{_quoted(run)}/events?follow={int(follow)}"
-        with _translated():
-            async with self._session.get(url, headers=headers) as response:
-                await _check(response)
-                async for event in _events(response):
-                    yield event
+        async with self._request("GET", path, query, headers=headers) as response:
+            async for event in _events(response):
+                yield event
 
     async def send(self, run: str, message: bytes, *, close: bool = False) -> None:
         """Send a message to a run; `close` ends its input (an empty message is not sent)."""
@@ -223,19 +214,16 @@ class Client:
         return self._pages("/v1/kv", {"prefix": prefix})
 
     async def kv_stat(self, path: str) -> JsonObject:
-        return await self._json("GET", f"/v1/kv/{quote(path, safe='')}")
+        return await self._json("GET", _kv_path(path))
 
     async def kv_remove(self, path: str) -> None:
-        await self._json("DELETE", f"/v1/kv/{quote(path, safe='')}")
+        await self._json("DELETE", _kv_path(path))
 
     async def kv_download(self, path: str) -> AsyncIterator[bytes]:
         """Yield a named KV file (safetensors) in pieces."""
-        url = URL(f"{self.url}/v1/kv/{quote(path, safe='')}?download=1", encoded=True)
-        with _translated():
-            async with self._session.get(url) as response:
-                await _check(response)
-                async for piece in response.content.iter_chunked(_PIECE_BYTES):
-                    yield piece
+        async with self._request("GET", _kv_path(path), {"download": "1"}) as response:
+            async for piece in response.content.iter_chunked(_PIECE_BYTES):
+                yield piece
 
     async def kv_upload(
         self, path: str, file: bytes | IO[bytes] | AsyncIterable[bytes], **options: Any
@@ -245,14 +233,7 @@ class Client:
         `options` are replace (true), rebuild, public (false) and keep_ms.
         """
         query = {name: str(int(value)) for name, value in options.items() if value is not None}
-        url = URL(f"{self.url}/v1/kv/{quote(path, safe='')}", encoded=True).update_query(query)
-        headers = {"Content-Type": "application/octet-stream"}
-        data = _payload(file) if isinstance(file, bytes) else file
-        with _translated():
-            async with self._session.put(url, data=data, headers=headers) as response:
-                await _check(response)
-                document: JsonObject = json.loads(await response.read())
-                return document
+        return await self._json("PUT", _kv_path(path), query, file, "application/octet-stream")
 
     # -- Operators (an admin key) --------------------------------------------------------------
     def tenants(self) -> AsyncIterator[JsonObject]:
@@ -264,12 +245,10 @@ class Client:
 
     async def create_tenant(self, tenant: str, **fields: Any) -> JsonObject:
         """Create a tenant; `fields` are suspended, weight, quotas."""
-        return await self._json(
-            "POST", "/v1/admin/tenants", None, _encoded({"id": tenant, **fields})
-        )
+        return await self._json("POST", "/v1/admin/tenants", None, {"id": tenant, **fields})
 
     async def change_tenant(self, tenant: str, **fields: Any) -> JsonObject:
-        return await self._json("PATCH", _tenant_path(tenant), None, _encoded(fields))
+        return await self._json("PATCH", _tenant_path(tenant), None, fields)
 
     async def delete_tenant(self, tenant: str, *, everything: bool = False) -> None:
         """Delete a tenant that holds nothing, or with `everything` all that it holds too."""
@@ -283,7 +262,7 @@ class Client:
 
     async def create_key(self, tenant: str | None, **wanted: Any) -> JsonObject:
         """Create a key (`wanted`: role, name, expires_ms); its `key` is returned only now."""
-        return await self._json("POST", _keys_path(tenant), None, _encoded(wanted))
+        return await self._json("POST", _keys_path(tenant), None, wanted)
 
     async def rotate_key(self, tenant: str | None, key: str, grace_ms: int = 0) -> JsonObject:
         """Replace a key, which stays valid for `grace_ms`; return as `create_key`."""
@@ -307,11 +286,7 @@ class Client:
 
     async def usage_csv(self, query: Mapping[str, str] | None = None) -> str:
         """Return usage as CSV, with headings."""
-        url = URL(f"{self.url}/v1/admin/usage").update_query({**(query or {}), "format": "csv"})
-        with _translated():
-            async with self._session.get(url) as response:
-                await _check(response)
-                return (await response.read()).decode()
+        return await self._text("/v1/admin/usage", {**(query or {}), "format": "csv"})
 
     def audit(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
         """Yield the audit log, newest first; `query`: kind, tenant."""
@@ -331,7 +306,7 @@ class Client:
 
     async def _start(self, program: str, body: JsonObject, query: dict[str, str]) -> JsonObject:
         path = f"/v1/programs/{_quoted(program)}/runs"
-        return await self._json("POST", path, query, _encoded(body))
+        return await self._json("POST", path, query, body)
 
     async def _pages(
         self, path: str, query: dict[str, str] | None = None
@@ -350,28 +325,50 @@ class Client:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        body: Body = None,
         content: str = "application/json",
     ) -> JsonObject:
         headers = {"Content-Type": content} if body is not None else {}
+        async with self._request(method, path, query, body=body, headers=headers) as response:
+            document: JsonObject = json.loads(await response.read() or b"{}")
+            return document
 
-        url = URL(f"{self.url}{path}", encoded=True)
-        with _translated():
+    async def _text(self, path: str, query: Mapping[str, str] | None = None) -> str:
+        async with self._request("GET", path, query) as response:
+            return (await response.read()).decode()
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: Body = None,
+        headers: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Make a request; a refusal is an error with `check`. Errors are a `ClientError`."""
+        url = URL(f"{self.url}{path}", encoded=True).update_query(query or {})
+        try:
             async with self._session.request(
-                method, url.update_query(query or {}), data=_payload(body), headers=headers
+                method, url, data=_payload(body), headers=headers
             ) as response:
-                await _check(response)
-                document: JsonObject = json.loads(await response.read() or b"{}")
-                return document
+                if check:
+                    await _check(response)
+                yield response
+        except aiohttp.ClientConnectorError as error:
+            words = os.strerror(error.errno) if error.errno else error.os_error
+            raise ConnectionFailed(f"no server at {error.host}:{error.port}: {words}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ConnectionFailed(str(error) or type(error).__name__) from error
 
 
-def _encoded(body: JsonObject) -> bytes:
-    return json.dumps(body, ensure_ascii=False).encode()
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+def _payload(body: Body) -> bytes | IO[bytes] | AsyncIterable[bytes] | None:
+    if isinstance(body, dict):
+        body = json.dumps(body, ensure_ascii=False).encode()
     # A large body is sent in pieces, so that the loop can do other work between them.
-    return io.BytesIO(body) if body is not None and len(body) > _PIECE_BYTES else body
+    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > _PIECE_BYTES else body
 
 
 def _tenant_path(tenant: str) -> str:
@@ -380,6 +377,10 @@ def _tenant_path(tenant: str) -> str:
 
 def _keys_path(tenant: str | None) -> str:
     return f"{'/v1/admin' if tenant is None else _tenant_path(tenant)}/keys"
+
+
+def _kv_path(path: str) -> str:
+    return f"/v1/kv/{quote(path, safe='')}"
 
 
 def _quoted(name: str) -> str:
@@ -423,14 +424,3 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
         rest += tail
         if len(rest) > _LINE_BYTES_MAX:
             raise ConnectionFailed("the server sent a line without an end")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except aiohttp.ClientConnectorError as error:
-        words = os.strerror(error.errno) if error.errno else error.os_error
-        raise ConnectionFailed(f"no server at {error.host}:{error.port}: {words}") from error
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise ConnectionFailed(str(error) or type(error).__name__) from error

@@ -5,14 +5,7 @@ worker's message. Its timers count whole milliseconds, and its time stands still
 kernel's loop is the same with finer timers.
 """
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-
 import uvloop
 
-T = TypeVar("T")
 EARLY_MS = 1  # a timer may be early by at most so much
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    return uvloop.run(main)
+run = uvloop.run

@@ -28,7 +28,10 @@ class PortKernel(Protocol):
 
 
 class Port:
-    """One attached peer, until its link ends or it breaks the protocol."""
+    """One attached peer, until its link ends or it breaks the protocol.
+
+    The gateway's, which the kernel trusts, is a `Port`; workers' are `WorkerPort`s.
+    """
 
     def __init__(self, kernel: PortKernel, name: str, link: Link) -> None:
         self._kernel = kernel
@@ -119,10 +122,6 @@ class WorkerPort(Port):
         self.link.send([_REPLIES, replies[start:] if start else replies], now=True)
         if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
             self.cut_off(f"it has {self.link.backlog} bytes of unread replies")
-
-
-class GatewayPort(Port):
-    """The gateway's link. The kernel trusts the gateway."""
 
 
 def describe(assets: ModelAssets) -> dict[str, Any]:

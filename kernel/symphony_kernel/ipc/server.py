@@ -30,25 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 class ServedKernel(Protocol):
-    """The part of the kernel that the server needs."""
+    """The part of `Kernel` that the server needs."""
 
-    def welcome(self) -> m.Welcome:
-        """Return the first message for a new peer."""
-
-    def welcome_peer(self, name: str, link: Link) -> Port:
-        """Make the port of "gateway" or of a worker, and send `Welcome`.
-
-        A connected peer of that name is cut off; with a gateway all instances end.
-        """
-
-    def make_session(self, state: SessionState, name: str) -> SessionLink:
-        """Return the kernel's end of a peer's session."""
-
-    def attach_session(self, session: SessionLink, name: str) -> Port:
-        """Make the port of a session. Sends no `Welcome`."""
-
-    def port(self, name: str) -> Port | None:
-        """Return the port of "gateway" or of a worker; None: it is not connected."""
+    def welcome(self) -> m.Welcome: ...
+    def welcome_peer(self, name: str, link: Link) -> Port: ...
+    def make_session(self, state: SessionState, name: str) -> SessionLink: ...
+    def attach_session(self, session: SessionLink, name: str) -> Port: ...
+    def port(self, name: str) -> Port | None: ...
 
 
 class Server:

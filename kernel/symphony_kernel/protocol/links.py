@@ -244,12 +244,10 @@ class SocketLink(asyncio.BufferedProtocol):
             self._inbound[:left] = buffer[start : start + left]
 
 
-async def connect_unix(path: Path, frame_bytes_max: int = FRAME_BYTES_MAX) -> SocketLink:
+async def connect_unix(path: Path) -> SocketLink:
     """Connect to a role that listens at `path`; OSError."""
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(
-        lambda: SocketLink(lambda _: None, frame_bytes_max), str(path)
-    )
+    _, link = await loop.create_unix_connection(lambda: SocketLink(lambda _: None), str(path))
     return link
 
 

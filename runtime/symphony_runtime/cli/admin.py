@@ -3,9 +3,9 @@
 import argparse
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
+from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Command, add_command
 from symphony_runtime.cli.output import (
     CommandError,
     first,
@@ -16,70 +16,62 @@ from symphony_runtime.cli.output import (
 )
 from symphony_runtime.client import Client
 
-Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
 _DAY_MS = 86_400_000
 
 
 # --- Tenants -------------------------------------------------------------------------------------
-async def list_tenants(client: Client, options: argparse.Namespace) -> int:
-    tenants = await first(client.tenants(), options.limit)
-    print_listing(
-        options,
-        tenants,
-        {
-            "TENANT": "id",
-            "STATE": lambda tenant: "suspended" if tenant["suspended"] else "",
-            "WEIGHT": lambda tenant: "" if tenant["weight"] is None else tenant["weight"],
-            "KEYS": "keys",
-            "LIVE": "live_runs",
-            "QUOTAS": lambda tenant: _pairs(tenant["quotas"]),
-            "MADE": time_of("created_ms"),
-        },
-    )
-    return 0
+async def list_tenants(client: Client, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.tenants(), options.limit), {
+        "TENANT": "id",
+        "STATE": lambda tenant: "suspended" if tenant["suspended"] else "",
+        "WEIGHT": lambda tenant: "" if tenant["weight"] is None else tenant["weight"],
+        "KEYS": "keys",
+        "LIVE": "live_runs",
+        "QUOTAS": lambda tenant: _pairs(tenant["quotas"]),
+        "MADE": time_of("created_ms"),
+    })  # fmt: skip
 
 
-async def show_tenant(client: Client, options: argparse.Namespace) -> int:
-    return _show(options, await client.tenant(options.tenant))
+async def show_tenant(client: Client, options: argparse.Namespace) -> None:
+    _show(options, await client.tenant(options.tenant))
 
 
-async def create_tenant(client: Client, options: argparse.Namespace) -> int:
-    return _show(options, await client.create_tenant(options.tenant, **_change(options)))
+async def create_tenant(client: Client, options: argparse.Namespace) -> None:
+    _show(options, await client.create_tenant(options.tenant, **_change(options)))
 
 
-async def set_tenant(client: Client, options: argparse.Namespace) -> int:
+async def set_tenant(client: Client, options: argparse.Namespace) -> None:
     change = _change(options)
     if not change:
         raise CommandError("nothing to change: give --weight or --quota")
-    return _show(options, await client.change_tenant(options.tenant, **change))
+    _show(options, await client.change_tenant(options.tenant, **change))
 
 
-async def suspend_tenant(client: Client, options: argparse.Namespace) -> int:
-    return _show(options, await client.change_tenant(options.tenant, suspended=True))
+async def suspend_tenant(client: Client, options: argparse.Namespace) -> None:
+    _show(options, await client.change_tenant(options.tenant, suspended=True))
 
 
-async def resume_tenant(client: Client, options: argparse.Namespace) -> int:
-    return _show(options, await client.change_tenant(options.tenant, suspended=False))
+async def resume_tenant(client: Client, options: argparse.Namespace) -> None:
+    _show(options, await client.change_tenant(options.tenant, suspended=False))
 
 
-async def delete_tenant(client: Client, options: argparse.Namespace) -> int:
+async def delete_tenant(client: Client, options: argparse.Namespace) -> None:
     await client.delete_tenant(options.tenant, everything=options.everything)
-    return 0
 
 
 def _change(options: argparse.Namespace) -> dict[str, Any]:
     change: dict[str, Any] = {}
-    if options.weight is not None:
-        change["weight"] = None if options.weight == "usual" else float(options.weight)
+    if "weight" in options:
+        change["weight"] = options.weight
     if options.quota:
         change["quotas"] = dict(options.quota)
     return change
 
 
-def _show(options: argparse.Namespace, shown: dict[str, Any]) -> int:
+def _show(options: argparse.Namespace, shown: dict[str, Any]) -> None:
     if options.json:
         print_json(shown)
-        return 0
+        return
     for name, value in shown.items():
         if name.endswith("_ms"):
             value = local_time(value) if value is not None else "-"
@@ -88,7 +80,6 @@ def _show(options: argparse.Namespace, shown: dict[str, Any]) -> int:
         elif value is None:
             value = "-"
         print(f"{name:14}{value}")
-    return 0
 
 
 def _pairs(values: dict[str, Any]) -> str:
@@ -96,161 +87,129 @@ def _pairs(values: dict[str, Any]) -> str:
 
 
 # --- Keys ----------------------------------------------------------------------------------------
-async def list_keys(client: Client, options: argparse.Namespace) -> int:
-    keys = await client.keys(options.tenant)
-    print_listing(
-        options,
-        keys,
-        {
-            "KEY": "id",
-            "ROLE": "role",
-            "NAME": "name",
-            "MADE": time_of("created_ms"),
-            "UNTIL": time_of("expires_ms"),
-        },
-    )
-    return 0
+async def list_keys(client: Client, options: argparse.Namespace) -> None:
+    print_listing(options, await client.keys(options.tenant), {
+        "KEY": "id",
+        "ROLE": "role",
+        "NAME": "name",
+        "MADE": time_of("created_ms"),
+        "UNTIL": time_of("expires_ms"),
+    })  # fmt: skip
 
 
-async def create_key(client: Client, options: argparse.Namespace) -> int:
+async def create_key(client: Client, options: argparse.Namespace) -> None:
     wanted: dict[str, Any] = {"name": options.name}
     if options.role is not None:
         wanted["role"] = options.role
     if options.days is not None:
         wanted["expires_ms"] = int(1000 * time.time() + options.days * _DAY_MS)
-    return _show_key(options, await client.create_key(options.tenant, **wanted))
+    _show_key(options, await client.create_key(options.tenant, **wanted))
 
 
-async def rotate_key(client: Client, options: argparse.Namespace) -> int:
+async def rotate_key(client: Client, options: argparse.Namespace) -> None:
     made = await client.rotate_key(options.tenant, options.key_id, options.grace_ms)
-    return _show_key(options, made)
+    _show_key(options, made)
 
 
-async def revoke_key(client: Client, options: argparse.Namespace) -> int:
+async def revoke_key(client: Client, options: argparse.Namespace) -> None:
     await client.revoke_key(options.tenant, options.key_id)
-    return 0
 
 
-def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> int:
+def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> None:
     if options.json:
         print_json(made)
-        return 0
+        return
     print(made["key"])  # alone on stdout, for a script or a file
     print(f"{made['id']}: {made['role']}; it is not shown again", file=sys.stderr)
-    return 0
 
 
 # --- Gateways ------------------------------------------------------------------------------------
-async def list_gateways(client: Client, options: argparse.Namespace) -> int:
-    gateways = await first(client.gateways(), options.limit)
-    print_listing(
-        options,
-        gateways,
-        {
-            "GATEWAY": "id",
-            "": lambda gateway: "here" if gateway["here"] else "",
-            "SEEN": time_of("seen_ms"),
-            "HAS YET TO FORGET": lambda gateway: " ".join(gateway["forgetting"]),
-        },
-    )
-    return 0
+async def list_gateways(client: Client, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.gateways(), options.limit), {
+        "GATEWAY": "id",
+        "": lambda gateway: "here" if gateway["here"] else "",
+        "SEEN": time_of("seen_ms"),
+        "HAS YET TO FORGET": lambda gateway: " ".join(gateway["forgetting"]),
+    })  # fmt: skip
 
 
-async def drop_gateway(client: Client, options: argparse.Namespace) -> int:
+async def drop_gateway(client: Client, options: argparse.Namespace) -> None:
     await client.drop_gateway(options.gateway)
-    return 0
 
 
 # --- Usage and the audit log ---------------------------------------------------------------------
-async def show_usage(client: Client, options: argparse.Namespace) -> int:
+async def show_usage(client: Client, options: argparse.Namespace) -> None:
     query = {"tenant": options.tenant, "from": options.first, "to": options.last}
     query = {name: value for name, value in query.items() if value is not None}
     if options.csv:
         sys.stdout.write(await client.usage_csv(query))
-        return 0
+        return
     days = [day async for day in client.usage(query)]
     fields = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
               "cpu_ms", "kv_token_ms")  # fmt: skip
     print_listing(options, days, {field.upper().replace("_", " "): field for field in fields})
-    return 0
 
 
-async def show_audit(client: Client, options: argparse.Namespace) -> int:
+async def show_audit(client: Client, options: argparse.Namespace) -> None:
     query = {"kind": options.kind, "tenant": options.tenant}
     query = {name: value for name, value in query.items() if value is not None}
-    notes = await first(client.audit(query), options.limit)
-    print_listing(
-        options,
-        notes,
-        {
-            "WHEN": time_of("at_ms"),
-            "KIND": "kind",
-            "WHO": lambda note: note["key"] or note["address"],
-            "WHAT": "action",
-            "WHERE": "target",
-            "STATUS": "status",
-            "TIMES": "times",
-            "WORDS": "detail",
-        },
-    )
-    return 0
+    print_listing(options, await first(client.audit(query), options.limit), {
+        "WHEN": time_of("at_ms"),
+        "KIND": "kind",
+        "WHO": lambda note: note["key"] or note["address"],
+        "WHAT": "action",
+        "WHERE": "target",
+        "STATUS": "status",
+        "TIMES": "times",
+        "WORDS": "detail",
+    })  # fmt: skip
 
 
 # --- Arguments -----------------------------------------------------------------------------------
-def add_admin(
-    commands: Any,
-    wrap: Callable[[Command], Callable[[argparse.Namespace], int]],
-    parents: dict[str, argparse.ArgumentParser],
-) -> None:
-    """Add `admin` and its actions; `parents` has "server", "listing" and "limited"."""
+def add_admin(commands: Any) -> None:
     words = "tenants, keys, usage, audit log (needs the admin key: --key, SYMPHONY_ADMIN_KEY)"
     admin = commands.add_parser("admin", help=words, description=words)
     things = admin.add_subparsers(title="things", required=True, metavar="THING")
-    usual = [parents["server"], parents["listing"]]
-
-    def add(
-        group: Any, name: str, words: str, action: Command, *more: argparse.ArgumentParser
-    ) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = group.add_parser(
-            name, help=words, description=words, parents=[*usual, *more]
-        )
-        command.set_defaults(command=wrap(action), operator=True)
-        return command
 
     def group(name: str, words: str) -> Any:
         thing = things.add_parser(name, help=words, description=words)
         return thing.add_subparsers(title="actions", required=True, metavar="ACTION")
 
-    _add_tenants(group("tenants", "who may use the server"), add, parents["limited"])
-    _add_keys(group("keys", "a tenant's keys, or without --tenant the operators'"), add)
+    _add_tenants(group("tenants", "who may use the server"))
+    _add_keys(group("keys", "a tenant's keys, or without --tenant the operators'"))
     gateways = group("gateways", "the gateways that share a database")
-    add(gateways, "list", "list them, with deleted tenants that each still holds",
-        list_gateways, parents["limited"])  # fmt: skip
-    dropped = add(gateways, "drop", "remove one that will not come back", drop_gateway)
+    _add(gateways, "list", "list them, with deleted tenants that each still holds",
+         list_gateways, LIMITED)  # fmt: skip
+    dropped = _add(gateways, "drop", "remove one that will not come back", drop_gateway)
     dropped.add_argument("gateway", help="its id, as `list` shows it")
-    used = add(things, "usage", "usage of tenants, by day (UTC)", show_usage)
+    used = _add(things, "usage", "usage of tenants, by day (UTC)", show_usage)
     used.add_argument("--tenant", help="only this one's")
     used.add_argument("--from", dest="first", metavar="DAY", help="the first day, as 2026-11-21")
     used.add_argument("--to", dest="last", metavar="DAY", help="the last day")
     used.add_argument("--csv", action="store_true", help="print CSV")
-    log = add(things, "audit", "operators' changes and denied requests", show_audit,
-              parents["limited"])  # fmt: skip
+    log = _add(things, "audit", "operators' changes and denied requests", show_audit, LIMITED)
     log.add_argument("--kind", choices=("admin", "denied"))
     log.add_argument("--tenant", help="only requests with its keys")
 
 
-def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None:
-    add(group, "list", "list tenants", list_tenants, limited)
-    made = add(group, "create", "create a tenant; it has no key yet", create_tenant)
-    changed = add(group, "set", "change a tenant's share or quotas", set_tenant)
+def _add(
+    group: Any, name: str, words: str, action: Command, *more: argparse.ArgumentParser
+) -> argparse.ArgumentParser:
+    command = add_command(group, name, words, action, SERVER, LISTING, *more)
+    command.set_defaults(operator=True)
+    return command
+
+
+def _add_tenants(group: Any) -> None:
+    _add(group, "list", "list tenants", list_tenants, LIMITED)
+    made = _add(group, "create", "create a tenant; it has no key yet", create_tenant)
+    changed = _add(group, "set", "change a tenant's share or quotas", set_tenant)
     for command in (made, changed):
         command.add_argument("tenant")
         command.add_argument(
-            "--weight",
-            type=_weight,
-            metavar="N",
+            "--weight", type=_weight, default=argparse.SUPPRESS, metavar="N",
             help="share of the device; usual: as in the options",
-        )
+        )  # fmt: skip
         command.add_argument(
             "--quota", type=_quota, action="append", metavar="NAME=NUMBER",
             help="a limit of the tenant (docs/limits.md); NAME=usual resets it",
@@ -261,7 +220,7 @@ def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None
         ("resume", "resume a suspended tenant", resume_tenant),
         ("delete", "delete a tenant that has nothing left", delete_tenant),
     ):
-        command = add(group, name, words, action)
+        command = _add(group, name, words, action)
         command.add_argument("tenant")
         if action is delete_tenant:
             command.add_argument(
@@ -269,28 +228,26 @@ def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None
             )
 
 
-def _add_keys(group: Any, add: Any) -> None:
-    listed = add(group, "list", "list keys", list_keys)
-    made = add(group, "create", "create a key and show it, only this once", create_key)
+def _add_keys(group: Any) -> None:
+    listed = _add(group, "list", "list keys", list_keys)
+    made = _add(group, "create", "create a key and show it, only this once", create_key)
     made.add_argument("--role", choices=("admin", "tenant", "read-only"))
     made.add_argument("--name", default="", help="what it is for")
     made.add_argument("--days", type=float, help="how long it is valid; default for ever")
-    rotated = add(group, "rotate", "replace a key", rotate_key)
+    rotated = _add(group, "rotate", "replace a key", rotate_key)
     rotated.add_argument("--grace-ms", type=int, default=0, help="how long the old key stays valid")
-    revoked = add(group, "revoke", "revoke a key at once", revoke_key)
+    revoked = _add(group, "revoke", "revoke a key at once", revoke_key)
     for command in (rotated, revoked):
         command.add_argument("key_id", metavar="KEY", help="its id, as `list` shows it")
     for command in (listed, made, rotated, revoked):
         command.add_argument("--tenant", help="whose key; without it the operators'")
 
 
-def _weight(text: str) -> str:
-    if text != "usual":
-        try:
-            float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError("a weight is a number, or usual") from None
-    return text
+def _weight(text: str) -> float | None:
+    try:
+        return None if text == "usual" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("a weight is a number, or usual") from None
 
 
 def _quota(text: str) -> tuple[str, int | None]:

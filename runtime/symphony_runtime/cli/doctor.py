@@ -10,15 +10,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 
 from symphony_kernel.platform.disk_space import usual_reserve
 
+from symphony_runtime.cli.projects import WASM_TARGET, ProjectError, find_rust_toolchain
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config.serve import ServeOptions, default_data_dir
 from symphony_runtime.gateway.storage.disk_budget import parts_of
 
-_RUST_TARGET = "wasm32-unknown-unknown"
 _WASMTIME = "50.0.1"
 _COMMAND_SECONDS_MAX = 20
 
@@ -40,10 +41,12 @@ def examine(model: str, url: str | None) -> list[Check]:
         _package("torch", "runs the model"),
         _package("wasmtime", "runs programs", exactly=_WASMTIME),
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
-        _native(),
-        _compiled(),
+        # In processes: the runtime does not import the kernel, and rights that are given up do not
+        # come back.
+        _asked("native kernels", "symphony_kernel.executor.native", "--check"),
+        _asked("compiled kernel", "symphony_kernel.compiled", "--check"),
         _hostcalls(),
-        _containment(),
+        _asked("containment", "symphony_runtime.sandboxing"),
         _model(model),
         _data_dir(default_data_dir()),
         _port(ServeOptions().host, ServeOptions().port, url),
@@ -68,24 +71,10 @@ def _package(name: str, why: str, exactly: str | None = None) -> Check:
     return Check(name, True, found)
 
 
-def _native() -> Check:
-    # In a process: the runtime does not import the kernel.
-    return _asked("native kernels", "symphony_kernel.executor.native", "--check")
-
-
-def _compiled() -> Check:
-    return _asked("compiled kernel", "symphony_kernel.compiled", "--check")
-
-
 def _hostcalls() -> Check:
     found = importlib.util.find_spec("symphony_runtime.engine._hostcalls")
     words = "not built: run `make install`, which needs a C compiler and Python's headers"
     return Check("host calls", found is not None, words if found is None else "built")
-
-
-def _containment() -> Check:
-    # In a process: rights that are given up do not come back.
-    return _asked("containment", "symphony_runtime.sandboxing")
 
 
 def _asked(name: str, *module: str) -> Check:
@@ -103,10 +92,7 @@ def _asked(name: str, *module: str) -> Check:
 
 def _model(model: str) -> Check:
     if model == "tiny":
-        spec = importlib.util.find_spec("symphony_kernel")
-        assert spec is not None
-        assert spec.origin is not None
-        folder = Path(spec.origin).parent / "tiny_model" / "weights"
+        folder = Path(str(files("symphony_kernel"))) / "tiny_model" / "weights"
     else:
         folder = Path(model)
     missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
@@ -127,9 +113,8 @@ def _data_dir(path: Path) -> Check:
     parts = sorted(parts_of(path).items(), key=lambda part: -part[1])
     if parts:
         words += "; it holds " + ", ".join(f"{name}: {size >> 20} MiB" for name, size in parts)
-    held = (
-        path / "reserve"
-    ).exists()  # this file is half of the reserve, the other half is free space
+    # This file is half of the reserve, the other half is free space.
+    held = (path / "reserve").exists()
     return Check("data directory", free >= reserve // 2 if held else free >= reserve, words)
 
 
@@ -164,14 +149,12 @@ async def _ask_ready(url: str) -> tuple[bool, list[dict[str, object]]]:
 
 
 def _rust() -> Check:
-    name, missing = "rust", f"no compiler with the target {_RUST_TARGET}"
-    # Debian's rustc first: if it has the target, rustup's usually has not.
-    candidates = dict.fromkeys(filter(None, ("/usr/bin/rustc", shutil.which("rustc"))))
-    for rustc in candidates:
-        root = _output(rustc, "--print", "sysroot")
-        if root and (Path(root) / "lib" / "rustlib" / _RUST_TARGET).is_dir():
-            return Check(name, True, f"{_output(rustc, '--version')} with {_RUST_TARGET}", False)
-    return Check(name, False, f"{missing}; programs in Rust cannot be built here", needed=False)
+    try:
+        rustc = find_rust_toolchain().rustc
+    except ProjectError:
+        words = f"no compiler with the target {WASM_TARGET}; programs in Rust cannot be built here"
+        return Check("rust", False, words, needed=False)
+    return Check("rust", True, f"{_output(rustc, '--version')} with {WASM_TARGET}", needed=False)
 
 
 def _assemblyscript() -> Check:

@@ -3,10 +3,12 @@
 import argparse
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, add_command
 from symphony_runtime.cli.output import (
     CommandError,
     Meter,
@@ -14,30 +16,24 @@ from symphony_runtime.cli.output import (
     local_time,
     print_json,
     print_listing,
+    show,
     time_of,
 )
 from symphony_runtime.client import Client
 
-Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
 _PIECE_BYTES = 256 << 10
 _STDOUT = Path("-")
 
 
-async def list_files(client: Client, options: argparse.Namespace) -> int:
-    files = await first(client.kv(options.prefix), options.limit)
-    print_listing(
-        options,
-        files,
-        {
-            "PATH": "path",
-            "TOKENS": "len",
-            "PAGES": "pages",
-            "TIER": "tier",
-            "KEPT": _kept,
-            "UNTIL": time_of("expires_ms"),
-        },
-    )
-    return 0
+async def list_files(client: Client, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.kv(options.prefix), options.limit), {
+        "PATH": "path",
+        "TOKENS": "len",
+        "PAGES": "pages",
+        "TIER": "tier",
+        "KEPT": _kept,
+        "UNTIL": time_of("expires_ms"),
+    })  # fmt: skip
 
 
 def _kept(file: dict[str, Any]) -> str:
@@ -45,27 +41,26 @@ def _kept(file: dict[str, Any]) -> str:
     return ", ".join(words) or "in memory"
 
 
-async def stat(client: Client, options: argparse.Namespace) -> int:
+async def stat(client: Client, options: argparse.Namespace) -> None:
     file = await client.kv_stat(options.path)
     if options.json:
         print_json(file)
-        return 0
+        return
     for name, value in file.items():
         if isinstance(value, dict):
             value = ", ".join(f"{count} {key}" for key, count in value.items() if count)
         elif name == "expires_ms":
             value = local_time(value) if value else "never"
         print(f"{name:12}{value}")
-    return 0
 
 
-async def get(client: Client, options: argparse.Namespace) -> int:
+async def get(client: Client, options: argparse.Namespace) -> None:
     """Write a file to disk, or to stdout; an existing file is replaced atomically."""
     output = options.output or Path(f"{PurePosixPath(options.path).name}.safetensors")
     pieces = client.kv_download(options.path)
     if output == _STDOUT:
         await _write(pieces, sys.stdout.buffer, options.path)
-        return 0
+        return
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with partial.open("xb") as file:
@@ -75,11 +70,8 @@ async def get(client: Client, options: argparse.Namespace) -> int:
         raise CommandError(f"{output}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
-    if options.json:
-        print_json({"path": options.path, "file": str(output), "bytes": size})
-    else:
-        print(f"{output}  {size} bytes")
-    return 0
+    written = {"path": options.path, "file": str(output), "bytes": size}
+    show(options, written, f"{output}  {size} bytes")
 
 
 async def _write(pieces: AsyncIterator[bytes], file: IO[bytes], words: str) -> int:
@@ -90,7 +82,7 @@ async def _write(pieces: AsyncIterator[bytes], file: IO[bytes], words: str) -> i
     return meter.done
 
 
-async def put(client: Client, options: argparse.Namespace) -> int:
+async def put(client: Client, options: argparse.Namespace) -> None:
     given = {
         "replace": not options.keep_old,
         "rebuild": options.rebuild or None,
@@ -104,11 +96,7 @@ async def put(client: Client, options: argparse.Namespace) -> int:
                 shown = await client.kv_upload(options.path, _pieces(file, meter), **given)
     except OSError as error:
         raise CommandError(f"{options.file}: {error.strerror}") from error
-    if options.json:
-        print_json(shown)
-    else:
-        print(f"{shown['path']}  {shown['len']} tokens")
-    return 0
+    show(options, shown, f"{shown['path']}  {shown['len']} tokens")
 
 
 async def _pieces(file: IO[bytes], meter: Meter) -> AsyncIterator[bytes]:
@@ -117,41 +105,27 @@ async def _pieces(file: IO[bytes], meter: Meter) -> AsyncIterator[bytes]:
         meter.add(len(piece))
 
 
-async def remove(client: Client, options: argparse.Namespace) -> int:
+async def remove(client: Client, options: argparse.Namespace) -> None:
     await client.kv_remove(options.path)
-    return 0
 
 
-def add_kv(
-    commands: Any,
-    wrap: Callable[[Command], Callable[[argparse.Namespace], int]],
-    parents: dict[str, argparse.ArgumentParser],
-) -> None:
-    """Add `kv` and its actions; `parents` has "server", "listing" and "limited"."""
+def add_kv(commands: Any) -> None:
     kv = commands.add_parser("kv", help="list, show, download, upload or remove named KV files")
     actions = kv.add_subparsers(title="actions", required=True, metavar="ACTION")
-    usual = [parents["server"], parents["listing"]]
-
-    def add(name: str, words: str, action: Command, *more: Any) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = actions.add_parser(
-            name, help=words, description=words, parents=[*usual, *more]
-        )
-        command.set_defaults(command=wrap(action))
-        return command
-
-    listed = add("list", "list files", list_files, parents["limited"])
+    add = partial(add_command, actions)
+    listed = add("list", "list files", list_files, SERVER, LISTING, LIMITED)
     listed.add_argument(
         "prefix", nargs="?", default="", help="public/TENANT/: the files that a tenant publishes"
     )
-    add("stat", "show a file", stat).add_argument("path")
-    got = add("get", "download a file (safetensors)", get)
+    add("stat", "show a file", stat, SERVER, LISTING).add_argument("path")
+    got = add("get", "download a file (safetensors)", get, SERVER, LISTING)
     got.add_argument("path")
     got.add_argument("-o", "--output", type=Path, metavar="FILE", help="- is stdout")
-    brought = add("put", "upload a file (safetensors)", put)
+    brought = add("put", "upload a file (safetensors)", put, SERVER, LISTING)
     brought.add_argument("file", type=Path, metavar="FILE")
     brought.add_argument("path")
     brought.add_argument("--rebuild", action="store_true", help="recompute K and V from its tokens")
     brought.add_argument("--public", action="store_true", help="other tenants may read it")
     brought.add_argument("--keep-ms", type=int, help="how long it is kept; default for ever")
     brought.add_argument("--keep-old", action="store_true", help="replace nothing")
-    add("rm", "remove a name", remove).add_argument("path")
+    add("rm", "remove a name", remove, SERVER, LISTING).add_argument("path")

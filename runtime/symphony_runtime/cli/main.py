@@ -3,17 +3,20 @@
 import argparse
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from symphony_runtime.cli.admin import add_admin
+from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, add_command
 from symphony_runtime.cli.kv import add_kv
 from symphony_runtime.cli.output import (
     CommandError,
@@ -22,29 +25,35 @@ from symphony_runtime.cli.output import (
     print_json,
     print_listing,
     progress,
+    show,
     time_of,
 )
 from symphony_runtime.client import Client, ClientError, Event, ServerError
 from symphony_runtime.config.server_place import read_place, user_server_file
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-# As a shell reports an aborted or a killed process.
-_EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
+# Exit codes as a shell reports an aborted or a killed process, and words.
+_ENDINGS = {
+    "trapped": (134, "trapped"),
+    "killed": (137, "was killed"),
+    "failed": (EXIT_FAILED, "failed"),
+}
 _LEVELS = ("debug", "info", "warning", "error")
 _ERROR = 3  # always shown: programs log why they failed
-_LISTED_DEFAULT = 50
 _READ_BYTES = 1 << 16
-_Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
+_ServerCommand = Callable[[Client, argparse.Namespace], Awaitable[int | None]]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(serves="serve" in arguments).parse_args(arguments)
+    command = options.command
     try:
-        code: int = options.command(options)
+        if inspect.iscoroutinefunction(command):
+            return asyncio.run(_with_server(command, options)) or 0
+        return command(options) or 0
     except (CommandError, ClientError) as error:
         return _complain(error)
     except KeyboardInterrupt:
@@ -52,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `symphony runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    return code
 
 
 def _complain(error: Exception) -> int:
@@ -73,25 +81,17 @@ def _serve(options: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
 
 
-def _build(options: argparse.Namespace) -> int:
+def _build(options: argparse.Namespace) -> None:
     from symphony_runtime.cli import projects
 
-    try:
-        print(projects.build(options.directory))
-    except projects.ProjectError as error:
-        raise CommandError(str(error)) from error
-    return 0
+    print(projects.build(options.directory))
 
 
-def _new(options: argparse.Namespace) -> int:
+def _new(options: argparse.Namespace) -> None:
     from symphony_runtime.cli import projects
 
-    try:
-        made = projects.new(options.name, options.lang, options.directory)
-    except projects.ProjectError as error:
-        raise CommandError(str(error)) from error
+    made = projects.new(options.name, options.lang, options.directory)
     print(f"{made}\nnext: symphony build {made}")
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -110,38 +110,28 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 # --- Programs ------------------------------------------------------------------------------------
-async def _upload(client: Client, options: argparse.Namespace) -> int:
+async def _upload(client: Client, options: argparse.Namespace) -> None:
     program = await client.upload(_read(options.file), options.name or options.file.stem)
-    if options.json:
-        print_json(program)
-    else:
-        print(f"{program['name']}  {program['id']}")
-    return 0
+    show(options, program, f"{program['name']}  {program['id']}")
 
 
-async def _programs(client: Client, options: argparse.Namespace) -> int:
+async def _programs(client: Client, options: argparse.Namespace) -> None:
     if options.action == "rm":
         if options.program is None:
             raise CommandError("which program? symphony programs rm NAME")
         await client.delete_program(options.program)
-        return 0
-    programs = await first(client.programs(), options.limit)
-    print_listing(
-        options,
-        programs,
-        {
-            "NAME": lambda program: program["name"] or "-",
-            "ID": lambda program: program["id"][:19],
-            "BYTES": "size",
-            "ENTRIES": lambda program: ",".join(program["entries"]),
-            "UPLOADED": time_of("created_ms"),
-        },
-    )
-    return 0
+        return
+    print_listing(options, await first(client.programs(), options.limit), {
+        "NAME": lambda program: program["name"] or "-",
+        "ID": lambda program: program["id"][:19],
+        "BYTES": "size",
+        "ENTRIES": lambda program: ",".join(program["entries"]),
+        "UPLOADED": time_of("created_ms"),
+    })  # fmt: skip
 
 
 # --- Runs ----------------------------------------------------------------------------------------
-async def _run(client: Client, options: argparse.Namespace) -> int:
+async def _run(client: Client, options: argparse.Namespace) -> int | None:
     program = options.program
     if (path := _program_file(program)) is not None:
         with progress(f"checking and compiling {path.name}"):
@@ -153,7 +143,7 @@ async def _run(client: Client, options: argparse.Namespace) -> int:
         run = await client.start(program, **wanted)
     if options.detach:
         print(json.dumps({"id": run}) if options.json else run)
-        return 0
+        return None
     return await _follow_run(client, run, options)
 
 
@@ -235,8 +225,9 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
                 output.message(event.message())
             elif event.kind == "log" and (options.verbose or event.data["level"] == _ERROR):
                 output.note(_log_line(event))
-            elif event.kind == "status" and event.data["status"] in _EXIT_CODES:
-                output.note(f"symphony: the run {_ended_words(event.data)}")
+            elif event.kind == "status" and event.data["status"] in _ENDINGS:
+                _, words = _ENDINGS[event.data["status"]]
+                output.note(f"symphony: the run {words}: {event.data['reason']}")
     finally:
         output.end_line()
     return code
@@ -245,29 +236,19 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
 def _exit_code(status: dict[str, Any]) -> int:
     if status["status"] == "exited":
         return int(status["exit_code"] or 0) & 0xFF
-    return _EXIT_CODES.get(status["status"], EXIT_FAILED)
+    code, _ = _ENDINGS.get(status["status"], (EXIT_FAILED, ""))
+    return code
 
 
-def _ended_words(run: dict[str, Any]) -> str:
-    verb = {"trapped": "trapped", "killed": "was killed", "failed": "failed"}[run["status"]]
-    return f"{verb}: {run['reason']}"
-
-
-async def _runs(client: Client, options: argparse.Namespace) -> int:
-    runs = await first(client.runs(), options.limit)
-    print_listing(
-        options,
-        runs,
-        {
-            "ID": "id",
-            "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
-            "STATUS": _state,
-            "TOKENS": lambda run: (run["usage"] or {}).get("completion_tokens", ""),
-            "BEGUN": time_of("created_ms"),
-            "REASON": "reason",
-        },
-    )
-    return 0
+async def _runs(client: Client, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.runs(), options.limit), {
+        "ID": "id",
+        "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
+        "STATUS": _state,
+        "TOKENS": lambda run: (run["usage"] or {}).get("completion_tokens", ""),
+        "BEGUN": time_of("created_ms"),
+        "REASON": "reason",
+    })  # fmt: skip
 
 
 def _state(run: dict[str, Any]) -> str:
@@ -275,41 +256,35 @@ def _state(run: dict[str, Any]) -> str:
     return str(run["status"]) if code is None else f"{run['status']} {code}"
 
 
-async def _top(client: Client, options: argparse.Namespace) -> int:
-    from symphony_runtime.cli.top import show
+async def _top(client: Client, options: argparse.Namespace) -> None:
+    from symphony_runtime.cli import top
 
-    return await show(client, as_json=options.json)
+    await top.show(client, as_json=options.json)
 
 
-async def _logs(client: Client, options: argparse.Namespace) -> int:
+async def _logs(client: Client, options: argparse.Namespace) -> None:
     async for event in client.events(options.run, follow=options.follow):
         if event.kind == "log":
             print(json.dumps(event.data) if options.json else _log_line(event), flush=True)
-    return 0
 
 
-async def _trace(client: Client, options: argparse.Namespace) -> int:
+async def _trace(client: Client, options: argparse.Namespace) -> None:
     trace = await client.trace(options.run)
     text = json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n"
     if options.output is None:
         sys.stdout.write(text)
-        return 0
+        return
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{options.output}: {error.strerror}") from error
     spans = sum(event["ph"] == "X" for event in trace["traceEvents"])
     print(f"{options.output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
-    return 0
 
 
-async def _cancel(client: Client, options: argparse.Namespace) -> int:
+async def _cancel(client: Client, options: argparse.Namespace) -> None:
     run = await client.cancel(options.run)
-    if options.json:
-        print_json(run)
-    else:
-        print(run["status"], run["reason"])
-    return 0
+    show(options, run, f"{run['status']} {run['reason']}")
 
 
 def _log_line(event: Event) -> str:
@@ -317,20 +292,16 @@ def _log_line(event: Event) -> str:
 
 
 # --- Helpers -------------------------------------------------------------------------------------
-def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
-    """Return the command as `main` calls it, with a client of the chosen server."""
-
-    async def call(options: argparse.Namespace) -> int:
-        url, key = _place(options)
-        if url is None:
-            raise CommandError(
-                "no server is known: start one with `symphony serve`, or name one with --server "
-                "or SYMPHONY_SERVER"
-            )
-        async with Client(url, key) as client:
-            return await command(client, options)
-
-    return lambda options: asyncio.run(call(options))
+async def _with_server(command: _ServerCommand, options: argparse.Namespace) -> int | None:
+    """Run a command with a client of the chosen server."""
+    url, key = _place(options)
+    if url is None:
+        raise CommandError(
+            "no server is known: start one with `symphony serve`, or name one with --server "
+            "or SYMPHONY_SERVER"
+        )
+    async with Client(url, key) as client:
+        return await command(client, options)
 
 
 def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -378,12 +349,6 @@ def _limit(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1; it is {text!r}")
-    return int(text)
-
-
 def _version() -> str:
     try:
         return version("symphony-lip")
@@ -398,63 +363,40 @@ def _parser(*, serves: bool) -> argparse.ArgumentParser:
         prog="symphony", description="An LLM serving system that serves programs."
     )
     parser.add_argument("--version", action="version", version=f"symphony {_version()}")
-    server = argparse.ArgumentParser(add_help=False)
-    server.add_argument("--server", help="its address (else SYMPHONY_SERVER, else the local one)")
-    server.add_argument("--key", help="a tenant's key (else SYMPHONY_KEY, else the local one's)")
-    listing = argparse.ArgumentParser(add_help=False)
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    limited = argparse.ArgumentParser(add_help=False)
-    limited.add_argument(
-        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most this many"
-    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def add(
-        name: str, words: str, action: Callable[[argparse.Namespace], int], *parents: Any
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=words, description=words, parents=parents)
-        command.set_defaults(command=action)
-        return command
-
+    add = partial(add_command, commands)
+    usual = SERVER, LISTING
     serve = add("serve", "start the server", _serve)
     if serves:
         from symphony_runtime.cli.serve import add_serve
 
         add_serve(serve)
-    _add_run(add("run", "run a program and show its messages", _with_server(_run), server, listing))
-    upload = add("upload", "upload a program", _with_server(_upload), server, listing)
+    _add_run(add("run", "run a program and show its messages", _run, *usual))
+    upload = add("upload", "upload a program", _upload, *usual)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")
     upload.add_argument("--name", help="its name (else the file's)")
-    programs = add(
-        "programs",
-        "list programs, or remove one",
-        _with_server(_programs),
-        server,
-        listing,
-        limited,
-    )
+    programs = add("programs", "list programs, or remove one", _programs, *usual, LIMITED)
     programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
     programs.add_argument("program", nargs="?", help="name or id, for rm")
-    add("runs", "list runs, newest first", _with_server(_runs), server, listing, limited)
-    add("top", "show the load of the server, once a second", _with_server(_top), server, listing)
-    logs = add("logs", "show the log of a run", _with_server(_logs), server, listing)
+    add("runs", "list runs, newest first", _runs, *usual, LIMITED)
+    add("top", "show the load of the server, once a second", _top, *usual)
+    logs = add("logs", "show the log of a run", _logs, *usual)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    trace = add("trace", "save the trace of a run, for Perfetto", _with_server(_trace), server)
+    trace = add("trace", "save the trace of a run, for Perfetto", _trace, SERVER)
     trace.add_argument("run", help="of `symphony run --trace`")
     trace.add_argument("-o", "--output", type=Path, help="else stdout")
-    cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
+    cancel = add("cancel", "end a run", _cancel, *usual)
     cancel.add_argument("run")
-    parents = {"server": server, "listing": listing, "limited": limited}
-    add_kv(commands, _with_server, parents)
-    add_admin(commands, _with_server, parents)
+    add_kv(commands)
+    add_admin(commands)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())
     new = add("new", "create a project for a program", _new)
     new.add_argument("name")
     new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
     new.add_argument("--directory", type=Path, default=Path(), help="where to create its folder")
-    doctor = add("doctor", "check what this machine has and lacks", _doctor, server, listing)
+    doctor = add("doctor", "check what this machine has and lacks", _doctor, *usual)
     doctor.add_argument("--model", default="tiny")
     return parser
 
@@ -480,7 +422,3 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show all of its log on stderr, not only errors",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -127,6 +127,14 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def show(options: argparse.Namespace, value: object, words: str) -> None:
+    """Show a value as JSON with --json, else `words`."""
+    if options.json:
+        print_json(value)
+    else:
+        print(words)
+
+
 def time_of(field: str) -> Callable[[dict[str, Any]], str]:
     """Return a column of `print_listing` with a moment, "" for none."""
     return lambda item: local_time(item[field]) if item[field] else ""

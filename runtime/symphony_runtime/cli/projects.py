@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from symphony_runtime.cli.output import CommandError
+
 LANGUAGES = ("rust", "assemblyscript")
 
-_WASM_TARGET = "wasm32-unknown-unknown"
+WASM_TARGET = "wasm32-unknown-unknown"
 _SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -34,15 +36,15 @@ _VENDORED = {
 _NOT_SOURCES = ("target", "node_modules", "build", "tests", "*.wasm")
 _OUTPUT_LINES_SHOWN = 60
 
-_NO_RUST = f"""no Rust compiler with the {_WASM_TARGET} target was found. Either of these gives one:
-  rustup target add {_WASM_TARGET}
+_NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
+  rustup target add {WASM_TARGET}
   apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
 _NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
   npm install
 (Node.js 20 or newer; on Debian and Ubuntu: apt-get install nodejs npm)"""
 
 
-class ProjectError(Exception):
+class ProjectError(CommandError):
     """A project cannot be created or built. The message says what to do."""
 
 
@@ -165,7 +167,7 @@ def _rust_candidates() -> Iterator[RustToolchain]:
 def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
     # rustc prints the library's folder even if it does not exist.
     asked = subprocess.run(  # noqa: S603 - the developer's own compiler
-        [toolchain.rustc, "--print", "target-libdir", "--target", _WASM_TARGET],
+        [toolchain.rustc, "--print", "target-libdir", "--target", WASM_TARGET],
         capture_output=True,
         text=True,
         check=False,
@@ -176,7 +178,7 @@ def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
 def _build_rust(directory: Path) -> Path:
     name = _cargo_package(directory)
     toolchain = find_rust_toolchain()
-    command = [toolchain.cargo, "build", "--release", "--target", _WASM_TARGET]
+    command = [toolchain.cargo, "build", "--release", "--target", WASM_TARGET]
     output = _run(
         [*command, "--message-format", "json-render-diagnostics"],
         directory,

@@ -7,10 +7,7 @@ they tell nothing about other tenants. The admin key shows every tenant, and no 
 """
 
 import asyncio
-import json
-import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from symphony_runtime.cli.output import print_json
 from symphony_runtime.client import Client, ClientError, JsonObject, ServerError
 
 _PREFIX = "symphony:"
@@ -53,11 +51,7 @@ class Sample:
 
 
 async def take_sample(client: Client) -> Sample:
-    """Ask the server.
-
-    Raises:
-        ClientError: it does not answer, or refuses the key.
-    """
+    """Ask the server. ClientError: it does not answer, or refuses the key."""
     ready, roles = await client.ready()
     text = await client.metrics()
     series = {
@@ -142,8 +136,8 @@ def _tenant(name: str, now: Sample, rate: Any) -> JsonObject:
 
 
 # --- The screen ----------------------------------------------------------------------------------
-async def show(client: Client, *, as_json: bool) -> int:
-    """Print one snapshot, or one a second on a terminal until Ctrl-C; return the exit code.
+async def show(client: Client, *, as_json: bool) -> None:
+    """Print one snapshot, or one a second on a terminal until Ctrl-C.
 
     Raises:
         ClientError: the server does not answer at first, or refuses the key.
@@ -154,12 +148,11 @@ async def show(client: Client, *, as_json: bool) -> int:
     snapshot = make_snapshot(before, now)
     console = Console()
     if as_json:
-        sys.stdout.write(json.dumps(snapshot, indent=2, ensure_ascii=False) + "\n")
+        print_json(snapshot)
     elif not console.is_terminal:
         console.print(draw(snapshot, client.url))
     else:
         await _keep_showing(client, console, now, snapshot)
-    return 0
 
 
 async def _keep_showing(
@@ -183,10 +176,9 @@ def draw(snapshot: JsonObject, url: str) -> Group:
     parts: list[Text | Table] = [head, _roles_table(snapshot["roles"]), _counters(snapshot)]
     if snapshot["tenants"]:
         rows = sorted(snapshot["tenants"], key=lambda tenant: -(tenant["runs_live"] or 0))
-        parts.append(_table(_TENANT_COLUMNS, rows, len(rows)))
+        parts.append(_table(_TENANT_COLUMNS, rows))
     if snapshot["runs"] is not None:
-        runs = [_run_row(run) for run in snapshot["runs"]]
-        parts.append(_table(_RUN_COLUMNS, runs, len(runs)))
+        parts.append(_table(_RUN_COLUMNS, [_run_row(run) for run in snapshot["runs"]]))
     return Group(*parts)
 
 
@@ -257,19 +249,16 @@ def _run_row(run: JsonObject) -> JsonObject:
     }
 
 
-def _table(columns: dict[str, str], rows: Iterable[JsonObject], count: int) -> Table:
-    caption = f"and {count - _ROWS_MAX} more" if count > _ROWS_MAX else None
+def _table(columns: dict[str, str], rows: list[JsonObject]) -> Table:
+    caption = f"and {len(rows) - _ROWS_MAX} more" if len(rows) > _ROWS_MAX else None
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), caption=caption)
     for number, heading in enumerate(columns):
         table.add_column(heading, justify="left" if number == 0 else "right")
-    for row in list(rows)[:_ROWS_MAX]:
+    for row in rows[:_ROWS_MAX]:
         # As Text: a name may look like the library's markup.
-        table.add_row(*(Text(_cell(row.get(key))) for key in columns.values()))
+        cells = (row.get(key) for key in columns.values())
+        table.add_row(*(Text(c if isinstance(c, str) else _number(c)) for c in cells))
     return table
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else _number(value)
 
 
 def _number(value: object, digits: int = 0) -> str:

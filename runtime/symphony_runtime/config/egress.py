@@ -18,19 +18,12 @@ networks = ["10.1.2.0/24"]             # private addresses that these names may 
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from symphony_kernel.protocol.limits import (
-    HTTP_RULES_MAX,
-    TOOL_CALL_MS_DEFAULT,
-    TOOL_CALL_MS_MAX,
-    TOOL_CALLS_AT_ONCE_DEFAULT,
-    TOOL_CALLS_AT_ONCE_MAX,
-    TOOL_SERVERS_MAX,
-)
+from symphony_kernel.protocol import limits as n
 from yarl import URL
 
 from symphony_runtime.validation import StrictModel, check_table
@@ -42,7 +35,9 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 _HIDDEN = re.compile(r"%2F|%5C|/(?:\.|%2E){1,2}(?:;|%3B)", re.IGNORECASE)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 ANY_TENANT = "*"  # in `tenants`
-_Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+_Text = Annotated[str, Field(min_length=1)]
+_Texts = Annotated[tuple[_Text, ...], Field(strict=False)]
+_Names = Annotated[frozenset[_Text], Field(strict=False)]
 
 
 class _ToolsTable(StrictModel):
@@ -50,38 +45,33 @@ class _ToolsTable(StrictModel):
 
     command: _Texts = ()
     url: str = ""
-    tenants: _Texts = ()
-    environment: dict[str, str] = Field(default_factory=dict)
-    directory: str | None = None
-    headers: dict[str, str] = Field(default_factory=dict)
+    tenants: _Names = frozenset()
+    environment: dict[str, str] = Field(default_factory=dict, repr=False)
+    directory: Annotated[Path, Field(strict=False)] | None = None
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
     timeout_seconds: float = Field(
-        TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=TOOL_CALL_MS_MAX / 1000
+        n.TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=n.TOOL_CALL_MS_MAX / 1000
     )
-    calls_at_once: int = Field(TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=TOOL_CALLS_AT_ONCE_MAX)
+    calls_at_once: int = Field(n.TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=n.TOOL_CALLS_AT_ONCE_MAX)
 
 
 class _HttpTable(StrictModel):
     """A table `http`."""
 
-    tenants: _Texts = ()
+    tenants: _Names = frozenset()
     urls: _Texts = ()
     methods: _Texts = ()
     networks: _Texts = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolServerOptions:
+class ToolServerOptions(_ToolsTable):
     """One MCP server: the `command` that starts it, or its `url`."""
 
     name: str
-    command: tuple[str, ...] = ()
-    url: str = ""
-    tenants: frozenset[str] = frozenset()
-    environment: dict[str, str] = field(default_factory=dict, repr=False)
-    directory: Path | None = None
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
-    timeout_ms: int = TOOL_CALL_MS_DEFAULT
-    calls_at_once: int = TOOL_CALLS_AT_ONCE_DEFAULT
+
+    @property
+    def timeout_ms(self) -> int:
+        return round(self.timeout_seconds * 1000)
 
     def serves(self, tenant: str) -> bool:
         return tenant in self.tenants or ANY_TENANT in self.tenants
@@ -126,16 +116,12 @@ class HttpRule:
 
 
 def parse_http(values: Any) -> tuple[HttpRule, ...]:
-    """Return the rules in the tables `http`.
-
-    Raises:
-        ValueError: the message is for the operator.
-    """
+    """Return the rules in the tables `http`. ValueError: the message is for the operator."""
     if not isinstance(values, list):
         raise ValueError("http must be a list of tables: [[http]]")
-    if len(values) > HTTP_RULES_MAX:
-        raise ValueError(f"http: at most {HTTP_RULES_MAX} tables")
-    return tuple(_rule(f"http, number {n}", table) for n, table in enumerate(values, 1))
+    if len(values) > n.HTTP_RULES_MAX:
+        raise ValueError(f"http: at most {n.HTTP_RULES_MAX} tables")
+    return tuple(_rule(f"http, number {number}", table) for number, table in enumerate(values, 1))
 
 
 def _rule(where: str, table: Any) -> HttpRule:
@@ -150,7 +136,7 @@ def _rule(where: str, table: Any) -> HttpRule:
     # An address in a URL is allowed even where it is not public.
     networks += [_network(where, p.host) for p in patterns if _is_address(p.host)]
     return HttpRule(
-        tenants=frozenset(wanted.tenants),
+        tenants=wanted.tenants,
         urls=patterns,
         methods=frozenset(wanted.methods or ("GET", "HEAD")),
         networks=tuple(networks),
@@ -188,15 +174,11 @@ def _is_address(host: str) -> bool:
 
 
 def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:
-    """Return the servers in the table `tools`.
-
-    Raises:
-        ValueError: the message is for the operator.
-    """
+    """Return the servers in the table `tools`. ValueError: the message is for the operator."""
     if not isinstance(values, dict):
         raise ValueError("tools must be a table of servers")
-    if len(values) > TOOL_SERVERS_MAX:
-        raise ValueError(f"tools: at most {TOOL_SERVERS_MAX} servers")
+    if len(values) > n.TOOL_SERVERS_MAX:
+        raise ValueError(f"tools: at most {n.TOOL_SERVERS_MAX} servers")
     return tuple(_server(name, table) for name, table in values.items())
 
 
@@ -213,17 +195,7 @@ def _server(name: str, table: Any) -> ToolServerOptions:
     for key in needed.keys() & wanted.model_fields_set:
         if not getattr(wanted, needed[key]):
             raise ValueError(f"{where}: {key} goes with {needed[key]}")
-    return ToolServerOptions(
-        name=name,
-        command=wanted.command,
-        url=wanted.url,
-        tenants=frozenset(wanted.tenants),
-        environment=wanted.environment,
-        directory=Path(wanted.directory) if wanted.directory is not None else None,
-        headers=wanted.headers,
-        timeout_ms=round(wanted.timeout_seconds * 1000),
-        calls_at_once=wanted.calls_at_once,
-    )
+    return ToolServerOptions(name=name, **dict(wanted))
 
 
 def _check_url(where: str, url: str) -> None:

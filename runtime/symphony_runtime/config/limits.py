@@ -141,11 +141,7 @@ class Limits:
 
 # --- The operator's tables ---------------------------------------------------------------------
 def parse_limits(values: object, what: str = "limits") -> dict[str, Bound]:
-    """Return the bounds in a table of limits.
-
-    Raises:
-        ValueError: the message is for the operator.
-    """
+    """Return the bounds in a table of limits. ValueError: the message is for the operator."""
     if not isinstance(values, dict):
         raise ValueError(f"{what} must be a table")
     return {name: _bound(f"{what}.{name}", name, value) for name, value in values.items()}

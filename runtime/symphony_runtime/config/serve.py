@@ -22,28 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from symphony_kernel.protocol.limits import (
-    AUDIT_SECONDS,
-    DECODE_GAP_MS_DEFAULT,
-    DELIVERY_MS_DEFAULT,
-    DELIVERY_MS_MAX,
-    DRAIN_SECONDS_MAX,
-    HANG_SECONDS,
-    MEMORY_FREE_BYTES_MIN,
-    PREFIX_CACHE_SHARE,
-    QUEUE_SECONDS_MAX,
-    RUN_KEPT_SECONDS_MAX,
-    RUNS_LIVE_MAX,
-    SLOW_BYTES_A_SECOND_MIN,
-    SLOW_GRACE_SECONDS,
-    SLOW_READER_SECONDS,
-    TENANT_DURABLE_BYTES_MAX,
-    TENANT_KEPT_BYTES_MAX,
-    TENANT_RUNS_KEPT_MAX,
-    TENANT_RUNS_LIVE_MAX,
-    TENANT_WEIGHT_MAX,
-    TENANT_WEIGHT_MIN,
-)
+from symphony_kernel.protocol import limits as n
 
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.config.limits import parse_limits, parse_tenants
@@ -66,8 +45,8 @@ def default_data_dir() -> Path:
 
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0)]
-_Runs = Annotated[int, Field(ge=1, le=RUNS_LIVE_MAX)]
-_Weight = Annotated[float, Field(ge=TENANT_WEIGHT_MIN, lt=TENANT_WEIGHT_MAX)]
+_Runs = Annotated[int, Field(ge=1, le=n.RUNS_LIVE_MAX)]
+_Weight = Annotated[float, Field(ge=n.TENANT_WEIGHT_MIN, lt=n.TENANT_WEIGHT_MAX)]
 
 
 def _flag(default: Any, words: str, **bounds: Any) -> Any:
@@ -105,36 +84,38 @@ class ServeOptions(StrictModel):
     )
     pool_bytes: int | None = _flag(None, "memory for KV pages", ge=1)
     # The part of the pool for prefixes that programs offer.
-    prefix_cache_share: float = Field(default=PREFIX_CACHE_SHARE, ge=0, le=1)
+    prefix_cache_share: float = Field(default=n.PREFIX_CACHE_SHARE, ge=0, le=1)
     host_pool_tokens: int | None = _flag(
         None, "KV entries in host memory; by default as in the pool, if memory allows", ge=0
     )
     disk_pool_tokens: int = _flag(0, "KV entries in a file of the data directory", ge=0)
     tenant_host_tokens_max: _Count | None = None  # None: all
     tenant_disk_tokens_max: _Count | None = None
-    audit_seconds: _Seconds = AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
+    audit_seconds: _Seconds = n.AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
     threads: int | None = _flag(None, "of the model's computations", ge=1)
-    drain_seconds: float = _flag(DRAIN_SECONDS_MAX, "the time of live runs after SIGTERM", ge=0)
+    drain_seconds: float = _flag(n.DRAIN_SECONDS_MAX, "the time of live runs after SIGTERM", ge=0)
     queue_seconds_max: float = _flag(
-        QUEUE_SECONDS_MAX, "a run that would wait longer is answered 503 or 429; 0: any time", ge=0
+        n.QUEUE_SECONDS_MAX,
+        "a run that would wait longer is answered 503 or 429; 0: any time",
+        ge=0,
     )
     memory_free_bytes_min: int = _flag(
-        MEMORY_FREE_BYTES_MIN, "with less free memory a run is answered 503; 0: never", ge=0
+        n.MEMORY_FREE_BYTES_MIN, "with less free memory a run is answered 503; 0: never", ge=0
     )
     slow_grace_seconds: float = _flag(
-        SLOW_GRACE_SECONDS, "for clients that send nothing of a body", ge=0
+        n.SLOW_GRACE_SECONDS, "for clients that send nothing of a body", ge=0
     )
     slow_bytes_a_second: int = _flag(
-        SLOW_BYTES_A_SECOND_MIN, "that clients send of a body at least", ge=1
+        n.SLOW_BYTES_A_SECOND_MIN, "that clients send of a body at least", ge=1
     )
     slow_reader_seconds: float = _flag(
-        SLOW_READER_SECONDS, "a client that reads nothing for so long is cut off", ge=1
+        n.SLOW_READER_SECONDS, "a client that reads nothing for so long is cut off", ge=1
     )
-    runs_live_max: _Runs = RUNS_LIVE_MAX
-    tenant_runs_live_max: _Runs = TENANT_RUNS_LIVE_MAX
-    run_kept_seconds_max: _Count = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
-    tenant_runs_kept_max: _Count = TENANT_RUNS_KEPT_MAX  # the oldest above it are deleted
-    tenant_kept_bytes_max: _Count = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    runs_live_max: _Runs = n.RUNS_LIVE_MAX
+    tenant_runs_live_max: _Runs = n.TENANT_RUNS_LIVE_MAX
+    run_kept_seconds_max: _Count = n.RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
+    tenant_runs_kept_max: _Count = n.TENANT_RUNS_KEPT_MAX  # the oldest above it are deleted
+    tenant_kept_bytes_max: _Count = n.TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
     # None: see `usual_reserve`.
     disk_reserve_bytes: int | None = _flag(
         None, "disk space for deletions and ends of runs; default: a twentieth", ge=0
@@ -146,7 +127,7 @@ class ServeOptions(StrictModel):
     program_unused_days_max: int = Field(default=0, ge=0, le=PROGRAM_DAYS_MAX)
     publish: bool = _flag(False, "programs may make KV files public: other tenants read them")
     # On disk, of one tenant's KV files.
-    tenant_durable_bytes_max: _Count = TENANT_DURABLE_BYTES_MAX
+    tenant_durable_bytes_max: _Count = n.TENANT_DURABLE_BYTES_MAX
     require_containment: bool = _flag(
         False, "refuse workers that are not contained in every way that this system allows"
     )
@@ -155,15 +136,17 @@ class ServeOptions(StrictModel):
         "", "URL of a PostgreSQL database for several gateways (or SYMPHONY_STORE)", repr=False
     )
     journal: bool = _flag(True, "keep no journal: runs end when the kernel crashes")
-    hang_seconds: _Seconds = HANG_SECONDS  # of silence, before a role is restarted; 0: never
+    hang_seconds: _Seconds = n.HANG_SECONDS  # of silence, before a role is restarted; 0: never
     max_decode_gap_ms: float = _flag(
-        DECODE_GAP_MS_DEFAULT, "the longest step of prompts with others' decodes; 0: any time", ge=0
+        n.DECODE_GAP_MS_DEFAULT,
+        "the longest step of prompts with others' decodes; 0: any time",
+        ge=0,
     )
     delivery_ms: float = _flag(
-        DELIVERY_MS_DEFAULT,
+        n.DELIVERY_MS_DEFAULT,
         "tokens of a generation are delivered together, at most this late; 0: each at once",
         ge=0,
-        le=DELIVERY_MS_MAX,
+        le=n.DELIVERY_MS_MAX,
     )
     # Tenants' shares of the device relative to each other; 1.0 is the default.
     tenant_weights: dict[str, _Weight] = Field(default_factory=dict)

@@ -7,7 +7,6 @@ only if the operator says that a proxy ends it (`--behind-proxy`).
 import ipaddress
 import logging
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -50,11 +49,7 @@ class Certificate:
     """A server's certificate with its key; a renewed one needs no restart."""
 
     def __init__(self, cert: Path, key: Path) -> None:
-        """Read both files.
-
-        Raises:
-            TransportError: they cannot be read, or do not match.
-        """
+        """Read both files. TransportError: they cannot be read, or do not match."""
         self._cert = cert
         self._key = key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -80,7 +75,7 @@ class Certificate:
 
     def _load(self) -> None:
         try:
-            self.context.load_cert_chain(self._cert, self._key, password=_no_password(self._key))
+            self.context.load_cert_chain(self._cert, self._key, password=self._refuse_password)
         except (OSError, ssl.SSLError) as error:
             raise TransportError(f"{self._cert} with {self._key}: {error}") from error
 
@@ -90,11 +85,5 @@ class Certificate:
         except OSError as error:
             raise TransportError(f"{error.filename}: {error.strerror}") from error
 
-
-def _no_password(key: Path) -> Callable[[], str]:
-    """Return the callback for a key with a password, which refuses it."""
-
-    def refuse() -> str:
-        raise TransportError(f"{key} is protected by a password: give a key without one")
-
-    return refuse
+    def _refuse_password(self) -> str:
+        raise TransportError(f"{self._key} is protected by a password: give a key without one")

@@ -68,7 +68,7 @@ class Role:
     def __init__(
         self,
         spec: RoleSpec,
-        console: "Console",
+        console: Console,
         on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
         on_process: Callable[[str, Started], None] = lambda _role, _started: None,
         on_silence: Callable[[str, bool], None] = lambda _role, _silent: None,
@@ -250,7 +250,7 @@ class Role:
                 self._console.progress(self.spec.name, progress["what"], progress["share"])
                 self._on_progress(self.spec.name, progress)
             elif event.get("event") == "refused":
-                self._refusal = _refusal_of(event)
+                self._refusal = printable(str(event.get("words")))[:_REFUSAL_MAX]
             elif event.get("event") == "retired":
                 self.on_retired(*_retired_of(event))
 
@@ -296,11 +296,6 @@ def _progress_of(event: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(share, (int, float)) or not 0 <= share <= 1:
         share = 0.0
     return {"what": str(event.get("what"))[:_WHAT_MAX], "share": share}
-
-
-def _refusal_of(event: dict[str, Any]) -> str:
-    """Return in one line why a role cannot start with its configuration."""
-    return printable(str(event.get("words")))[:_REFUSAL_MAX]
 
 
 def _retired_of(event: dict[str, Any]) -> tuple[str, int]:

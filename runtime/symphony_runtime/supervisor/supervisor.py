@@ -82,11 +82,7 @@ class Supervisor:
         self._former: ServerPlace | None = None  # the server that this user's commands used before
 
     async def run(self) -> None:
-        """Serve until a signal, then drain.
-
-        Raises:
-            SupervisorError: a role does not start.
-        """
+        """Serve until a signal, then drain. SupervisorError: a role does not start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -279,15 +275,11 @@ def serve(options: ServeOptions) -> int:
     try:
         _raise_descriptor_limit()
         with _locked(options.data_dir) as lock, _run_directory(lock) as run_dir:
-            asyncio.run(_supervise(options, console, run_dir))
+            asyncio.run(Supervisor(options, console, run_dir).run())
     except SupervisorError as error:
         console.say(str(error))
         return 1
     return 0
-
-
-async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> None:
-    await Supervisor(options, console, run_dir).run()
 
 
 @contextlib.contextmanager

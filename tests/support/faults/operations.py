@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from symphony_runtime.client import Client, ServerError, _check, _translated
+from symphony_runtime.client import Client, ServerError
 
 from tests.e2e.programs import HANG_WASM, HELLO_WASM, PARROT_WASM, wasm
 from tests.support.server import deaths
@@ -197,12 +197,12 @@ class StartOnce(Start):
 
     async def act(self) -> None:
         # The client has no such argument: the request is made by hand.
-        url = f"{self.client.url}/v1/programs/marker/runs?detach=1"
+        path, query = "/v1/programs/marker/runs", {"detach": "1"}
         body, headers = json.dumps({"input": self.name}), {"Idempotency-Key": self.name}
-        with _translated():
-            async with self.client._session.post(url, data=body, headers=headers) as response:
-                await _check(response)
-                self.clients.notes[self.name] = json.loads(await response.read())["id"]
+        async with self.client._request(
+            "POST", path, query, body=body.encode(), headers=headers
+        ) as response:
+            self.clients.notes[self.name] = json.loads(await response.read())["id"]
 
 
 async def outputs(clients: Clients) -> dict[str, tuple[str, list[Any]]]:
