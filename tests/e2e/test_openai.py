@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import numpy as np
 import openai
 import pytest
@@ -14,16 +13,19 @@ from symphony_runtime.client import message_bytes
 from tokenizers import Tokenizer
 from wasmtime import wat2wasm
 
+from tests.support.examples import tokens_of
 from tests.support.gateway.openai_client import (
     LONG_PROMPT,
     MESSAGES,
     MODEL,
     PROMPT,
     TOKENS,
+    chat,
     complete,
     connect,
     joined,
     logprobs_of,
+    respond,
     streamed,
     text,
     used,
@@ -62,7 +64,7 @@ def test_completion_greedy_equals_a_program_that_decodes(
     assert completion.choices[0].text == expected
     assert completion.choices[0].finish_reason == "length"
     usage = used(completion)
-    prompt_tokens = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
+    prompt_tokens = len(tokens_of(PROMPT))
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, TOKENS)
     assert usage.total_tokens == prompt_tokens + TOKENS
     assert completion.object == "text_completion"
@@ -74,16 +76,14 @@ def test_completion_greedy_equals_a_program_that_decodes(
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_completion_prompts_may_be_texts_or_tokens_one_or_many(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+def test_completion_prompts_may_be_texts_or_tokens_one_or_many(client: openai.OpenAI) -> None:
+    tokens = tokens_of(PROMPT)
     other = "class Reader:\n"
     alone = [text(client, PROMPT), text(client, other)]
     assert text(client, tokens) == alone[0]
     both = [choice.text for choice in complete(client, [PROMPT, other]).choices]
     assert both == alone
-    ids = [tokens, tokenizer.encode(other, add_special_tokens=False).ids]
+    ids = [tokens, tokens_of(other)]
     assert [choice.text for choice in complete(client, ids).choices] == alone
     assert used(complete(client, ids)).prompt_tokens == sum(map(len, ids))
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
@@ -93,7 +93,7 @@ def test_completion_token_ids_are_returned_and_accepted_as_a_prompt(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     wanted: dict[str, Any] = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
-    prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    prompt = tokens_of(PROMPT)
     whole = complete(client, prompt, max_tokens=8, **wanted).choices[0]
     tokens = whole.model_extra["token_ids"] if whole.model_extra else []
     assert len(tokens) == 8
@@ -199,12 +199,10 @@ def test_completion_stream_never_splits_a_character(
     assert characters > 5
 
 
-def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(client: openai.OpenAI) -> None:
     whole = complete(client, logprobs=0)
     spelled = logprobs_of(whole.choices[0]).tokens
-    fifth = tokenizer.encode(spelled[4], add_special_tokens=False).ids
+    fifth = tokens_of(spelled[4])
     assert len(fifth) == 1
     early: dict[str, Any] = {"stop_token_ids": fifth}
     plain = complete(client, extra_body=early)
@@ -219,10 +217,8 @@ def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
     assert joined(streamed_later) == later.choices[0].text
 
 
-def test_completion_with_penalties_and_bias_changes(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    token = tokenizer.encode(" the", add_special_tokens=False).ids[0]
+def test_completion_with_penalties_and_bias_changes(client: openai.OpenAI) -> None:
+    token = tokens_of(" the")[0]
     wanted = text(client, logit_bias={str(token): 100}, max_tokens=5)
     assert wanted == " the" * 5
     punished = text(client, logit_bias={str(token): 100}, max_tokens=80, frequency_penalty=2.0)
@@ -231,11 +227,9 @@ def test_completion_with_penalties_and_bias_changes(
     assert text(client, presence_penalty=2.0, max_tokens=64) != text(client, max_tokens=64)
 
 
-def test_completion_with_echo_begins_with_the_prompt(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_completion_with_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     assert text(client, echo=True) == PROMPT + text(client)
-    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    tokens = tokens_of(PROMPT)
     assert joined(streamed(client, tokens, echo=True)) == PROMPT + text(client)
     only = complete(client, echo=True, max_tokens=0)
     assert only.choices[0].text == PROMPT
@@ -258,7 +252,7 @@ def test_completion_logprobs_are_those_of_the_chosen_tokens(client: openai.OpenA
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_completion_with_echo_and_logprobs_scores_the_prompt(
-    client: openai.OpenAI, tokenizer: Tokenizer, count: int
+    client: openai.OpenAI, count: int
 ) -> None:
     prompt = LONG_PROMPT * 2 + PROMPT  # more than the program scores at once
     answer = complete(client, prompt, logprobs=count, max_tokens=8).choices[0]
@@ -289,9 +283,7 @@ def test_completion_top_logprobs_are_the_likeliest(client: openai.OpenAI) -> Non
         assert 4 <= len(top) <= 5
         assert top[token] == chance
         assert sum(np.exp(list(top.values()))) <= 1.001
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=20
-    )
+    answer = chat(client, max_tokens=5, logprobs=True, top_logprobs=20)
     for entry in logprobs_of(answer.choices[0]).content:
         likely = [other.logprob for other in entry.top_logprobs]
         assert len(likely) == 20
@@ -314,11 +306,7 @@ def test_completion_of_a_cached_prompt_does_not_compute_it_again(client: openai.
 async def test_completion_stream_ends_with_usage_and_done(server: RunningServer) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "stream": True,
             "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
-    headers = {"Authorization": f"Bearer {server.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{server.url}/v1/completions", json=body) as response,
-    ):
+    async with server.session() as session, session.post("/v1/completions", json=body) as response:
         assert response.status == 200
         assert response.content_type == "text/event-stream"
         events = (await response.text()).split("\n\n")
@@ -332,29 +320,18 @@ async def test_completion_stream_ends_with_usage_and_done(server: RunningServer)
 
 
 # --- Chat ----------------------------------------------------------------------------------------
-def test_chat_messages_go_through_the_models_template(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_chat_messages_go_through_the_models_template(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=TOKENS, temperature=0
     )
     rendered = '<|endoftext|>"""Code"""\n\n# read a file\n'
-    tokens = tokenizer.encode(rendered, add_special_tokens=False).ids
+    tokens = tokens_of(rendered)
     assert answer.choices[0].message.content == text(client, tokens)
     assert answer.choices[0].message.role == "assistant"
     assert used(answer).prompt_tokens == len(tokens)
     parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]}
              for m in MESSAGES]  # fmt: skip
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=parts,
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    chunks = list(chat(client, parts, stream=True, stream_options={"include_usage": True}))
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == answer.choices[0].message.content
     assert [delta.role for delta in deltas if delta.role] == ["assistant"]
@@ -363,9 +340,7 @@ def test_chat_messages_go_through_the_models_template(
 
 
 def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
-    )
+    answer = chat(client, max_tokens=5, logprobs=True)
     tokens = logprobs_of(answer.choices[0]).content
     assert "".join(t.token for t in tokens) == answer.choices[0].message.content
     assert all(bytes(t.bytes).decode() == t.token for t in tokens)
@@ -373,23 +348,12 @@ def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
 
 # --- Responses -----------------------------------------------------------------------------------
 def test_responses_answer_a_text(client: openai.OpenAI) -> None:
-    response = client.responses.create(
-        model=MODEL, input="read a file", instructions="Code", max_output_tokens=TOKENS,
-        temperature=0,
-    )  # fmt: skip
-    chat = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=TOKENS, temperature=0
-    )
-    assert response.output_text == chat.choices[0].message.content
+    response = respond(client, instructions="Code")
+    assert response.output_text == chat(client).choices[0].message.content
     assert response.status == "incomplete"
-    assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert (used(response).output_tokens, response.instructions) == (TOKENS, "Code")
-    events: list[Any] = list(
-        client.responses.create(
-            model=MODEL, input=MESSAGES, max_output_tokens=TOKENS, temperature=0, stream=True
-        )
-    )
+    events = list(respond(client, MESSAGES, stream=True))
     kinds = [event.type for event in events]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
