@@ -16,8 +16,6 @@ from tests.support.server.server import REPOSITORY, running_server
 
 SECONDS_MAX = 280
 TESTS = ("tests/kernel/journal/test_snapshot.py", "tests/kernel/journal/test_recovery.py")
-# They put something of their own in the place of what is compiled.
-PATCHING = "not nobody_can_compute_again and not no_image_can_have and not before_it_is_sent"
 COMPILED = """
 import sys
 from pathlib import Path
@@ -48,7 +46,7 @@ def library() -> Path:
 @pytest.mark.slow
 def test_compiled_kernel_runs_random_programs_and_deaths(library: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, str(library), "-k", PATCHING, *TESTS],
+        [sys.executable, "-c", COMPILED, str(library), "-m", "not interpreted", *TESTS],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

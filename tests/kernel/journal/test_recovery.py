@@ -143,6 +143,7 @@ def test_journal_equals_the_kernel_with_few_pages_and_quotas(tmp_path: Path) -> 
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
 
+@pytest.mark.interpreted
 def test_journal_equals_the_kernel_with_unrecomputable_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +274,7 @@ async def test_full_disk_gives_the_journal_up_and_kernel_continues(
     await check_given_up(rig.gateway, tmp_path, caplog)
 
 
+@pytest.mark.interpreted
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_failed_snapshot_gives_the_journal_up_and_runs_continue(
     rig: CrashingKernelRig,
@@ -343,6 +345,7 @@ async def test_large_results_are_sent_again_after_a_death(rig: CrashingKernelRig
     assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("somebody_enters", [False, True])
 @run_by(with_crashing_kernel, "tmp_path")
 async def test_step_results_survive_a_death_before_they_are_sent(
