@@ -35,8 +35,7 @@ class RequestFile(Protocol):
     def reserve(self, n: int) -> None:
         """Make room for n entries after the present ones.
 
-        Raises:
-            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
+        Raises SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
         """
 
     def block_table(self, entries: int) -> Int32:

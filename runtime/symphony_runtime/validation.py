@@ -58,8 +58,7 @@ class FieldError(ValueError):
 def check_model(model: type[Model], values: Any, *, null: bool = True) -> Model:
     """Return the model with these values. Without `null` errors do not offer null.
 
-    Raises:
-        FieldError: a field is unknown, missing, or its value is wrong.
+    Raises FieldError: a field is unknown, missing, or its value is wrong.
     """
     if not isinstance(values, Mapping):
         raise FieldError("", "the body must be a JSON object")
@@ -75,8 +74,7 @@ def check_model(model: type[Model], values: Any, *, null: bool = True) -> Model:
 def check_table(model: type[Model], table: Any, where: str) -> Model:
     """Return the model of a table in the operator's file.
 
-    Raises:
-        ValueError: in words for the operator, which begin with `where`.
+    Raises ValueError: in words for the operator, which begin with `where`.
     """
     if not isinstance(table, dict):
         raise ValueError(f"{where} must be a table")

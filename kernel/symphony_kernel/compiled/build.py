@@ -25,8 +25,7 @@ follow_imports = skip
 def built_library(say: Callable[[str], None]) -> Path:
     """Return the path of the library of these sources, compiling it when it is not there.
 
-    Raises:
-        LibraryUnavailable: mypyc, a compiler or Python's headers are missing, or one fails.
+    Raises LibraryUnavailable: mypyc, a compiler or Python's headers are missing, or one fails.
     """
     target, there = library_path()
     if there:

@@ -51,8 +51,7 @@ def compiled_modules() -> dict[str, Path]:
 def library_path() -> tuple[Path, bool]:
     """Return the path of these sources' library, and whether it exists.
 
-    Raises:
-        LibraryUnavailable: SYMPHONY_COMPILED=0 is set, or there is no cache directory.
+    Raises LibraryUnavailable: SYMPHONY_COMPILED=0 is set, or there is no cache directory.
     """
     if os.environ.get("SYMPHONY_COMPILED") == "0":
         raise LibraryUnavailable("SYMPHONY_COMPILED=0 is set")

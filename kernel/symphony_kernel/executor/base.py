@@ -274,8 +274,7 @@ class Executor(Protocol):
 
         Blocks. Call it before the first step. A second call with the same number does nothing.
 
-        Raises:
-            MemoryError: there is no memory for them.
+        Raises MemoryError: there is no memory for them.
         """
 
     async def run(self, batch: Batch) -> Results:

@@ -165,8 +165,7 @@ class SimulatedExecutor:
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
         """Take the step's time, then compute its results.
 
-        Raises:
-            KernelBug: a row reads a slot that no step has written.
+        Raises KernelBug: a row reads a slot that no step has written.
         """
         async with self._order:
             last, self._last = self._last, []

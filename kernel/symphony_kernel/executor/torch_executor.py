@@ -105,9 +105,8 @@ class TorchExecutor:
         of chained steps may be delivered. `progress` is called with the loaded share of the
         weights. With several ranks (`parallel`) the pool and `threads` are of each rank.
 
-        Raises:
-            CheckpointError: the directory holds no model that this executor can run, or the pool is
-                too small for a single page.
+        Raises CheckpointError: the directory holds no model that this executor can run, or the pool
+        is too small for a single page.
         """
         model = load_assets(directory, dtype, name).model
         config = load_config(directory)

@@ -34,8 +34,7 @@ def charge_report(
 
     The gateway may name a tenant in place of an instance.
 
-    Raises:
-        MessageError: an item is malformed.
+    Raises MessageError: an item is malformed.
     """
     charged = set[str]()
     for item in times:

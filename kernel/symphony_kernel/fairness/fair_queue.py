@@ -372,8 +372,8 @@ class FairQueue:
 
         Not while a step is formed.
 
-        Raises:
-            KernelBug: the seconds are negative, infinite or not a number (NaN breaks heap order).
+        Raises KernelBug: the seconds are negative, infinite or not a number (NaN breaks heap
+        order).
         """
         if not 0.0 <= seconds < _UNLIMITED:
             raise KernelBug(f"run {root} is charged {seconds} seconds")

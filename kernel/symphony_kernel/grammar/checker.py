@@ -72,8 +72,7 @@ class Checker:
     def check(self, kind: int, text: str) -> tuple[int, str]:
         """Return 0 and the grammar in llguidance's form, or an errno and words.
 
-        Raises:
-            CheckerFault: another attempt may help.
+        Raises CheckerFault: another attempt may help.
         """
         child = self._start()
         try:

@@ -64,8 +64,7 @@ def make_tokenizer(tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> L
 
     It holds the GIL for a quarter of a second per 30,000 tokens.
 
-    Raises:
-        ValueError: llguidance does not support it.
+    Raises ValueError: llguidance does not support it.
     """
     return LLTokenizer(tokenizer.decode(), n_vocab=vocab_size, eos_token=list(eos))
 
@@ -73,8 +72,7 @@ def make_tokenizer(tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> L
 def write_grammar(kind: GrammarKind, text: str) -> str:
     """Return a grammar in llguidance's form.
 
-    Raises:
-        GrammarError: a schema is not JSON, or not an object.
+    Raises GrammarError: a schema is not JSON, or not an object.
     """
     if kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(text)
@@ -93,8 +91,7 @@ def write_grammar(kind: GrammarKind, text: str) -> str:
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Return a matcher of the empty text. Does not hold the GIL.
 
-    Raises:
-        GrammarError: with llguidance's words.
+    Raises GrammarError: with llguidance's words.
     """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():

@@ -73,8 +73,7 @@ class Server:
     def admit(self, connection: "_Connection", frame: list[Any]) -> None:
         """Authenticate a connection by its first frame, and give it its port.
 
-        Raises:
-            MessageError: no Hello, another version, a wrong secret or process.
+        Raises MessageError: no Hello, another version, a wrong secret or process.
         """
         hello = m.decode(frame)
         if not isinstance(hello, m.Hello):

@@ -37,9 +37,8 @@ class Name:
 def parse_path(path: str | bytes) -> str:
     """Return the path without its leading slash.
 
-    Raises:
-        SyscallError: ENAMETOOLONG past PATH_BYTES_MAX; EINVAL if it is not UTF-8, is empty,
-            has a NUL, or has a segment that is empty, `.` or `..`.
+    Raises SyscallError: ENAMETOOLONG past PATH_BYTES_MAX; EINVAL if it is not UTF-8, is empty, has
+    a NUL, or has a segment that is empty, `.` or `..`.
     """
     text = _decode(path).removeprefix("/")
     if "\0" in text or any(segment in ("", ".", "..") for segment in text.split("/")):

@@ -16,8 +16,7 @@ class LibraryUnavailable(Exception):  # noqa: N818 - a state of the machine more
 def cache_directory() -> Path:
     """Return the directory, which only the user may write. Create it if it is missing.
 
-    Raises:
-        LibraryUnavailable: it cannot be created, or others may write to it.
+    Raises LibraryUnavailable: it cannot be created, or others may write to it.
     """
     given = os.environ.get("SYMPHONY_CACHE_DIR")
     try:

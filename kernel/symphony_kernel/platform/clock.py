@@ -54,8 +54,7 @@ class VirtualClock:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` to its end in virtual time and return its result.
 
-        Raises:
-            RuntimeError: a deadlock: all tasks wait, and no timer is set.
+        Raises RuntimeError: a deadlock: all tasks wait, and no timer is set.
         """
         with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
             return runner.run(main)

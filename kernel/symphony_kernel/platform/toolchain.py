@@ -27,8 +27,7 @@ class CompileError(LibraryUnavailable):
 def find_compiler(variable: str = "CC") -> str:
     """Return the compiler that CC or CXX (`variable`) names, else the first usual one.
 
-    Raises:
-        LibraryUnavailable: none is installed.
+    Raises LibraryUnavailable: none is installed.
     """
     wanted = os.environ.get(variable)
     for name in (wanted,) if wanted else _NAMES[variable]:
@@ -80,8 +79,7 @@ def compile_library(
 ) -> Path:
     """Compile sources in `scratch`, several at a time; return the shared library.
 
-    Raises:
-        LibraryUnavailable: as in `run`; `seconds_max` is for each source.
+    Raises LibraryUnavailable: as in `run`; `seconds_max` is for each source.
     """
     objects = [scratch / f"{number}.o" for number in range(len(sources))]
 

@@ -57,8 +57,7 @@ class HandleTable:
     def check_new(self, number: object) -> int:
         """Return `number` if it can be a new handle.
 
-        Raises:
-            SyscallError: EBADF: no positive i32, index out of range or in use, or generation 0.
+        Raises SyscallError: EBADF: no positive i32, index out of range or in use, or generation 0.
         """
         if (
             type(number) is not int
@@ -77,8 +76,7 @@ class HandleTable:
     def get(self, number: object, rights: int = 0) -> Handle:
         """Return the handle with this number.
 
-        Raises:
-            SyscallError: EBADF when there is none, EACCES when it lacks one of `rights`.
+        Raises SyscallError: EBADF when there is none, EACCES when it lacks one of `rights`.
         """
         handle = self._handles.get(number & _INDEX_MASK) if type(number) is int else None
         if handle is None or handle.number != number:

@@ -101,8 +101,7 @@ class Instance:
     def open_file(self, number: int, rights: int, make: Callable[[], KVFile]) -> KVFile:
         """Insert a handle, charged to the tenant, on the file that `make` returns.
 
-        Raises:
-            SyscallError: EDQUOT, or what `make` raises; nothing has changed.
+        Raises SyscallError: EDQUOT, or what `make` raises; nothing has changed.
         """
         self.tenant.charge_handle()
         try:
@@ -188,9 +187,8 @@ class ProcessTable:
     ) -> Instance:
         """Let an instance call over a worker's link; a child takes its stage's grants.
 
-        Raises:
-            SyscallError: EEXIST (it exists), EINVAL (options, ids, another tenant's parent),
-                ENOENT (no such parent or stage), EDQUOT (too deep, too many children).
+        Raises SyscallError: EEXIST (it exists), EINVAL (options, ids, another tenant's parent),
+        ENOENT (no such parent or stage), EDQUOT (too deep, too many children).
         """
         above = self._parent(parent, tenant, worker)
         grants = self._unstage(above, stage)
@@ -276,8 +274,7 @@ class ProcessTable:
 
         Stages that no child has taken are revoked, oldest first, when there are too many.
 
-        Raises:
-            SyscallError: EEXIST, EDQUOT.
+        Raises SyscallError: EEXIST, EDQUOT.
         """
         if stage in caller.stages:
             raise SyscallError(Errno.EEXIST, f"stage {stage}")
@@ -314,8 +311,7 @@ class ProcessTable:
     def charge_tokens(self, caller: Instance, n: int) -> None:
         """Count n tokens that are about to be computed.
 
-        Raises:
-            SyscallError: EDQUOT, and `exceeded` is called the first time.
+        Raises SyscallError: EDQUOT, and `exceeded` is called the first time.
         """
         run = caller.run
         if run.tokens + n > run.tokens_max:
@@ -332,8 +328,7 @@ class ProcessTable:
         Its preds in flight are dropped, its queued calls never start, and it gets no more replies.
         For an instance that ended with its worker this returns its usage, once.
 
-        Raises:
-            SyscallError: ENOENT.
+        Raises SyscallError: ENOENT.
         """
         gone = self._instances.pop(instance, None)
         if gone is None:
@@ -435,8 +430,7 @@ class ProcessTable:
     def check_integrity(self) -> None:
         """Compare what instances hold with what KVFS counts.
 
-        Raises:
-            KernelBug: they differ; the message says where.
+        Raises KernelBug: they differ; the message says where.
         """
         held: Counter[KVFile] = Counter()
         handles: Counter[str] = Counter()

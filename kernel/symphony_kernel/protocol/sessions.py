@@ -233,9 +233,8 @@ class Dialer:
 
         The event is set when the connection has ended. Then call this with the next one.
 
-        Raises:
-            LinkLostError: no `Welcome` came, or the peer does not know the session. Then the
-                session has ended, and the next connection begins another.
+        Raises LinkLostError: no `Welcome` came, or the peer does not know the session. Then the
+        session has ended, and the next connection begins another.
         """
         connection = _Connection(self, link)
         link.receive(connection.on_frame, connection.on_closed)

@@ -200,8 +200,7 @@ def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
 def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
     """Return the steps that recompute a file's absent pages ([pages of its entries]).
 
-    Raises:
-        NotRecomputableError: some of it depends on what is lost.
+    Raises NotRecomputableError: some of it depends on what is lost.
     """
     if file.lineage is None:
         return linear_steps(file, absent)

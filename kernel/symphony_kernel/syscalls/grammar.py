@@ -61,8 +61,7 @@ class ConstraintCalls:
     def begin(self, call: Call, kind: Any, text: Any) -> Result | None:
         """Compile a grammar; the reply is a handle, or msgpack of an errno and a text.
 
-        Raises:
-            SyscallError: EINVAL, EFBIG, EDQUOT.
+        Raises SyscallError: EINVAL, EFBIG, EDQUOT.
         """
         caller = call.caller
         language = integer(kind, 0, max(GrammarKind))

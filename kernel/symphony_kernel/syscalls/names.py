@@ -41,8 +41,7 @@ class NameCalls:
     def open(self, call: Call, number: int, path: str, rights: int) -> Result | None:
         """Insert a handle on a view of a name; others' public files can only be read.
 
-        Raises:
-            SyscallError: ENOENT, EDQUOT, EIO, EBADF.
+        Raises SyscallError: ENOENT, EDQUOT, EIO, EBADF.
         """
         caller = call.caller
         caller.handles.check_new(number)
@@ -107,8 +106,7 @@ class NameCalls:
     ) -> tuple[int, Result]:
         """Return the number of names with a prefix that come after `after`, and the packed list.
 
-        Raises:
-            SyscallError: EFBIG past LIST_ITEMS_MAX.
+        Raises SyscallError: EFBIG past LIST_ITEMS_MAX.
         """
         files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
         if len(files) > LIST_ITEMS_MAX:
@@ -121,8 +119,7 @@ class NameCalls:
     ) -> list[dict[str, Any]]:
         """Return at most `limit` named files with `prefix` that come after path `after`.
 
-        Raises:
-            SyscallError: EINVAL, ENAMETOOLONG.
+        Raises SyscallError: EINVAL, ENAMETOOLONG.
         """
         if type(limit) is not int or not 0 < limit <= LIST_ITEMS_MAX:
             raise SyscallError(Errno.EINVAL, f"limit must be from 1 to {LIST_ITEMS_MAX}")

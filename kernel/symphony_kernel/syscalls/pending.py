@@ -90,8 +90,7 @@ class CallContext:
         until it is closed. `new`: the call made this file. `behind`: it waits even for a
         generation.
 
-        Raises:
-            SyscallError: what `action` raises when it is done now, or EAGAIN, EBUSY.
+        Raises SyscallError: what `action` raises when it is done now, or EAGAIN, EBUSY.
         """
         try:
             for file in files:

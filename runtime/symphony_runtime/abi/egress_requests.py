@@ -48,8 +48,7 @@ class HttpRequest:
 def parse_http(data: bytes) -> HttpRequest:
     """Return the request in msgpack {method?, url, headers?, body?, timeout_ms?}.
 
-    Raises:
-        SyscallError: EINVAL, EFBIG, or ENAMETOOLONG for the URL.
+    Raises SyscallError: EINVAL, EFBIG, or ENAMETOOLONG for the URL.
     """
     known = frozenset({"method", "url", "headers", "body", "timeout_ms"})
     values = unpack(data, HTTP_REQUEST_BYTES_MAX, known)
@@ -119,8 +118,7 @@ class ToolRequest:
 def parse_tool(data: bytes) -> ToolRequest:
     """Return the request in msgpack {name, arguments?, timeout_ms?}.
 
-    Raises:
-        SyscallError: EINVAL, EFBIG, or ENAMETOOLONG.
+    Raises SyscallError: EINVAL, EFBIG, or ENAMETOOLONG.
     """
     values = unpack(data, TOOL_REQUEST_BYTES_MAX, frozenset({"name", "arguments", "timeout_ms"}))
     name, arguments = values.get("name"), values.get("arguments")

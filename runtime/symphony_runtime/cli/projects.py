@@ -63,9 +63,8 @@ class RustToolchain:
 def new(name: str, lang: str, directory: Path) -> Path:
     """Create the project `name` as the new folder `directory/name`; return that folder.
 
-    Raises:
-        ProjectError: the name is no package name, the language is unknown, the folder exists, or
-            the SDK's sources are not next to this package.
+    Raises ProjectError: the name is no package name, the language is unknown, the folder exists, or
+    the SDK's sources are not next to this package.
     """
     if not _NAME.fullmatch(name):
         raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
@@ -84,9 +83,8 @@ def new(name: str, lang: str, directory: Path) -> Path:
 def build(directory: Path) -> Path:
     """Compile the project in `directory` to `directory/build/<name>.wasm`; return that path.
 
-    Raises:
-        ProjectError: it is no project, there is no compiler, or the compiler failed; the message
-            has its output.
+    Raises ProjectError: it is no project, there is no compiler, or the compiler failed; the message
+    has its output.
     """
     directory = directory.resolve()
     if (directory / "Cargo.toml").is_file():
@@ -101,8 +99,7 @@ def find_rust_toolchain() -> RustToolchain:
 
     It tries CARGO and RUSTC of the environment, those on PATH (rustup's), then the system's.
 
-    Raises:
-        ProjectError: none can; the message says what to install.
+    Raises ProjectError: none can; the message says what to install.
     """
     for toolchain in _rust_candidates():
         if _compiles_to_wasm(toolchain):

@@ -139,8 +139,7 @@ def _tenant(name: str, now: Sample, rate: Any) -> JsonObject:
 async def show(client: Client, *, as_json: bool) -> None:
     """Print one snapshot, or one a second on a terminal until Ctrl-C.
 
-    Raises:
-        ClientError: the server does not answer at first, or refuses the key.
+    Raises ClientError: the server does not answer at first, or refuses the key.
     """
     before = await take_sample(client)
     await asyncio.sleep(_SECONDS)

@@ -64,8 +64,7 @@ class Outline:
 def read_outline(wasm: bytes) -> Outline:
     """Return the outline of a module whose header has been checked.
 
-    Raises:
-        ValueError: the sections do not add up to the bytes.
+    Raises ValueError: the sections do not add up to the bytes.
     """
     outline = Outline()
     for section, at, size in _sections(wasm):

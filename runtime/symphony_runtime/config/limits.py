@@ -150,8 +150,7 @@ def parse_limits(values: object, what: str = "limits") -> dict[str, Bound]:
 def parse_tenants(values: object) -> dict[str, dict[str, Bound]]:
     """Return the bounds of each tenant in the table `tenants`.
 
-    Raises:
-        ValueError: the message is for the operator.
+    Raises ValueError: the message is for the operator.
     """
     if not isinstance(values, dict):
         raise ValueError("tenants must be a table")

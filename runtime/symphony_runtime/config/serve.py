@@ -163,8 +163,7 @@ class ServeOptions(StrictModel):
 def check_store(url: str) -> None:
     """Check the URL of the database of tenants, keys, programs and runs.
 
-    Raises:
-        ValueError: it is neither empty nor a PostgreSQL database's.
+    Raises ValueError: it is neither empty nor a PostgreSQL database's.
     """
     if url and not url.startswith(("postgresql://", "postgres://")):
         raise ValueError("store must be the URL of a PostgreSQL database: postgresql://...")
@@ -173,8 +172,7 @@ def check_store(url: str) -> None:
 def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:
     """Return the options of a configuration file, those in `given` that are not None on top.
 
-    Raises:
-        OptionsError: the file cannot be read, or an option is unknown or wrong.
+    Raises OptionsError: the file cannot be read, or an option is unknown or wrong.
     """
     try:
         values = _read_file(path) if path is not None else {}

@@ -29,8 +29,7 @@ def is_loopback(host: str) -> bool:
 def check_transport(host: str, cert: Path | None, key: Path | None, *, behind_proxy: bool) -> None:
     """Check that a host may be served so.
 
-    Raises:
-        TransportError: it may not; the message says what to do.
+    Raises TransportError: it may not; the message says what to do.
     """
     if (cert is None) != (key is None):
         raise TransportError("tls_cert and tls_key go together: a certificate and its private key")

@@ -169,8 +169,7 @@ class FiberHost:
     def load(self, artefact: bytes) -> Program:
         """Load an artefact of this server's compiler; its code is not verified.
 
-        Raises:
-            HostFault: it is for another engine, or an import is missing.
+        Raises HostFault: it is for another engine, or an import is missing.
         """
         code, table_bytes = unseal(artefact)
         try:

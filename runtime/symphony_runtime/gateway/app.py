@@ -89,8 +89,7 @@ async def serve(
 ) -> AsyncIterator[Gateway]:
     """Start the gateway; stop it at the end of the block. Any process may be a worker by default.
 
-    Raises:
-        ConfigError: the configuration cannot be served.
+    Raises ConfigError: the configuration cannot be served.
     """
     check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

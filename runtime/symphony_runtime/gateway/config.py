@@ -83,8 +83,7 @@ class GatewayConfig:
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":
         """Return the configuration in the supervisor's line.
 
-        Raises:
-            ConfigError: a key is missing, unknown, or of a wrong type.
+        Raises ConfigError: a key is missing, unknown, or of a wrong type.
         """
         try:
             return cls(

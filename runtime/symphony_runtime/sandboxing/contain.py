@@ -55,8 +55,7 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
 
     Call it before the first thread: a thread that runs already would keep its files.
 
-    Raises:
-        ContainmentError: a layer that this user could have is missing, and `required` is set.
+    Raises ContainmentError: a layer that this user could have is missing, and `required` is set.
     """
     achieved: dict[str, str] = {}
     missing: dict[str, str] = {}

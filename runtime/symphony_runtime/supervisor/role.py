@@ -102,9 +102,8 @@ class Role:
         A role that has been ready is started again for minutes: a full disk or a lack of memory may
         pass.
 
-        Raises:
-            SupervisorError: it does not become ready in START_ATTEMPTS, or again for
-                GIVE_UP_SECONDS.
+        Raises SupervisorError: it does not become ready in START_ATTEMPTS, or again for
+        GIVE_UP_SECONDS.
         """
         attempts, pause = 0, _PAUSE_SECONDS[0]
         last_ready: float | None = None

@@ -341,8 +341,7 @@ def _lets_workers_in(parent: str) -> bool:
 def _raise_descriptor_limit() -> None:
     """Raise the limit of descriptors; the roles inherit it.
 
-    Raises:
-        SupervisorError: the system allows a process too few.
+    Raises SupervisorError: the system allows a process too few.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS_MIN:

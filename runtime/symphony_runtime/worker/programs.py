@@ -38,8 +38,7 @@ class LoadedPrograms(dict[str, Program]):
     def create_fiber(self, instance: Instance, module: str, entry: str, live: int) -> None:
         """Set an instance's fiber, which has not run yet; `live` is the worker's instances.
 
-        Raises:
-            Ending: the instance cannot start, and holds nothing.
+        Raises Ending: the instance cannot start, and holds nothing.
         """
         program = self.get(module)
         if program is None:

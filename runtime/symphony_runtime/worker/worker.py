@@ -113,17 +113,15 @@ class Worker:
         The instances live on without a link, as long as the kernel behind the next link knows them;
         their calls wait until then.
 
-        Raises:
-            LinkLostError: it does not welcome us, or does not know our instances. Those have ended
-                as failed, and the next attempt starts a new session.
+        Raises LinkLostError: it does not welcome us, or does not know our instances. Those have
+        ended as failed, and the next attempt starts a new session.
         """
         return await self._dialer.connect(link)
 
     async def attach_gateway(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a gateway; the event is set when the link has ended.
 
-        Raises:
-            LinkLostError: it closed the link instead of welcoming us.
+        Raises LinkLostError: it closed the link instead of welcoming us.
         """
         self._gateway = link  # before the welcome: a Start may follow it at once
         hello = m.Hello(
@@ -566,8 +564,7 @@ async def _meet_gateway(
 
     The link to the gateway is no session, unlike the kernel's.
 
-    Raises:
-        LinkLostError: it was closed instead, or no welcome came.
+    Raises LinkLostError: it was closed instead, or no welcome came.
     """
     welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     lost = asyncio.Event()

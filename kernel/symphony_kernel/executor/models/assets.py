@@ -48,8 +48,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
     dtype (float16 becomes bfloat16), but float32 for small models. `name` overrides the
     directory's.
 
-    Raises:
-        CheckpointError: a file is missing or broken, or the model is not supported.
+    Raises CheckpointError: a file is missing or broken, or the model is not supported.
     """
     config = load_config(directory)
     tokenizer, parsed = _tokenizer(directory, config)

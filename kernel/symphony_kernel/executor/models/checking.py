@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 def check_model(directory: Path, dtype: str) -> None:
     """Check all files of a model's directory but the tensors' values.
 
-    Raises:
-        CheckpointError: the model cannot be used.
+    Raises CheckpointError: the model cannot be used.
     """
     command = [sys.executable, "-m", __name__, str(directory), dtype]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}

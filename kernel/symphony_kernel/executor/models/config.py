@@ -166,8 +166,7 @@ class Fields:
 def load_config(directory: Path) -> ModelConfig:
     """Return the checked config.json of a checkpoint.
 
-    Raises:
-        CheckpointError: the file is missing or broken, or has an unsupported setting.
+    Raises CheckpointError: the file is missing or broken, or has an unsupported setting.
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory")

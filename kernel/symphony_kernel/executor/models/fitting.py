@@ -35,8 +35,7 @@ class MemoryNeeds:
     def check_host(self, available: int | None) -> None:
         """Check that all ranks fit into `available` bytes of this machine's memory.
 
-        Raises:
-            CheckpointError: they do not.
+        Raises CheckpointError: they do not.
         """
         element = 1 if self.quantize == "int8" else _ELEMENT_BYTES[self.dtype]
         weights = element * (self._products() + self._head())

@@ -46,9 +46,8 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Header]:
 
     Returns the tensors of the model, by name.
 
-    Raises:
-        CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape or
-            of an unsupported dtype.
+    Raises CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape
+    or of an unsupported dtype.
     """
     headers, mine = read_headers(directory), {}
     for name, shape in tensor_shapes(config):

@@ -39,9 +39,8 @@ _FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}
 def built_library(say: Callable[[str], None] = _log.info) -> Path:
     """Return the path of the compiled library; compile it if it is missing.
 
-    Raises:
-        LibraryUnavailable: the processor is not supported, there is no compiler, it fails on our
-            sources, or SYMPHONY_NATIVE=0 disables the kernels.
+    Raises LibraryUnavailable: the processor is not supported, there is no compiler, it fails on our
+    sources, or SYMPHONY_NATIVE=0 disables the kernels.
     """
     target, there = library_path()
     if there:

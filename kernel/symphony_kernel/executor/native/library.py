@@ -64,8 +64,7 @@ Function = Callable[..., Any]
 def load_library(say: Callable[[str], None] = _log.info) -> Library:
     """Return the kernels for this machine, compiled now if necessary.
 
-    Raises:
-        LibraryUnavailable: the machine has none, for the reason in the message.
+    Raises LibraryUnavailable: the machine has none, for the reason in the message.
     """
     path = built_library(say)
     try:

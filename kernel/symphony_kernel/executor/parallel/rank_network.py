@@ -34,8 +34,7 @@ def device_of(share: Share) -> torch.device:
 def load_share(share: Share, group: Group, progress: Progress | None = None) -> Network:
     """Load a rank's network; it can compute once the group has been joined.
 
-    Raises:
-        CheckpointError: the model cannot be divided so, or there is no device for the rank.
+    Raises CheckpointError: the model cannot be divided so, or there is no device for the rank.
     """
     place = device_of(share)
     if place.type == "cuda":

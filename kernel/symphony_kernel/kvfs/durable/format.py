@@ -172,9 +172,8 @@ def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool =
     Other K and V are taken as they are, and nothing is computed from them. With `recompute` they
     are ignored, and each entry is computed from those before it.
 
-    Raises:
-        FormatError: it is broken, or has no K and V; OtherModelError: its K and V are not of
-            exactly this model (never with `recompute`); OSError.
+    Raises FormatError: it is broken, or has no K and V; OtherModelError: its K and V are not of
+    exactly this model (never with `recompute`); OSError.
     """
     header = _read_header(path)
     metadata = header.metadata

@@ -207,9 +207,8 @@ class DurableNames:
     ) -> bool:
         """Name the present content of `file`; return whether it is done, or call `done`.
 
-        Raises:
-            SyscallError: EEXIST without `replace`, EDQUOT (files, names), EACCES (below `public/`,
-                or publishing is not allowed), EAGAIN (too many changes wait), ENOSYS (no disk).
+        Raises SyscallError: EEXIST without `replace`, EDQUOT (files, names), EACCES (below
+        `public/`, or publishing is not allowed), EAGAIN (too many changes wait), ENOSYS (no disk).
         """
         self._check_public(path, public)
         if durable and self.disk is None:

@@ -97,8 +97,7 @@ def plan(trail: Trail | None, absent: Int64) -> list[Step]:
 
     `trail` covers the whole file (`KVFile.history`).
 
-    Raises:
-        NotRecomputableError: some of them depend on a lost span.
+    Raises NotRecomputableError: some of them depend on a lost span.
     """
     if trail is None or not len(absent):
         return []

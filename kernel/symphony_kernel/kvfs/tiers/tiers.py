@@ -209,8 +209,8 @@ class Tiers:
         thread has read them and `on_arrived` is called. The caller handles pages in no tier
         (`give_frames`). Pages that have a frame are skipped.
 
-        Raises:
-            SyscallError: ENOMEM (fewer free frames than pages on host and disk); nothing has moved.
+        Raises SyscallError: ENOMEM (fewer free frames than pages on host and disk); nothing has
+        moved.
         """
         pages = _distinct(pages[self._pool.frame[pages] < 0])
         here = self.host[pages] >= 0

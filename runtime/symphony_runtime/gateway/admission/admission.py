@@ -100,8 +100,7 @@ class Admission:
 
         `tenant_most` replaces the server's limit of live runs per tenant.
 
-        Raises:
-            Problem: 429, 503, with Retry-After.
+        Raises Problem: 429, 503, with Retry-After.
         """
         if self._drained is not None:
             left = self._drained - self._now() + _RESTART_SECONDS

@@ -59,8 +59,7 @@ class Members:
     async def drop_gateway(self, gateway: str) -> None:
         """Remove a gateway that is gone for good.
 
-        Raises:
-            Problem: 404; 409, it is this one, or was seen a moment ago.
+        Raises Problem: 404; 409, it is this one, or was seen a moment ago.
         """
         now = self._now_ms()
         seen = now if gateway == self.name else await self._store.read(lambda c: _seen(c, gateway))

@@ -28,8 +28,7 @@ async def listen(
 ) -> int:
     """Listen until the stack ends; return the port.
 
-    Raises:
-        ConfigError: the address is taken or not ours, or the certificate is invalid.
+    Raises ConfigError: the address is taken or not ours, or the certificate is invalid.
     """
     runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()

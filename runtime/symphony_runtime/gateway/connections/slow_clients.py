@@ -26,8 +26,7 @@ class SlowBodies:
     async def chunks(self, request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
         """Yield a request's body in chunks of at most `size` bytes.
 
-        Raises:
-            Problem: 408, it arrives too slowly; the connection ends.
+        Raises Problem: 408, it arrives too slowly; the connection ends.
         """
         content, loop = request.content, asyncio.get_running_loop()
         left, received = self.grace_seconds, 0

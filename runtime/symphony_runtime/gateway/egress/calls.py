@@ -44,8 +44,7 @@ class Egress:
     async def perform(self, what: str, tenant: str, request: Any) -> bytes:
         """Make a call of a tenant's program; return its result.
 
-        Raises:
-            SyscallError: the program's errno; EAGAIN, the tenant has too many calls in progress.
+        Raises SyscallError: the program's errno; EAGAIN, the tenant has too many calls in progress.
         """
         with self.metrics.counted(what), self._counted(tenant):
             if what == "tools":

@@ -136,10 +136,9 @@ class HttpEgress:
     async def call(self, tenant: str, request: HttpRequest) -> bytes:
         """Make a request; return msgpack {status, headers, body}.
 
-        Raises:
-            SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no such
-                secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold
-                too much; ETIMEDOUT; EIO, the network, the server, or its certificate.
+        Raises SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no
+        such secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold too
+        much; ETIMEDOUT; EIO, the network, the server, or its certificate.
         """
         injected = await self._injector.inject(tenant, request)
         most_ms = request.timeout_ms or HTTP_MS_DEFAULT

@@ -38,9 +38,8 @@ class Injector:
     async def inject(self, tenant: str, request: HttpRequest) -> "Injected":
         """Return the secrets of a request.
 
-        Raises:
-            SyscallError: EINVAL, there are too many; ENOENT, the tenant has no such secret; EIO, it
-                cannot be decrypted.
+        Raises SyscallError: EINVAL, there are too many; ENOENT, the tenant has no such secret; EIO,
+        it cannot be decrypted.
         """
         names = set(_PLACEHOLDER.findall("\n".join(request.headers.values())))
         if not names:
@@ -73,8 +72,8 @@ class Injected:
     def headers(self, request: HttpRequest) -> dict[str, str]:
         """Return a request's headers with its secrets filled in.
 
-        Raises:
-            SyscallError: EACCES, one may not go there; EFBIG, the headers are too long with them.
+        Raises SyscallError: EACCES, one may not go there; EFBIG, the headers are too long with
+        them.
         """
         if not self._secrets:
             return request.headers

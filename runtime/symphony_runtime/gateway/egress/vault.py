@@ -68,8 +68,7 @@ class Vault:
     def __init__(self, store: Store, data_dir: Path, now_ms: Callable[[], int]) -> None:
         """Read the key, if it exists; the first secret creates it.
 
-        Raises:
-            VaultError: others can read it, or it is no valid key.
+        Raises VaultError: others can read it, or it is no valid key.
         """
         self._store = store
         self._path = data_dir / "secrets.key"
@@ -79,8 +78,7 @@ class Vault:
     async def put_secret(self, tenant: str, name: str, wanted: Any) -> tuple[dict[str, Any], bool]:
         """Store a secret {value, hosts}; return its view, and whether it is new.
 
-        Raises:
-            Problem: 400; 429, the tenant has too many; 507, the disk is full.
+        Raises Problem: 400; 429, the tenant has too many; 507, the disk is full.
         """
         value, hosts = _checked(name, wanted)
         self._store.disk.check(tenant, ROW_BYTES + len(value))

@@ -60,8 +60,7 @@ class BodyMemory:
     def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
         """Count more bytes of a request's body.
 
-        Raises:
-            Problem: 429, too many bytes of the tenant; 503, too many of all tenants.
+        Raises Problem: 429, too many bytes of the tenant; 503, too many of all tenants.
         """
         if self._tenants[tenant] + size > TENANT_BODY_BYTES_MAX:
             detail = f"live requests hold over {TENANT_BODY_BYTES_MAX} bytes: send fewer at once"
@@ -146,9 +145,8 @@ def check_unencoded(request: web.Request) -> None:
 async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     """Return the body.
 
-    Raises:
-        Problem: 413, it is larger than `limit` bytes, of which no more are read. 415, it is
-            compressed. 408, it is too slow. 429 and 503 as `BodyMemory.hold`.
+    Raises Problem: 413, it is larger than `limit` bytes, of which no more are read. 415, it is
+    compressed. 408, it is too slow. 429 and 503 as `BodyMemory.hold`.
     """
     check_unencoded(request)
     if (request.content_length or 0) > limit:
@@ -168,8 +166,7 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
 
     Reading waits while the tenant is throttled, and so does the client.
 
-    Raises:
-        Problem: 408, it is too slow.
+    Raises Problem: 408, it is too slow.
     """
     cpu_reporter, holder, received = services(request).cpu_reporter, body_owner(request), 0
     async for chunk in services(request).slow.uploads.chunks(request, size):
@@ -194,8 +191,7 @@ async def run_off_loop(size: int, work: Callable[[], T]) -> T:
 async def parse_json(request: web.Request, body: bytes) -> Any:
     """Return a body's JSON. The memory of its values is held like the body itself.
 
-    Raises:
-        Problem: 400; 413, it has too many values; 429 and 503 as `BodyMemory.hold`.
+    Raises Problem: 400; 413, it has too many values; 429 and 503 as `BodyMemory.hold`.
     """
     if len(body) <= _IN_THREAD_BYTES:
         return _parse(body)

@@ -82,8 +82,7 @@ def read_idempotency_key(
 
     The digest covers method, path, query and body, without the parameters `aside`.
 
-    Raises:
-        Problem: 400, the header is malformed.
+    Raises Problem: 400, the header is malformed.
     """
     values = request.headers.getall(HEADER, [])
     if not values:
@@ -116,8 +115,7 @@ class Idempotency:
         `act` gets that id, and whether the outcome may exist already. A repeated request waits
         for the first one, and shares its failure.
 
-        Raises:
-            Problem: 422, the key is of another request; 429, the tenant has too many keys.
+        Raises Problem: 422, the key is of another request; 429, the tenant has too many keys.
         """
         mark = once.tenant, once.key
         joined = self._under_way.get(mark)
@@ -196,8 +194,7 @@ class Idempotency:
     async def _claim(self, once: KeyedRequest, outcome: str) -> _Claim:
         """Return the claim of a key, once no other gateway works on it.
 
-        Raises:
-            Problem: 409, another gateway works on it for too long; 422, 429 as `perform`.
+        Raises Problem: 409, another gateway works on it for too long; 422, 429 as `perform`.
         """
         loop = asyncio.get_running_loop()
         until, (pause, pause_max) = loop.time() + IDEMPOTENCY_ELSEWHERE_SECONDS_MAX, _LOOK_SECONDS
@@ -242,8 +239,7 @@ async def start_run_once(
 ) -> tuple[Run | Record, bool]:
     """Start a run, or find the run that an earlier request of the key started (True).
 
-    Raises:
-        Problem: as `start` and `Idempotency.perform`; 410, the run was deleted since.
+    Raises Problem: as `start` and `Idempotency.perform`; 410, the run was deleted since.
     """
     if once is None:
         return await start(None), False

@@ -36,8 +36,7 @@ class KernelLimits:
 
         None: the tenant has no limit.
 
-        Raises:
-            KernelAwayError, SyscallError: as the link does.
+        Raises KernelAwayError, SyscallError: as the link does.
         """
         limit = self._limits.of(tenant).most("tokens_per_minute")
         if limit is None:

@@ -143,8 +143,7 @@ class KernelLink:
     ) -> None:
         """Let an instance call the kernel.
 
-        Raises:
-            KernelAwayError: no kernel, for long; SyscallError: it refuses.
+        Raises KernelAwayError: no kernel, for long; SyscallError: it refuses.
         """
         try:
             await self._request(
@@ -160,8 +159,7 @@ class KernelLink:
     async def end(self, instance: int) -> dict[str, int]:
         """End an instance; return its kernel usage. Waits for a kernel that is away.
 
-        Raises:
-            KernelAwayError: no kernel; SyscallError: it does not know the instance.
+        Raises KernelAwayError: no kernel; SyscallError: it does not know the instance.
         """
         usage: dict[str, int] = await self._request(lambda seq: m.End(seq, instance), None)
         return usage
@@ -169,8 +167,7 @@ class KernelLink:
     async def ask(self, what: str, **args: Any) -> Any:
         """Return the kernel's answer to an `Ask`.
 
-        Raises:
-            KernelAwayError: no kernel, for long; SyscallError: its answer is an errno.
+        Raises KernelAwayError: no kernel, for long; SyscallError: its answer is an errno.
         """
         return await self._request(lambda seq: m.Ask(seq, what, args), self._wait_seconds)
 

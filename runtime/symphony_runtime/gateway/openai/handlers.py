@@ -196,8 +196,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
 async def _check_tokens(request: web.Request, tenant: str) -> None:
     """Check that a tenant has tokens left in this minute; the answer's headers tell how many.
 
-    Raises:
-        Problem: 429, there are none; 503, the kernel that counts them is away.
+    Raises Problem: 429, there are none; 503, the kernel that counts them is away.
     """
     runs = services(request).runs
     try:

@@ -139,9 +139,8 @@ class Programs:
     ) -> tuple[Program, bool]:
         """Check, compile and store a program; True if its bytes are new.
 
-        Raises:
-            Problem: 400 with every problem of the program, 413 too large; 429, over the `quota`;
-                429, 507: no disk space.
+        Raises Problem: 400 with every problem of the program, 413 too large; 429, over the `quota`;
+        429, 507: no disk space.
         """
         if name is not None:
             check_name(name)
@@ -282,9 +281,8 @@ class Programs:
     async def artefact(self, program: Program) -> bytes:
         """Return the machine code of a program, compiled again if none matches.
 
-        Raises:
-            Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
-                earlier one accepted; 500, the bytes are damaged.
+        Raises Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
+        earlier one accepted; 500, the bytes are damaged.
         """
         task = self._loading.get(program.module)
         if task is None:
@@ -343,8 +341,7 @@ class Programs:
     async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
         """Compile while holding the tenant's lock.
 
-        Raises:
-            Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
+        Raises Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
         """
 
         async def compile_locked() -> Compiled:

@@ -65,8 +65,7 @@ class Channels:
 
         -EAGAIN comes at once when as many bytes wait as all the tenant's channels may hold.
 
-        Raises:
-            SyscallError: the name or item is too long, or there are too many channels.
+        Raises SyscallError: the name or item is too long, or there are too many channels.
         """
         if len(item) > MESSAGE_BYTES_MAX:
             raise SyscallError(Errno.EFBIG, "a channel's item has at most 1 MiB")
@@ -84,8 +83,7 @@ class Channels:
     def receive(self, tenant: str, name: str, done: Done) -> Waiter:
         """Take a channel's next item; `done` gets it, at once or later.
 
-        Raises:
-            SyscallError: the name is too long, or there are too many channels.
+        Raises SyscallError: the name is too long, or there are too many channels.
         """
         waiter = Waiter(done, None)
         self._channel(tenant, name).receivers.append(waiter)

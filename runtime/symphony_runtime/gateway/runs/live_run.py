@@ -40,8 +40,7 @@ class Run:
     ) -> None:
         """Admit a run; with a listener it is ephemeral: its messages are not stored.
 
-        Raises:
-            Problem: 429, 507: there is no disk space for a run that is stored.
+        Raises Problem: 429, 507: there is no disk space for a run that is stored.
         """
         self.ephemeral = listener is not None
         if not self.ephemeral:

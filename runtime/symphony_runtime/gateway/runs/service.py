@@ -114,8 +114,7 @@ class Runs:
 
         With a listener the run is ephemeral: messages go to the listener and are not stored.
 
-        Raises:
-            Problem: 400 no such entry; 429, 503 with Retry-After.
+        Raises Problem: 400 no such entry; 429, 503 with Retry-After.
         """
         entry = program.entry(request.entry)
         problem: Exception | None = None
@@ -153,8 +152,7 @@ class Runs:
     async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
         """Return a tenant's runs, newest first: those older than `after`, if given.
 
-        Raises:
-            Problem: 400, the tenant has no such run.
+        Raises Problem: 400, the tenant has no such run.
         """
         before = _SEQ_END
         if after:
@@ -183,8 +181,7 @@ class Runs:
     async def delete(self, tenant: str, run_id: str) -> None:
         """Delete a run that has ended, with its messages and its log.
 
-        Raises:
-            Problem: 404; 409, it is live, or its end is not stored yet.
+        Raises Problem: 404; 409, it is live, or its end is not stored yet.
         """
         run = await self.find(tenant, run_id)
         if isinstance(run, Run):
@@ -208,8 +205,7 @@ class Runs:
     def deliver(self, run: Run | Record, data: bytes | None) -> None:
         """Give the program a message, or the end of them (None).
 
-        Raises:
-            Problem: 409, the run has ended; 429, earlier messages are not received yet.
+        Raises Problem: 409, the run has ended; 429, earlier messages are not received yet.
         """
         if not isinstance(run, Run):
             check_here(run)

@@ -31,8 +31,7 @@ Action = Callable[[], Awaitable[None]]
 def gateway_name(data_dir: Path) -> str:
     """Return the name of a data directory's gateway; the first start makes it.
 
-    Raises:
-        StoreError: the name cannot be written, or the file is empty or not text.
+    Raises StoreError: the name cannot be written, or the file is empty or not text.
     """
     path = data_dir / "gateway.id"
     try:

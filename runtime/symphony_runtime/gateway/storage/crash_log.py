@@ -106,8 +106,7 @@ class CrashLog:
     async def rotate(self) -> None:
         """Start a new file; return when the old ones are deleted.
 
-        Raises:
-            StorageError: the streams cannot store their events now; they will later.
+        Raises StorageError: the streams cannot store their events now; they will later.
         """
         self.flush()
         if self._file is not None:

@@ -75,8 +75,7 @@ class Database(Protocol):
     def connect(self, *, writes: bool) -> Connection:
         """Connect; without `writes` the connection is read-only.
 
-        Raises:
-            StoreError: the database cannot be reached, or is not ours.
+        Raises StoreError: the database cannot be reached, or is not ours.
         """
 
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:

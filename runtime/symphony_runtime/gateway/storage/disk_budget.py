@@ -101,8 +101,7 @@ class DiskBudget:
     def check(self, tenant: str, size: int = ROW_BYTES) -> None:
         """Check that a tenant may write `size` bytes.
 
-        Raises:
-            Problem: 507, the server's disk is full; 429, the tenant is over its budget.
+        Raises Problem: 507, the server's disk is full; 429, the tenant is over its budget.
         """
         if size >= _LARGE_BYTES:
             self.measure()

@@ -33,8 +33,7 @@ class Migration:
 def load_migrations(folder: Traversable) -> tuple[Migration, ...]:
     """Return the migrations in a folder, in order.
 
-    Raises:
-        ValueError: a file has no number, or a number is missing or used twice.
+    Raises ValueError: a file has no number, or a number is missing or used twice.
     """
     found = []
     for file in folder.iterdir():
@@ -76,8 +75,7 @@ def migrate(
 ) -> None:
     """Bring a database to the newest version.
 
-    Raises:
-        StoreError: a later server wrote it, or a migration failed and was rolled back.
+    Raises StoreError: a later server wrote it, or a migration failed and was rolled back.
     """
     newest = len(migrations)
     version = database.version(connection)

@@ -52,8 +52,7 @@ class SqliteDatabase(Database):
     def connect(self, *, writes: bool) -> Connection:
         """Open or create the file, readable by its owner only.
 
-        Raises:
-            StoreError: it is no database, or the disk is full or broken; the message says which.
+        Raises StoreError: it is no database, or the disk is full or broken; the message says which.
         """
         if writes and self._path.exists() and not self._path.stat().st_size:
             _log.warning("%s is empty: it becomes a new database", self)

@@ -67,8 +67,7 @@ class Store:
 
         The crash log is in the file's folder in either case.
 
-        Raises:
-            StoreError: the database is not ours, is of a later version, or cannot be reached.
+        Raises StoreError: the database is not ours, is of a later version, or cannot be reached.
         """
         self._loop = asyncio.get_running_loop()
         self.disk = disk or DiskBudget(path.parent)
@@ -151,8 +150,7 @@ class Store:
     async def scrub(self) -> None:
         """Erase deleted rows from the logs; in the database file they are zeros.
 
-        Raises:
-            StorageError: something may be left; call again.
+        Raises StorageError: something may be left; call again.
         """
         await self.crash_log.rotate()
         try:

@@ -79,8 +79,8 @@ class Administration:
     def check(self, tenant: str) -> None:
         """Check that a tenant may start something.
 
-        Raises:
-            Problem: 403, it is suspended; 404, it was deleted after the request's authentication.
+        Raises Problem: 403, it is suspended; 404, it was deleted after the request's
+        authentication.
         """
         if tenant in self.keys.suspended:
             raise suspended()
@@ -115,8 +115,7 @@ class Administration:
     async def delete_tenant(self, tenant: str) -> None:
         """Delete a tenant that has no live runs and no KV files, with its keys.
 
-        Raises:
-            Problem: 404; 409, it still has something.
+        Raises Problem: 404; 409, it still has something.
         """
         with self.refuse_tenant(tenant):
             if self.runs.runs_of(tenant):  # one that just started

@@ -90,10 +90,9 @@ class Authentication:
 
         `tenants`, `operators`: whose keys may; `writes`: the request changes something.
 
-        Raises:
-            Problem: 401, there is no such header; another 401, identical for a malformed, unknown,
-                wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key is
-                read-only.
+        Raises Problem: 401, there is no such header; another 401, identical for a malformed,
+        unknown, wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key is
+        read-only.
         """
         key = self.find_key(authorization)
         if key is None or not (operators if key.tenant is None else tenants):
@@ -169,8 +168,7 @@ async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication
 
     Return the keys, and the default tenant's key if it was created now.
 
-    Raises:
-        ConfigError: the host is not loopback and no operator has created a tenant.
+    Raises ConfigError: the host is not loopback and no operator has created a tenant.
     """
     rows = await store.read(lambda c: c.execute("SELECT made_by FROM tenants").fetchall())
     if not is_loopback(config.host) and all(row["made_by"] == FIRST_START for row in rows):

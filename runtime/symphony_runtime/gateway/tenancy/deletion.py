@@ -83,9 +83,8 @@ class TenantDeletion:
     async def delete_tenant(self, tenant: str, *, everything: bool) -> None:
         """Delete a tenant: with all it has (`everything`), or only if it has nothing.
 
-        Raises:
-            Problem: 404; 409, it has something; 503, its requests or runs have not ended, or the
-                kernel is away: ask again.
+        Raises Problem: 404; 409, it has something; 503, its requests or runs have not ended, or the
+        kernel is away: ask again.
         """
         administration = self._administration
         administration.tenants.get(tenant)
@@ -109,8 +108,7 @@ class TenantDeletion:
 
         Without `rows` only what is not in the database: a new tenant has the name already.
 
-        Raises:
-            Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
+        Raises Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
         """
         await self._administration.expel(tenant)
         await self._end_requests(tenant)

@@ -46,8 +46,7 @@ class KeyRing:
     ) -> tuple[str, Key]:
         """Create a key; return its text, only this once, and the stored record.
 
-        Raises:
-            Problem: 409, there are too many keys.
+        Raises Problem: 409, there are too many keys.
         """
         async with self.changing:
             self._check_quota(tenant)
@@ -59,8 +58,7 @@ class KeyRing:
     async def revoke_key(self, tenant: str | None, key_id: str) -> Key:
         """Revoke a key and cut its open requests.
 
-        Raises:
-            Problem: 404; 409, it is the operators' last one.
+        Raises Problem: 404; 409, it is the operators' last one.
         """
         async with self.changing:
             key = self._find(tenant, key_id)
@@ -74,8 +72,7 @@ class KeyRing:
 
         Return it as `create_key` does.
 
-        Raises:
-            Problem: 404; 409, both at once would be too many keys.
+        Raises Problem: 404; 409, both at once would be too many keys.
         """
         async with self.changing:
             old = self._find(tenant, key_id)

@@ -94,8 +94,7 @@ class Tenants:
     async def create(self, tenant: str, change: "Change") -> Tenant:
         """Create a tenant.
 
-        Raises:
-            Problem: 400; 409, it exists, or its name is not forgotten everywhere yet.
+        Raises Problem: 400; 409, it exists, or its name is not forgotten everywhere yet.
         """
         if not ID.fullmatch(tenant):
             detail = (
@@ -125,8 +124,7 @@ class Tenants:
     async def delete(self, tenant: str) -> None:
         """Delete a tenant, with keys and secrets; its usage stays in the books.
 
-        Raises:
-            Problem: 404; 409, it has programs or runs.
+        Raises Problem: 404; 409, it has programs or runs.
         """
         async with self.changing:
             self.get(tenant)

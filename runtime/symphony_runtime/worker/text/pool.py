@@ -102,8 +102,7 @@ class TextPool:
     def submit(self, instance: Resident, pieces: Pieces, size: int, on_done: OnDone) -> None:
         """Process an instance's text; `on_done` gets the result, unless the instance ends.
 
-        Raises:
-            LimitError: the tenant's texts and programs hold too much memory (ENOMEM).
+        Raises LimitError: the tenant's texts and programs hold too much memory (ENOMEM).
         """
         share = instance.run.share
         if not share.memory.admits(size):

@@ -99,8 +99,7 @@ class ToolServer:
     ) -> CallToolResult | str:
         """Return a tool's answer, or in words why there is none.
 
-        Raises:
-            SyscallError: ENOENT, it has no such tool; ETIMEDOUT.
+        Raises SyscallError: ENOENT, it has no such tool; ETIMEDOUT.
         """
         most_ms = min(timeout_ms or self.options.timeout_ms, self.options.timeout_ms)
         slots = self._slots.get(tenant)

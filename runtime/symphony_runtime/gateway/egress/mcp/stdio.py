@@ -29,8 +29,7 @@ async def stdio_transport(
 ) -> AsyncIterator[Streams]:
     """Start a server; `on_end` gets the reason for its end. The exit stops it.
 
-    Raises:
-        OSError: it cannot be started.
+    Raises OSError: it cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *options.command,

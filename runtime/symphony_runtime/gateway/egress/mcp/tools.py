@@ -63,8 +63,7 @@ class McpTools:
     async def call(self, tenant: str, request: ToolRequest) -> bytes:
         """Call a tool; return msgpack {ok, content}.
 
-        Raises:
-            SyscallError: ENOENT, the tenant has no such tool; ETIMEDOUT; EFBIG, the result.
+        Raises SyscallError: ENOENT, the tenant has no such tool; ETIMEDOUT; EFBIG, the result.
         """
         name, _, tool = request.name.partition(".")
         server = self._servers.get(name)

@@ -21,8 +21,7 @@ def read_constraint(
 
     `form` is the format of the field `param`, None for none.
 
-    Raises:
-        OpenAIError: 400.
+    Raises OpenAIError: 400.
     """
     guided = [
         (_REGEX, request.guided_regex),

@@ -108,8 +108,7 @@ def _items(value: Any) -> list[dict[str, str]]:
 def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
     """Return the job of a tenant's own program: the request's bytes. The program checks the rest.
 
-    Raises:
-        OpenAIError: 400, it wants more than one answer, or its stream options are wrong.
+    Raises OpenAIError: 400, it wants more than one answer, or its stream options are wrong.
     """
     request = read_body(Body, {name: body[name] for name in Body.model_fields if name in body})
     if request.n != 1:
