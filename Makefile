@@ -27,7 +27,7 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp kernel/symphony_kernel/executor/native/source/*.h)
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
-KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
+KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
 .PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
 

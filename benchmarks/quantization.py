@@ -19,8 +19,9 @@ from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
-from symphony_kernel.tiny_model.train import read_corpus
 from tokenizers import Tokenizer
+
+from tools.train_tiny_model import read_corpus
 
 _ROW = 512
 _LOGITS = PredOptions(at="all", get=Get.LOGITS)

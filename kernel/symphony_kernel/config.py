@@ -100,7 +100,7 @@ class Configuration:
     def directory(self) -> Path:
         """The model's directory."""
         if self.model == TINY:
-            return Path(tiny_model.__file__).parent / "weights"
+            return tiny_model.path()
         return Path(self.model)
 
 

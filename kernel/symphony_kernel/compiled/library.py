@@ -32,7 +32,6 @@ _COMPILED = (
     "executor/base", "ipc/peers", "journal/hooks", "journal/recorder", "journal/seeds",
     "journal/snapshot", "kernel", "request",
 )  # fmt: skip
-_LEFT_OUT = ("tiny_model",)  # the library does not depend on its sources
 
 
 def compiled_modules() -> dict[str, Path]:
@@ -62,7 +61,5 @@ def library_path() -> tuple[Path, bool]:
 def _key() -> str:
     parts = [sys.version.encode(), platform.machine().encode()]
     for path in sorted(SOURCES.rglob("*.py")):
-        name = path.relative_to(SOURCES)
-        if name.parts[0] not in _LEFT_OUT:
-            parts += [name.as_posix().encode(), path.read_bytes()]
+        parts += [path.relative_to(SOURCES).as_posix().encode(), path.read_bytes()]
     return name_of(*parts)

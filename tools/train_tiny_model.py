@@ -1,11 +1,11 @@
 """Trains the embedded tiny model: a small Llama on Python's standard library.
 
-Run it as ``python -m symphony_kernel.tiny_model.train --out DIR [--minutes 55]`` or as a script. It
-needs only the interpreter's own sources, ``torch``, ``transformers`` and ``tokenizers``. Training
-ends after the given minutes; a last evaluation and export follow. The learning rate follows the
-larger of the share of steps and the share of time that have passed, so the schedule always
-completes. Every few minutes it measures the held-out loss, rewrites the model in DIR and adds a
-line to ``training_log.jsonl`` there.
+Run it as ``python tools/train_tiny_model.py --out DIR [--minutes 55]``. It needs only the
+interpreter's own sources, ``torch``, ``transformers`` and ``tokenizers``. Training ends after the
+given minutes; a last evaluation and export follow. The learning rate follows the larger of the
+share of steps and the share of time that have passed, so the schedule always completes. Every few
+minutes it measures the held-out loss, rewrites the model in DIR and adds a line to
+``training_log.jsonl`` there.
 """
 
 from __future__ import annotations
