@@ -15,8 +15,7 @@ def test_admin_tenant_is_created_suspended_and_deleted(
         return ended.returncode, ended.stdout or ended.stderr
 
     def admin(*arguments: str) -> Any:
-        key = (server.data_dir / "admin.key").read_text().strip()
-        code, said = symphony("admin", *arguments, "--json", "--key", key)
+        code, said = symphony("admin", *arguments, "--json", "--key", server.admin_key)
         assert code == 0, said
         return json.loads(said) if said.strip() else None
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -16,6 +15,7 @@ from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
 from tests.support.gateway.metrics import scrape, value
 from tests.support.server.server import RunningServer, running_server
+from tests.support.waiting import wait_until
 from tests.support.worker.guests import drop, main, times
 
 MIB = 1 << 20
@@ -124,14 +124,10 @@ class Greedy:
         await self._put("/v1/programs/hang/runs?detach=1", {}, {"Idempotency-Key": f"k{number}"})
 
     async def _put(self, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
-        said = {"Authorization": f"Bearer {self._key}", **(headers or {})}
         method = "POST" if headers else "PUT"
-        async with (
-            aiohttp.ClientSession(headers=said) as session,
-            session.request(method, self._server.url + path, json=body) as response,
-        ):
-            if response.status >= 400:
-                raise ServerError(response.status, await response.json(), None)
+        status, answer = await self._server.ask(method, path, body, key=self._key, headers=headers)
+        if status >= 400:
+            raise ServerError(status, answer, None)
 
 
 async def _outputs(client: Client) -> dict[str, Any]:
@@ -151,9 +147,7 @@ async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None
             await client.upload(guests.DECODE_WASM, "decode")
             outputs = await _outputs(client)
             before = [(await client.run("decode", "\x10"))["id"] for _ in range(3)]
-            await admin.create_tenant("greedy")
-            key = (await admin.create_key("greedy"))["key"]
-            greedy = Greedy(server, key)
+            greedy = Greedy(server, await server.add_tenant("greedy"))
             filling = asyncio.create_task(greedy.fill(FILLING_SECONDS))
             runs = 0
             while not filling.done():  # no other tenant is refused anything
@@ -167,28 +161,23 @@ async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None
             # Now the disk is in fact full, from outside: the operator can still act.
             filler = fill(disk)
             await asyncio.sleep(1.5)
-            degraded = await _degraded(server)
-            assert degraded
+            assert not await _healthy(server)
             for run in before:
                 assert (await client.result(run))["messages"] == outputs["decode"]
             assert (await admin.change_tenant("greedy", suspended=True))["suspended"]
             await _delete(admin)
             await client.delete_run(before.pop())
             filler.unlink()
-            async with asyncio.timeout(60):
-                while (  # noqa: ASYNC110 - the server's
-                    free_bytes(disk) < DISK - 2 * RESERVE or await _degraded(server)
-                ):
-                    await asyncio.sleep(0.2)
+            await wait_until(lambda: free_bytes(disk) >= DISK - 2 * RESERVE, 60)
+            await wait_until(lambda: _healthy(server), 60)
             assert await _outputs(client) == outputs
             for run in before:
                 assert (await client.result(run))["messages"] == outputs["decode"]
         assert "Traceback" not in server.log.read_text()
 
 
-async def _degraded(server: RunningServer) -> list[str]:
-    found: list[str] = (await server.ask("GET", "/readyz"))[1]["degraded"]
-    return found
+async def _healthy(server: RunningServer) -> bool:
+    return not (await server.ask("GET", "/readyz"))[1]["degraded"]
 
 
 async def _delete(admin: Client) -> None:
@@ -208,8 +197,7 @@ def test_disk_tier_is_reserved_from_the_servers_disk_budget(tmp_path: Path) -> N
         tmp_path, "--executor", "simulated", "--host-pool-tokens", "1600",
         "--disk-pool-tokens", "16000", "--disk-bytes-max", str(1 << 30),
     ) as server:  # fmt: skip
-        key = (tmp_path / "admin.key").read_text().strip()
-        series = asyncio.run(scrape(server.url, key))
+        series = asyncio.run(scrape(server.url, server.admin_key))
     slots, pool = value(series, "kv_disk_slots"), value(series, "kv_pages")
     set_aside = (1 << 30) - value(series, "disk_room_bytes") - value(series, "disk_used_bytes")
     assert (slots, pool > 0) == (1_000, True)

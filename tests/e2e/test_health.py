@@ -10,11 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from symphony_runtime.client import ServerError
 
 from tests.e2e import programs as guests
 from tests.support.gateway.metrics import scrape, value
+from tests.support.gateway.system import refused
 from tests.support.server.server import RunningServer, running_server
+from tests.support.waiting import wait_until
 
 # A second, and what a busy machine may take for the rest of a look.
 TOLD_SECONDS_MAX = 2.0
@@ -25,6 +26,14 @@ async def ask(server: RunningServer, route: str = "/readyz") -> tuple[int, dict[
     async with aiohttp.ClientSession() as session, session.get(server.url + route) as response:
         body = await response.json()
     return response.status, body, time.monotonic() - began
+
+
+async def one_missing(server: RunningServer) -> bool:
+    return bool((await told(server, 200))["missing"])
+
+
+async def none_missing(server: RunningServer) -> bool:
+    return not await one_missing(server)
 
 
 async def told(server: RunningServer, status: int) -> dict[str, Any]:
@@ -42,7 +51,7 @@ async def told(server: RunningServer, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize("role", ["kernel", "worker-0"])
 async def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> None:
     with running_server(tmp_path) as server:
-        admin = (tmp_path / "admin.key").read_text().strip()
+        admin = server.admin_key
         pid = (await server.pids())[role]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -91,14 +100,13 @@ async def test_new_runs_with_a_hanging_worker_go_to_the_other(tmp_path: Path) ->
             for name, pid in zip(("worker-0", "worker-1"), workers, strict=True):
                 os.kill(pid, signal.SIGSTOP)
                 try:
-                    while not (await told(server, 200))["missing"]:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+                    await wait_until(lambda: one_missing(server))
                     async with asyncio.timeout(10):
                         for _ in range(3):
                             assert (await client.run("hello"))["exit_code"] == 0
                 finally:
                     os.kill(pid, signal.SIGCONT)
-                await told_of_all(server)
+                await wait_until(lambda: none_missing(server), 10)
                 assert f"{name}: hangs\n" in server.log.read_text()
             # A run waits for one of them while all hang: they may go on.
             for pid in workers:
@@ -112,21 +120,6 @@ async def test_new_runs_with_a_hanging_worker_go_to_the_other(tmp_path: Path) ->
                 for pid in workers:
                     os.kill(pid, signal.SIGCONT)
             assert (await asyncio.wait_for(waiting, 10))["exit_code"] == 0
-
-
-async def told_of_all(server: RunningServer) -> None:
-    async with asyncio.timeout(10):
-        while (await told(server, 200))["missing"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
-async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
-    headers, asked = {"Authorization": f"Bearer {key}"}, {"model": "tiny", "prompt": "a"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{url}/v1/completions", json=asked) as response,
-    ):
-        return response.status, await response.json()
 
 
 @pytest.mark.parametrize("what", ["all", "database"])
@@ -154,10 +147,11 @@ async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
                 client.delete_program("decode"),
                 admin.statistics(),
             ):
-                with pytest.raises(ServerError, match="data directory is gone") as refused:
-                    await asked
-                assert refused.value.status == 503
-            status, body = await complete(server.url, key)
+                error = await refused(asked)
+                assert error.status == 503
+                assert "data directory is gone" in str(error)
+            asked_model = {"model": "tiny", "prompt": "a"}
+            status, body = await server.ask("POST", "/v1/completions", asked_model, key=key)
             assert (status, body["error"]["type"]) == (503, "server_error"), body
             (tmp_path / "away").rename(gone)
             assert (await told(server, 200))["missing"] == []

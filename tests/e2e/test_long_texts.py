@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-import aiohttp
 from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
@@ -27,8 +26,7 @@ TOKENIZES = main(
 async def prompt_seconds(server: RunningServer, number: int) -> list[float]:
     """Return how long each of some completions of one token took, with another prompt each."""
     took = []
-    headers = {"authorization": f"Bearer {server.key}"}
-    async with aiohttp.ClientSession(server.url, headers=headers) as http:
+    async with server.session() as http:
         for _ in range(TIMES):
             number += 1
             body = {"model": "tiny", "prompt": f"{number} {PROMPT}", "max_tokens": 1}
@@ -45,8 +43,7 @@ async def test_long_texts_of_one_tenant_do_not_delay_anothers_prompts(
 ) -> None:
     """64 programs that tokenize 1 MiB without end; then all are cancelled, and so are the texts."""
     async with server.admin() as admin:
-        await admin.create_tenant("tokenizes")
-        key = (await admin.create_key("tokenizes"))["key"]
+        key = await server.add_tenant("tokenizes")
         alone = await prompt_seconds(server, 0)
         async with Client(server.url, key) as client:
             program = await client.upload(bytes(wat2wasm(TOKENIZES)))

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import numpy as np
 import openai
 import pytest
@@ -314,11 +313,7 @@ def test_completion_of_a_cached_prompt_does_not_compute_it_again(client: openai.
 async def test_completion_stream_ends_with_usage_and_done(server: RunningServer) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "stream": True,
             "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
-    headers = {"Authorization": f"Bearer {server.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{server.url}/v1/completions", json=body) as response,
-    ):
+    async with server.session() as session, session.post("/v1/completions", json=body) as response:
         assert response.status == 200
         assert response.content_type == "text/event-stream"
         events = (await response.text()).split("\n\n")

@@ -20,10 +20,8 @@ async def test_stalled_readers_are_cut_off_and_cost_little(tmp_path: Path) -> No
     with running_server(tmp_path, *options, executor="torch") as server:
         place, pids = await furnish(server), await server.pids()
         async with server.admin() as admin:
-            await admin.create_tenant("other")
-            key = (await admin.create_key("other"))["key"]
             found = Kind("all", READERS)
-            other = Other(server.url, key, found)
+            other = Other(server.url, await server.add_tenant("other"), found)
             playing = asyncio.create_task(other.play())
             await asyncio.sleep(1.0)
             before = most = resident("gateway", pids["gateway"])

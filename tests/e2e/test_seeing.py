@@ -22,7 +22,7 @@ DECODE_AND_HANG = wasm(
 
 async def test_metrics_continue_after_a_kernel_restart(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
-        admin = (tmp_path / "admin.key").read_text().strip()
+        admin = server.admin_key
         async with server.client() as client:
             await client.upload(DECODE, "decode")
             await client.run("decode")

@@ -43,19 +43,36 @@ class RunningServer:
         return {**_environment(self.data_dir), "SYMPHONY_SERVER": self.url,
                 "SYMPHONY_KEY": self.key}  # fmt: skip
 
+    @property
+    def admin_key(self) -> str:
+        return (self.data_dir / "admin.key").read_text().strip()
+
     def client(self) -> Client:
         return Client(self.url, self.key)
 
     def admin(self) -> Client:
-        return Client(self.url, (self.data_dir / "admin.key").read_text().strip())
+        return Client(self.url, self.admin_key)
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Make a request with the tenant's key; return the status and the JSON of the answer."""
+    def session(self, key: str | None = None) -> aiohttp.ClientSession:
+        """Return a session for requests by path, with the default tenant's key or this one."""
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+        return aiohttp.ClientSession(self.url, headers=headers)
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, **options: Any
+    ) -> tuple[int, Any]:
+        """Make a request with a tenant's key; return the status and the JSON of the answer."""
         async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.key}"}) as session,
-            session.request(method, self.url + path, json=body) as response,
+            self.session(key) as session,
+            session.request(method, path, json=body, **options) as response,
         ):
             return response.status, await response.json()
+
+    async def add_tenant(self, tenant: str) -> str:
+        """Create a tenant and return a key of it."""
+        async with self.admin() as admin:
+            await admin.create_tenant(tenant)
+            return str((await admin.create_key(tenant))["key"])
 
     async def pids(self) -> dict[str, int]:
         async with self.client() as client:
