@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.programs import PARROT_WASM
 from tests.hostile.clients.wire import SECONDS_MAX, talk
 from tests.support.server.server import RunningServer
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,12 @@ def target(server: RunningServer, parrot: str) -> Iterator[RunningServer]:
     said = server.log.stat().st_size
     yield server
 
-    async def wait_until_over() -> None:
-        """A run that was answered may be on its way into the database still."""
-        async with server.client() as client, asyncio.timeout(SECONDS_MAX):
-            while await client.live_runs():  # noqa: ASYNC110 - another process's
-                await asyncio.sleep(0.02)
+    async def no_run_is_live() -> bool:
+        async with server.client() as client:
+            return not await client.live_runs()
 
-    asyncio.run(wait_until_over())
+    # A run that was answered may be on its way into the database still.
+    asyncio.run(wait_until(no_run_is_live, SECONDS_MAX))
     with server.log.open("rb") as log:
         log.seek(said)
         words = log.read().decode(errors="replace")

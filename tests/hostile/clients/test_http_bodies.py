@@ -88,21 +88,21 @@ async def test_invalid_openai_body_gets_an_error(target: RunningServer, name: st
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_body_with_too_many_values_is_refused(target: RunningServer) -> None:
-    """Eight megabytes of JSON that would be half a gigabyte of lists."""
-    lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
-    reply = await ask(target.url, post(RUNS, target.key, lists))
+# Bodies of few bytes that would be half a gigabyte of lists and objects.
+TOO_MANY: dict[str, bytes] = {
+    "lists": b'{"input": [' + b"[]," * 2_700_000 + b"[]]}",
+    "fields": b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}",
+    "objects in objects": b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1),
+    "prompts": b'{"model": "m", "prompt": [' + b"{}," * 2_000_000 + b"{}]}",
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+async def test_body_with_too_many_values_is_refused(target: RunningServer, name: str) -> None:
+    path = "/v1/completions" if name == "prompts" else RUNS
+    reply = await ask(target.url, post(path, target.key, TOO_MANY[name]))
     assert reply.status == 413, reply
-    assert "too many values" in reply.json()["detail"]
-    fields = b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"
-    objects = b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * (DEEP + 1)
-    for body in (fields, objects):
-        reply = await ask(target.url, post(RUNS, target.key, body))
-        assert reply.status == 413, reply
-        assert "too many values" in reply.json()["detail"]
-    body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
-    reply = await ask(target.url, post("/v1/completions", target.key, body))
-    assert reply.status == 413, reply
+    assert b"too many values" in reply.body
 
 
 async def test_body_with_a_repeated_key_uses_the_last_value(target: RunningServer) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RUN_INBOX_BYTES_MAX
 from symphony_runtime.gateway.connections import connections
@@ -74,9 +73,7 @@ async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None
 
 async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
-        async with system.admin() as admin:
-            await admin.create_tenant("other")
-            other = str((await admin.create_key("other", role="tenant"))["key"])
+        other = await system.add_tenant("other")
         async with system.client() as client:
             await client.upload(PARROT_WASM, name="parrot")
             run = await client.start("parrot")
@@ -120,9 +117,8 @@ async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) 
         await client.upload(SPIN_WASM, name="spin")
         run = await client.start("spin")
         before = len(asyncio.all_tasks())
-        headers = {"Authorization": f"Bearer {system.key}"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            socket = await session.ws_connect(f"{system.url}/v1/runs/{run}/ws")
+        async with system.session() as session:
+            socket = await session.ws_connect(f"/v1/runs/{run}/ws")
             for _ in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX + 1):
                 await socket.send_bytes(bytes(MESSAGE_BYTES_MAX))
             live = system.gateway.services.runs

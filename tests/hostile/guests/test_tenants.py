@@ -70,17 +70,11 @@ async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
     """Names, public names, listings, offered prefixes, channels, handles, programs by name and by
     id; and taking all the channels that a tenant may have takes none of another's.
     """
-    async with (
-        SystemRig(tmp_path) as system,
-        system.client() as owner,
-        system.admin() as admin,
-    ):
-        await admin.create_tenant("thieves")
-        key = (await admin.create_key("thieves"))["key"]
+    async with SystemRig(tmp_path) as system, system.client() as owner:
         program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
         victim = await owner.start("owner")
         assert await heard(owner, victim, 4) == [0, 32, 0, 1 << 16]
-        async with Client(system.url, key) as thief:
+        async with system.tenant("thieves") as thief:
             await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
             run = await thief.start("thief", program["id"])
             found = await heard(thief, run, 12)

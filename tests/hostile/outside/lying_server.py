@@ -15,8 +15,8 @@ DEEP = 20_000
 
 
 def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape") + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def message(**fields: Any) -> str:
@@ -32,66 +32,60 @@ def structured(body: str) -> str:
     return f'{{"content": [], "structuredContent": {{"a": {body}}}}}'
 
 
-def flood(number: int) -> None:
-    """Return unrequested requests and notifications, then the answer."""
-    for n in range(60):
-        for method in ("sampling/createMessage", "roots/list", "elicitation/create", "ping", "x"):
-            say(message(id=f"mine-{n}-{method}", method=method, params={}))
-        for method in ("notifications/progress", "notifications/message", "notifications/x"):
-            say(message(method=method, params={"progressToken": number, "progress": n,
-                                               "level": "info", "data": "x" * 100}))  # fmt: skip
-    say(result(number, json.dumps(text("flooded"))))
+def unasked(number: int) -> list[str]:
+    """Return requests and notifications that belong to no request of the client."""
+    methods = ("sampling/createMessage", "roots/list", "elicitation/create", "ping", "x")
+    notices = ("notifications/progress", "notifications/message", "notifications/x")
+    said = {"progressToken": number, "level": "info", "data": "x" * 100}
+    return [
+        line
+        for n in range(60)
+        for line in (
+            *(message(id=f"mine-{n}-{each}", method=each, params={}) for each in methods),
+            *(message(method=each, params={**said, "progress": n}) for each in notices),
+        )
+    ]
+
+
+BLOCK = '{"type": "text", "text": ""}'
+LINK = '{"type": "resource_link", "name": "x", "uri": "file:///etc/passwd"}'
+# The result, as JSON text or none, of each tool that gives one answer.
+RESULTS = {
+    "honest": json.dumps(text("honest")),
+    "deep": structured("[" * DEEP + "]" * DEEP),
+    "half": '{"content": [{"type": "text", "text": "\\ud800"}]}',
+    "infinite": structured("1e999"),
+    "digits": structured("9" * 10_000),
+    "not_json": structured("NaN"),
+    "bytes": '"\udcff\udcfe"',  # no UTF-8
+    "nul": json.dumps(text("a\0b\x1b[2J")),
+    "list": "[1, 2, 3]",
+    "nothing": "null",
+    "kinds": '{"content": [{"type": "x"}, 5, null], "isError": "perhaps"}',
+    "many": f'{{"content": [{", ".join([BLOCK] * 5_000)}]}}',
+    "links": f'{{"content": [{LINK}]}}',
+}
+TOOLS = [*RESULTS, "wrong_ids", "twice", "both", "error", "flood", "never"]
 
 
 def call(number: int, name: str) -> None:
-    good = json.dumps(text(name))
-    if name == "wrong_ids":
+    if name in RESULTS:
+        say(result(number, RESULTS[name]))
+    elif name == "wrong_ids":
         for other in (number + 1_000, -number, f"{number}x", None, 1.5, [number], {"id": 1}):
-            say(result(other, good))
+            say(result(other, json.dumps(text(name))))
     elif name == "twice":
-        say(result(number, good))
+        say(result(number, json.dumps(text(name))))
         say(result(number, json.dumps(text("the second answer"))))
-    elif name == "deep":
-        say(result(number, structured("[" * DEEP + "]" * DEEP)))
-    elif name == "half":
-        say(result(number, '{"content": [{"type": "text", "text": "\\ud800"}]}'))
-    elif name == "infinite":
-        say(result(number, structured("1e999")))
-    elif name == "digits":
-        say(result(number, structured("9" * 10_000)))
-    elif name == "not_json":
-        say(result(number, structured("NaN")))
-    elif name == "bytes":
-        sys.stdout.buffer.write(b'{"jsonrpc": "2.0", "id": %d, "result": "\xff\xfe"}\n' % number)
-        sys.stdout.buffer.flush()
-    elif name == "nul":
-        say(result(number, json.dumps(text("a\0b\x1b[2J"))))
     elif name == "both":
         say(message(id=number, result=text("both"), error={"code": 1, "message": "both"}))
-    elif name == "list":
-        say(result(number, "[1, 2, 3]"))
-    elif name == "nothing":
-        say(result(number, "null"))
-    elif name == "kinds":
-        say(result(number, '{"content": [{"type": "x"}, 5, null], "isError": "perhaps"}'))
-    elif name == "many":
-        block = '{"type": "text", "text": ""}'
-        say(result(number, f'{{"content": [{", ".join([block] * 5_000)}]}}'))
-    elif name == "links":
-        link = '{"type": "resource_link", "name": "x", "uri": "file:///etc/passwd"}'
-        say(result(number, f'{{"content": [{link}]}}'))
     elif name == "error":
         say(message(id=number, error={"code": "x", "message": ["y"] * 10, "data": "z" * 100_000}))
     elif name == "flood":
-        flood(number)
-    elif name == "honest":
-        say(result(number, good))
+        for each in unasked(number):
+            say(each)
+        say(result(number, json.dumps(text("flooded"))))
     # "never": no answer at all
-
-
-TOOLS = ["honest", "wrong_ids", "twice", "deep", "half", "infinite", "digits", "not_json", "bytes",
-         "nul", "both", "list", "nothing", "kinds", "many", "links", "error", "flood",
-         "never"]  # fmt: skip
 
 
 def listing(number: Any, cursor: str | None) -> None:
