@@ -579,7 +579,7 @@ async def test_code_complete_closed_file_frees_its_pages_during_the_session(
         program = await client.upload(wasm, name="code_complete")
         run = await client.start(program["id"], input={})
         events = client.events(run)
-        told = []
+        held = []
         for message in (
             {"open": "a", "text": "x = 1\n" * 100},
             {"edit": "a", "at": 300, "insert": "y = 2\n"},
@@ -589,10 +589,9 @@ async def test_code_complete_closed_file_frees_its_pages_during_the_session(
             async for event in events:
                 if event.kind == "message":
                     break
-            told.append(before - (await server.counters())["pages_free"])
+            held.append(before - (await server.counters())["pages_free"])
         await client.send(run, b"", close=True)
         async for _ in events:
             pass
-    held = told
     assert held[1] >= held[0] >= 400 // 16
     assert held[2] == 0

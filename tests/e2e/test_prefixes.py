@@ -1,16 +1,10 @@
 """What one run computed and offered, another run of its tenant need not compute again."""
 
-import asyncio
-import base64
-import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
 import symphony_kernel
-from symphony_runtime.client import Client
-from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.authentication import _make_key
+from symphony_runtime.client import Client, message_bytes
 
 from tests.e2e.programs import wasm
 from tests.support.server.server import running_server
@@ -41,31 +35,15 @@ COMPLETE = wasm(
 
 def numbers(result: dict[str, Any]) -> list[int]:
     assert (result["status"], result["exit_code"]) == ("exited", 0), result["reason"]
-    sent = (
-        message.encode() if isinstance(message, str) else base64.b64decode(message["base64"])
-        for message in result["messages"]
-    )
-    return [struct.unpack("<I", message)[0] for message in sent]
+    return [int.from_bytes(message_bytes(each), "little") for each in result["messages"]]
 
 
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    async def make() -> None:
-        store = Store(tmp_path / "symphony.sqlite")
-        for tenant in ("default", "acme"):
-            await _make_key(store, tmp_path / f"{tenant}.key", tenant)
-        await store.close()
-
-    asyncio.run(make())
-    return tmp_path
-
-
-async def test_prefix_of_an_earlier_run_is_not_computed_again(data_dir: Path) -> None:
+async def test_prefix_of_an_earlier_run_is_not_computed_again(tmp_path: Path) -> None:
     executor = "torch" if WEIGHTS.is_file() else "simulated"
     text = "".join(chr(5 + i % 100) + "\0\0\0" for i in range(100))
     longer = text + "\x07\0\0\0" * 10
-    other = (data_dir / "acme.key").read_text().strip()
-    with running_server(data_dir, executor=executor) as server:
+    with running_server(tmp_path, executor=executor) as server:
+        other = await server.add_tenant("acme")
         async with server.client() as client, Client(server.url, other) as stranger:
             for each in (client, stranger):
                 await each.upload(COMPLETE, name="complete")

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import frames, links, modules, sequences
+from tests.fuzz.values import least
 
 NAMES = ("calls", "disk", "journal", "frames", "links", "modules", "native")
 _TELL_SECONDS = 10.0
@@ -154,16 +155,12 @@ def _figures(calls: dict[str, int], cases: dict[str, int], seconds: float) -> st
 
 def _smaller(kind: Kind, case: Any) -> Any:
     """Return the smallest case found in a while that still finds something."""
-    until, at = time.monotonic() + _SMALLER_SECONDS, 0
-    while time.monotonic() < until:
-        less = kind.smaller(case, at)
-        if less is None:
-            break
-        if kind.play(less).wrong:
-            case = less
-        else:
-            at += 1
-    return case
+    until = time.monotonic() + _SMALLER_SECONDS
+
+    def smaller(case: Any, at: int) -> Any:
+        return kind.smaller(case, at) if time.monotonic() < until else None
+
+    return least(case, smaller, lambda each: bool(kind.play(each).wrong))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from symphony_runtime.client import Client, ClientError, ServerError
 from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
-from tests.fuzz.values import mutated, stretches
+from tests.fuzz.values import mutated, shortened
 from tests.support.gateway.system import WORKER_SECRET, SystemRig
 from tests.support.worker.guests import HELLO
 
@@ -184,7 +184,5 @@ async def _ask(client: Client, wrong: list[str]) -> None:
 
 def smaller(case: Case, at: int) -> Case | None:
     """Return the case with some frames left out; None: no more."""
-    out = stretches(len(case.frames), (64, 16, 4, 1))
-    if at >= len(out):
-        return None
-    return Case(case.frames[: out[at].start] + case.frames[out[at].stop :])
+    less = shortened(case.frames, at, (64, 16, 4, 1))
+    return None if less is None else Case(less)

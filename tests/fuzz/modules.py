@@ -18,7 +18,7 @@ from typing import IO
 from wasmtime import wat2wasm
 
 from tests.fuzz.guest import player
-from tests.fuzz.values import stretches
+from tests.fuzz.values import shortened
 from tests.support.worker import guests
 
 SECONDS_MAX = 90  # of real time, for one module, on a slow machine
@@ -245,7 +245,5 @@ def wrong(words: str) -> list[str]:
 
 def smaller(case: Case, at: int) -> Case | None:
     """Return the case with some bytes left out; None: no more."""
-    out = stretches(len(case.wasm), (4_096, 256, 16, 1))
-    if at >= len(out):
-        return None
-    return Case(case.wasm[: out[at].start] + case.wasm[out[at].stop :])
+    less = shortened(case.wasm, at, (4_096, 256, 16, 1))
+    return None if less is None else Case(less)

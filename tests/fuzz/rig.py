@@ -30,7 +30,6 @@ from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PAGES_TIMES_UNUSED
-from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime.abi import LIP, table
@@ -222,7 +221,10 @@ class FuzzRig:
             ours.receive(self.gateway.on_kernel, lambda: None)
             self.gateway.use(ours)
         else:
-            await self._again(self._dialer.connect)
+            try:
+                await self._introduce()
+            except LinkLostError:  # its session is not known any more: another one begins
+                await self._introduce()
 
     def _make_kernel(self) -> Kernel:
         setting = self.setting
@@ -370,19 +372,12 @@ class FuzzRig:
             return True
         return False
 
-    async def _again(self, meet: Callable[[Link], Coroutine[Any, Any, Any]]) -> None:
-        """Introduce the gateway; where its session is not known any more, with another one."""
-        for last in (False, True):
-            ours, theirs = memory_pair()
-            self._kernel_links.append(theirs)
-            self.server.accept(theirs)
-            try:
-                await meet(ours)
-            except LinkLostError:
-                if last:
-                    raise
-            else:
-                return
+    async def _introduce(self) -> None:
+        """Link the gateway to a kernel with a journal."""
+        ours, theirs = memory_pair()
+        self._kernel_links.append(theirs)
+        self.server.accept(theirs)
+        await self._dialer.connect(ours)
 
     async def cut(self, name: str) -> None:
         """Cut a worker's link to the kernel, and let it come back."""

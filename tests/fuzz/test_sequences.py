@@ -14,6 +14,7 @@ from tests.fuzz.guest import NUMBERS, Record, Script, number
 from tests.fuzz.journal import DAMAGES, DEATHS
 from tests.fuzz.rig import Seen, Setting
 from tests.fuzz.scripts import OUT, Writer
+from tests.fuzz.values import least
 from tests.fuzz.victim import alike, expected_of_victim, needs
 
 
@@ -113,8 +114,6 @@ def test_call_case_shrinks_to_the_least() -> None:
     def matters(each: sequences.Case) -> bool:
         return any(bad in guest.script.records for guest in each.guests)
 
-    at = 0
-    while (less := sequences.smaller(left, at)) is not None:
-        left, at = (less, at) if matters(less) else (left, at + 1)
+    left = least(left, sequences.smaller, matters)
     assert [guest.script.records for guest in left.guests] == [(bad,)]
     assert left.events == ()

@@ -85,6 +85,20 @@ def stretches(length: int, sizes: Sequence[int]) -> list[slice]:
     return [slice(at, at + size) for size in sizes for at in range(0, length, size)]
 
 
+def shortened(whole: Any, at: int, sizes: Sequence[int]) -> Any:
+    """Return a sequence without the `at`-th of its stretches; None: there are no more."""
+    out = stretches(len(whole), sizes)
+    return whole[: out[at].start] + whole[out[at].stop :] if at < len(out) else None
+
+
+def least(case: Any, smaller: Callable[[Any, int], Any], matters: Callable[[Any], bool]) -> Any:
+    """Return the smallest case that still matters; `smaller` as `sequences.smaller`."""
+    at = 0
+    while (less := smaller(case, at)) is not None:
+        case, at = (less, at) if matters(less) else (case, at + 1)
+    return case
+
+
 # -- What pointers lead to -------------------------------------------------------------------------
 def _u32(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)
