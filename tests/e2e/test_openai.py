@@ -19,10 +19,12 @@ from tests.support.gateway.openai_client import (
     MODEL,
     PROMPT,
     TOKENS,
+    chat,
     complete,
     connect,
     joined,
     logprobs_of,
+    respond,
     streamed,
     text,
     used,
@@ -288,9 +290,7 @@ def test_completion_top_logprobs_are_the_likeliest(client: openai.OpenAI) -> Non
         assert 4 <= len(top) <= 5
         assert top[token] == chance
         assert sum(np.exp(list(top.values()))) <= 1.001
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=20
-    )
+    answer = chat(client, max_tokens=5, logprobs=True, top_logprobs=20)
     for entry in logprobs_of(answer.choices[0]).content:
         likely = [other.logprob for other in entry.top_logprobs]
         assert len(likely) == 20
@@ -340,16 +340,7 @@ def test_chat_messages_go_through_the_models_template(
     assert used(answer).prompt_tokens == len(tokens)
     parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]}
              for m in MESSAGES]  # fmt: skip
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=parts,
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    chunks = list(chat(client, parts, stream=True, stream_options={"include_usage": True}))
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == answer.choices[0].message.content
     assert [delta.role for delta in deltas if delta.role] == ["assistant"]
@@ -358,9 +349,7 @@ def test_chat_messages_go_through_the_models_template(
 
 
 def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
-    )
+    answer = chat(client, max_tokens=5, logprobs=True)
     tokens = logprobs_of(answer.choices[0]).content
     assert "".join(t.token for t in tokens) == answer.choices[0].message.content
     assert all(bytes(t.bytes).decode() == t.token for t in tokens)
@@ -368,23 +357,12 @@ def test_chat_logprobs_are_returned(client: openai.OpenAI) -> None:
 
 # --- Responses -----------------------------------------------------------------------------------
 def test_responses_answer_a_text(client: openai.OpenAI) -> None:
-    response = client.responses.create(
-        model=MODEL, input="read a file", instructions="Code", max_output_tokens=TOKENS,
-        temperature=0,
-    )  # fmt: skip
-    chat = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=TOKENS, temperature=0
-    )
-    assert response.output_text == chat.choices[0].message.content
+    response = respond(client, instructions="Code")
+    assert response.output_text == chat(client).choices[0].message.content
     assert response.status == "incomplete"
-    assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert (used(response).output_tokens, response.instructions) == (TOKENS, "Code")
-    events: list[Any] = list(
-        client.responses.create(
-            model=MODEL, input=MESSAGES, max_output_tokens=TOKENS, temperature=0, stream=True
-        )
-    )
+    events = list(respond(client, MESSAGES, stream=True))
     kinds = [event.type for event in events]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]

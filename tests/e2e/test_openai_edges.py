@@ -1,7 +1,7 @@
 """OpenAI's own client and a real server: programs as models, errors, crowds, disconnects."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -9,12 +9,13 @@ import pytest
 
 from tests.e2e import programs as guests
 from tests.support.gateway.openai_client import (
-    MESSAGES,
     MODEL,
     TOKENS,
+    chat,
     complete,
     connect,
     joined,
+    respond,
     text,
 )
 from tests.support.server.server import RunningServer
@@ -72,20 +73,18 @@ async def test_idempotency_key_repeats_the_same_answer(
 
 
 def test_program_as_a_model_answers_with_its_messages(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="chatty-model", messages=MESSAGES)
+    answer = chat(client, model="chatty-model")
     expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
     assert answer.choices[0].message.content == expected
     chunks = client.completions.create(model="chatty-model", prompt="x", stream=True)
     assert joined(list(chunks)) == expected
-    streamed_chat = client.chat.completions.create(
-        model="chatty-model", messages=MESSAGES, stream=True
-    )
-    assert "".join(c.choices[0].delta.content or "" for c in streamed_chat) == expected
+    pieces = chat(client, model="chatty-model", stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
 
 
 def test_program_as_a_model_that_fails_is_an_error_with_its_reason(client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="trapped"):
-        client.chat.completions.create(model="speaker-model", messages=MESSAGES)
+        chat(client, model="speaker-model")
     # It exits with 7, after it has sent its input back.
     with pytest.raises(openai.InternalServerError, match="exited with code 7"):
         client.completions.create(model="echo-model", prompt="x")
@@ -110,9 +109,9 @@ def test_errors_have_openais_shape(server: RunningServer, client: openai.OpenAI)
     assert refused.value.code == "invalid_api_key"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+# Of each route: fields of a request, and the parameter that its refusal names.
+WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
+    complete: [
         ({"max_tokens": 5000}, "prompt"),
         ({"prompt": "x " * 3000}, "prompt"),
         ({"prompt": ""}, "prompt"),
@@ -139,19 +138,7 @@ def test_errors_have_openais_shape(server: RunningServer, client: openai.OpenAI)
         ({"extra_body": {"min_tokens": 30}}, "min_tokens"),
         ({"extra_body": {"stop_token_ids": [9999]}}, "stop_token_ids"),
     ],
-)
-def test_completion_with_a_wrong_field_says_what_is_wrong(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(client, **fields)
-    assert refused.value.param == param
-    assert refused.value.type == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+    chat: [
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -167,31 +154,28 @@ def test_completion_with_a_wrong_field_says_what_is_wrong(
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
-)  # fmt: skip
-def test_chat_with_a_wrong_field_says_what_is_wrong(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **fields})
-    assert refused.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+    respond: [
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
+        ({"asked": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
     ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "param"),
+    [(ask, *each) for ask, cases in WRONG.items() for each in cases],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_responses_with_an_unsupported_field_say_so(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
+def test_request_with_a_wrong_field_says_what_is_wrong(
+    client: openai.OpenAI, ask: Callable[..., Any], fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**{"model": MODEL, "input": "x", **fields})
+        ask(client, **fields)
     assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
 
 
 # --- Many, and those who leave -------------------------------------------------------------------

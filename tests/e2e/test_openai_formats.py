@@ -9,7 +9,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.support.gateway.openai_client import MESSAGES, MODEL, PROMPT, connect
+from tests.support.gateway.openai_client import MODEL, PROMPT, chat, connect, respond
 from tests.support.kernel.constrained import PERSON
 from tests.support.server.server import RunningServer
 
@@ -31,24 +31,24 @@ def completed(client: openai.OpenAI, **given: Any) -> list[str]:
 
 
 def test_chat_with_a_json_schema_answers_with_an_instance(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 300, "seed": 2}
-    answer = client.chat.completions.create(**asked, n=3, response_format=FORMAT)
+    asked: Any = {
+        "max_tokens": 300, "seed": 2, "temperature": 1, "response_format": FORMAT,
+    }  # fmt: skip
+    answer = chat(client, **asked, n=3)
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
     # The same as a stream, and token by token with penalties.
-    stream = client.chat.completions.create(**asked, response_format=FORMAT, stream=True)
+    stream = chat(client, **asked, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(pieces) == answer.choices[0].message.content
-    penal = client.chat.completions.create(**asked, response_format=FORMAT, presence_penalty=0.5)
+    penal = chat(client, **asked, presence_penalty=0.5)
     jsonschema.validate(json.loads(penal.choices[0].message.content or ""), PERSON)
 
 
 def test_responses_with_a_text_format_follow_it(client: openai.OpenAI) -> None:
-    answer = client.responses.create(
-        model=MODEL, input="Who?", max_output_tokens=300,
-        text={"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
-    )  # fmt: skip
+    form = {"type": "json_schema", "name": "person", "schema": PERSON}
+    answer = respond(client, "Who?", max_output_tokens=300, temperature=1, text={"format": form})
     jsonschema.validate(json.loads(answer.output_text), PERSON)
 
 

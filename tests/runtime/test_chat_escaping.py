@@ -140,17 +140,15 @@ def test_chat_of_any_messages_has_the_templates_controls(
 ) -> None:
     for which, of in TEXTS.items():
         messages = [
-            {"role": "user", "name": name, "content": content}
-            | ({"tool_calls": [{"function": {"name": name, "arguments": {key: content}}}]}
-               if which == "calling" else {})
+            (call(name, {key: content}) if which == "calling" else {})
+            | {"role": "user", "name": name, "content": content}
             for name, content, key in parts
-        ]  # fmt: skip
+        ]
         harmless = [
-            {"role": "user", "name": "n", "content": "c"}
-            | ({"tool_calls": [{"function": {"name": "f", "arguments": {"k": "v"}}}]}
-               if which == "calling" else {})
+            (call("f", {"k": "v"}) if which == "calling" else {})
+            | {"role": "user", "name": "n", "content": "c"}
             for _ in parts
-        ]  # fmt: skip
+        ]
         assert frame(of, messages) == frame(of, harmless)
         for _, content, _ in parts:
             assert content.strip() in said(of, messages)

@@ -39,7 +39,7 @@ def test_plain_module_is_accepted() -> None:
     assert problems(PLAIN) == []
 
 
-# --- What is off (tests/runtime/compiler/test_compiler.py has one for each proposal) --------------
+# --- What is off (test_proposals.py has one for each proposal) ------------------------------------
 OFF = {
     "i31 references": ("(func (drop (ref.i31 (i32.const 1))))", "garbage collection"),
     "arrays": ("(type $a (array i8)) (func (drop (array.new_default $a (i32.const 1))))", "garb"),

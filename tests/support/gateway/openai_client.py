@@ -26,6 +26,16 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Comp
     return completion
 
 
+def chat(client: openai.OpenAI, messages: Any = MESSAGES, **fields: Any) -> Any:
+    fields = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0, **fields}
+    return client.chat.completions.create(messages=messages, **fields)
+
+
+def respond(client: openai.OpenAI, asked: Any = "read a file", **fields: Any) -> Any:
+    fields = {"model": MODEL, "max_output_tokens": TOKENS, "temperature": 0, **fields}
+    return client.responses.create(input=asked, **fields)
+
+
 def used(answer: Any) -> Any:
     """Return an answer's usage, which must be there."""
     assert answer.usage is not None
