@@ -5,10 +5,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from symphony_runtime.worker.run import Run
-
 from tests.support.worker.guests import DECODE
-from tests.support.worker.rig import LiveRun, RunResult, WorkerRig
+from tests.support.worker.rig import RunResult, WorkerRig
 
 NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
 END_SECONDS_MAX = 20
@@ -40,36 +38,27 @@ async def meet(rig: WorkerRig, guest: Guest) -> RunResult:
     for name, source in guest.others.items():
         rig.add(source, name)
     hostile = await rig.start(guest.source, guest.data, limits=dict(guest.limits))
-    run = await run_of(rig, hostile)
+    while hostile.instance not in rig.worker.instances:
+        assert not hostile.ended.done()
+        await asyncio.sleep(0)  # it is there for a turn of the loop at least
+    run = rig.worker.instances[hostile.instance].run
     for _ in range(NEIGHBOURS):
         neighbour = await rig.run(DECODE, bytes([3]))
         assert (neighbour.status, len(neighbour.messages)) == ("exited", 3)
-    if guest.status == ENDLESS:
+    status, says = guest.status, guest.says
+    if status == ENDLESS:
         assert not hostile.ended.done(), hostile.ended.result()
         hostile.kill(ENOUGH)
+        status, says = "killed", ENOUGH
     ended = await asyncio.wait_for(hostile.ended, END_SECONDS_MAX)
-    held_to(guest, ended)
+    assert ended.status == status, ended.reason
+    assert says in ended.reason, ended.reason
+    if guest.sent is not None:
+        assert numbers(ended.messages) == guest.sent
     await rig.gateway.wait_idle()  # its children's ends, and the births that were under way
     assert (run.children, run.memory_bytes) == (0, 0)
     assert not run.tickets.leases | run.results.leases | run.handles.leases
     return ended
-
-
-async def run_of(rig: WorkerRig, live: LiveRun) -> Run:
-    """Return what the worker knows of a run that was started just now."""
-    while live.instance not in rig.worker.instances:
-        assert not live.ended.done()
-        await asyncio.sleep(0)  # it is there for a turn of the loop at least
-    return rig.worker.instances[live.instance].run
-
-
-def held_to(guest: Guest, ended: RunResult) -> None:
-    """Fail unless a guest has come to the end that it must come to."""
-    expected = ("killed", ENOUGH) if guest.status == ENDLESS else (guest.status, guest.says)
-    assert ended.status == expected[0], ended.reason
-    assert expected[1] in ended.reason, ended.reason
-    if guest.sent is not None:
-        assert numbers(ended.messages) == guest.sent
 
 
 def numbers(messages: list[bytes]) -> tuple[int, ...]:

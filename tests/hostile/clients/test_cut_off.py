@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 from symphony_runtime.client import Client
@@ -16,22 +15,12 @@ from tests.support.server.server import RunningServer
 TENANT = "to-be-cut"
 
 
-@dataclass
-class Held:
-    """A key's connections: an SSE stream, a WebSocket, one that waits for a result, idle ones."""
-
-    sse: Wire
-    socket: Wire
-    waiting: Wire
-    idle: list[Wire] = field(default_factory=list)
-
-    def all(self) -> list[Wire]:
-        return [self.sse, self.socket, self.waiting, *self.idle]
-
-
 @asynccontextmanager
-async def held(target: RunningServer, key: str) -> AsyncIterator[Held]:
-    """Open connections with a key, and have each answered as far as it is."""
+async def held(target: RunningServer, key: str) -> AsyncIterator[list[Wire]]:
+    """A key's connections, each answered as far as it is.
+
+    They are an SSE stream, a WebSocket, one that waits for a result, and idle ones.
+    """
     async with Client(target.url, key) as client:
         await client.upload(PARROT_WASM, name="parrot")
         run = await client.start("parrot")
@@ -47,7 +36,7 @@ async def held(target: RunningServer, key: str) -> AsyncIterator[Held]:
         for each in idle:
             await each.send(head("GET /v1/models HTTP/1.1", key))
             assert (await each.reply()).status == 200
-        yield Held(sse, socket, waiting, idle)
+        yield opened
 
 
 async def is_open(each: Wire, key: str) -> bool:
@@ -55,9 +44,9 @@ async def is_open(each: Wire, key: str) -> bool:
     return (await each.reply()).status == 200
 
 
-async def all_are_cut(found: Held) -> None:
+async def all_are_cut(found: list[Wire]) -> None:
     async with asyncio.timeout(SECONDS_MAX):
-        await asyncio.gather(*(each.rest() for each in found.all()))
+        await asyncio.gather(*(each.rest() for each in found))
 
 
 @pytest.fixture

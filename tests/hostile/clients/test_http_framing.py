@@ -73,28 +73,22 @@ CHUNKS: dict[str, bytes] = {
 }
 
 
-async def refused(url: str, request: bytes) -> None:
-    """Send it; the answer must be one refusal and the end of the connection."""
-    async with wire(url) as connection:
-        await connection.send(request + HIDDEN)
+CHUNKED = {
+    f"chunks: {name}": framed("Transfer-Encoding: chunked", body=body)
+    for name, body in CHUNKS.items()
+}
+
+
+@pytest.mark.parametrize("sent", [*BROKEN.values(), *CHUNKED.values()], ids=[*BROKEN, *CHUNKED])
+async def test_ambiguous_sentis_refused_once(target: RunningServer, sent: bytes) -> None:
+    async with wire(target.url) as connection:
+        await connection.send(sent.replace(b"KEY", target.key.encode()) + HIDDEN)
         reply = await connection.reply()
         assert reply.status == 400, reply
         assert reply.headers["content-type"].startswith("application/problem+json"), reply
         assert reply.json()["status"] == 400
         rest = await connection.rest()
         assert b"HTTP/1." not in rest, rest  # the hidden request was not read
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_ambiguous_request_is_refused_once(target: RunningServer, name: str) -> None:
-    request = BROKEN[name].replace(b"KEY", target.key.encode())
-    asyncio.run(refused(target.url, request))
-
-
-@pytest.mark.parametrize("name", CHUNKS)
-def test_body_of_broken_chunks_is_refused(target: RunningServer, name: str) -> None:
-    request = framed("Transfer-Encoding: chunked").replace(b"KEY", target.key.encode())
-    asyncio.run(refused(target.url, request + CHUNKS[name]))
 
 
 async def test_client_that_hangs_up_within_a_body_leaves_nothing(target: RunningServer) -> None:
@@ -145,7 +139,7 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str) -> None:
+def test_unusual_but_valid_sentis_answered(target: RunningServer, name: str) -> None:
     request, statuses = ODD[name]
     reply = asyncio.run(ask(target.url, request.replace(b"KEY", target.key.encode())))
     assert reply.status in statuses, reply

@@ -9,7 +9,7 @@ from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.worker.rig import WorkerRig
 
-TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
+TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS, "crossings": CROSSINGS}
 GUESTS: dict[str, Guest] = {
     f"{topic}: {name}": guest for topic, guests in TOPICS.items() for name, guest in guests.items()
 }
@@ -18,8 +18,3 @@ GUESTS: dict[str, Guest] = {
 @pytest.mark.parametrize("name", GUESTS)
 async def test_hostile_guest_ends_as_expected_and_leaves_nothing(rig: WorkerRig, name: str) -> None:
     await meet(rig, GUESTS[name])
-
-
-@pytest.mark.parametrize("name", CROSSINGS)
-async def test_hostile_host_call_ends_as_expected(rig: WorkerRig, name: str) -> None:
-    await meet(rig, CROSSINGS[name])
