@@ -17,7 +17,7 @@ from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
-from tests.support.gateway.system import SystemRig
+from tests.support.gateway.system import Answer, SystemRig
 
 # The callers that a rule lets in; all others are refused.
 OPEN = frozenset({"nobody", "a guess", "revoked", "operator", "operator's reader", "tenant",
@@ -61,7 +61,7 @@ class Callers:
     session: aiohttp.ClientSession
     keys: dict[str, str | None]
 
-    async def ask(self, method: str, path: str, caller: str, body: bytes = b"[]") -> "Told":
+    async def ask(self, method: str, path: str, caller: str, body: bytes = b"[]") -> Answer:
         key = self.keys[caller]
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         sent = body if method in ("POST", "PUT", "PATCH") else None
@@ -69,22 +69,14 @@ class Callers:
             method, self.system.url + path, headers=headers, data=sent
         ) as response:
             known = {k: v for k, v in response.headers.items() if k not in ("Date", "Server")}
-            return Told(response.status, known, await response.read())
+            return Answer(response.status, known, await response.read())
 
 
-@dataclass
-class Told:
-    """What was answered."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def about(self, name: str) -> tuple[int, dict[str, str], bytes]:
-        """All of it, with NAME for what was asked about, and no sizes and rates."""
-        kept = {k: v for k, v in self.headers.items()
-                if k != "Content-Length" and not k.lower().startswith("x-ratelimit")}  # fmt: skip
-        return self.status, kept, self.body.replace(name.encode(), b"NAME")
+def about(told: Answer, name: str) -> tuple[int, dict[str, str], bytes]:
+    """All of an answer, with NAME for what was asked about, and no sizes and rates."""
+    kept = {k: v for k, v in told.headers.items()
+            if k != "Content-Length" and not k.lower().startswith("x-ratelimit")}  # fmt: skip
+    return told.status, kept, told.body.replace(name.encode(), b"NAME")
 
 
 @asynccontextmanager
@@ -159,13 +151,13 @@ async def test_route_answers_every_missing_or_wrong_key_alike(them: Callers) -> 
     }
     unlike = {"tenant", "tenant's reader", "stranger", "suspended", "nobody"}
     for path in ("/v1/runs", "/v1/kv/x", "/v1/models"):
-        answers = [(await them.ask("GET", path, caller)).about("none")
+        answers = [about(await them.ask("GET", path, caller), "none")
                    for caller in them.keys if caller not in unlike]  # fmt: skip
         assert len(answers) == 11
         assert answers[0][0] == 401
         assert all(answer == answers[0] for answer in answers)
         assert b"this key is not valid: it is unknown, revoked or expired" in answers[0][2]
-        missing = (await them.ask("GET", path, "nobody")).about("none")
+        missing = about(await them.ask("GET", path, "nobody"), "none")
         assert missing[:2] == answers[0][:2], "but for its words it is the same"
         assert b"this route needs the header `Authorization: Bearer <key>`" in missing[2]
 
@@ -198,7 +190,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
                     paths = (filled(route.path, **{part: each}) for each in (real, made_up))
                     one, other = [await them.ask(route.method, path, "stranger", b"{}")
                                   for path in paths]  # fmt: skip
-                    assert one.about(real) == other.about(made_up), route.name
+                    assert about(one, real) == about(other, made_up), route.name
                     # One's own secret may be called so: what is wrong is the body.
                     wanted = (400,) if route.name == "putSecret" else (403, 404)
                     assert one.status in wanted, (route.name, one)
@@ -217,12 +209,12 @@ async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
             one, other = [await them.ask("POST", path, "stranger", b'{"model": "%s"}' % name)
                           for name in (b"parrot", b"nobody")]  # fmt: skip
-            assert one.about("parrot") == other.about("nobody")
+            assert about(one, "parrot") == about(other, "nobody")
             assert one.status == 404
         for query in ("/v1/runs?after={}", "/v1/runs?limit=1&after={}"):
             one, other = [await them.ask("GET", query.format(each), "stranger")
                           for each in (ended, made_up)]  # fmt: skip
-            assert one.about(ended) == other.about(made_up)
+            assert about(one, ended) == about(other, made_up)
             assert one.status == 400
         for path in ("/v1/kv", "/v1/kv?prefix=notes/", "/v1/kv?prefix=public/default/",
                      "/v1/runs?live=1", "/v1/runs", "/v1/programs"):  # fmt: skip
