@@ -13,6 +13,7 @@ from symphony_runtime.client import message_bytes
 from tokenizers import Tokenizer
 from wasmtime import wat2wasm
 
+from tests.support.examples import tokens_of
 from tests.support.gateway.openai_client import (
     LONG_PROMPT,
     MESSAGES,
@@ -63,7 +64,7 @@ def test_completion_greedy_equals_a_program_that_decodes(
     assert completion.choices[0].text == expected
     assert completion.choices[0].finish_reason == "length"
     usage = used(completion)
-    prompt_tokens = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
+    prompt_tokens = len(tokens_of(PROMPT))
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, TOKENS)
     assert usage.total_tokens == prompt_tokens + TOKENS
     assert completion.object == "text_completion"
@@ -75,16 +76,14 @@ def test_completion_greedy_equals_a_program_that_decodes(
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_completion_prompts_may_be_texts_or_tokens_one_or_many(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+def test_completion_prompts_may_be_texts_or_tokens_one_or_many(client: openai.OpenAI) -> None:
+    tokens = tokens_of(PROMPT)
     other = "class Reader:\n"
     alone = [text(client, PROMPT), text(client, other)]
     assert text(client, tokens) == alone[0]
     both = [choice.text for choice in complete(client, [PROMPT, other]).choices]
     assert both == alone
-    ids = [tokens, tokenizer.encode(other, add_special_tokens=False).ids]
+    ids = [tokens, tokens_of(other)]
     assert [choice.text for choice in complete(client, ids).choices] == alone
     assert used(complete(client, ids)).prompt_tokens == sum(map(len, ids))
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
@@ -94,7 +93,7 @@ def test_completion_token_ids_are_returned_and_accepted_as_a_prompt(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     wanted: dict[str, Any] = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
-    prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    prompt = tokens_of(PROMPT)
     whole = complete(client, prompt, max_tokens=8, **wanted).choices[0]
     tokens = whole.model_extra["token_ids"] if whole.model_extra else []
     assert len(tokens) == 8
@@ -200,12 +199,10 @@ def test_completion_stream_never_splits_a_character(
     assert characters > 5
 
 
-def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(client: openai.OpenAI) -> None:
     whole = complete(client, logprobs=0)
     spelled = logprobs_of(whole.choices[0]).tokens
-    fifth = tokenizer.encode(spelled[4], add_special_tokens=False).ids
+    fifth = tokens_of(spelled[4])
     assert len(fifth) == 1
     early: dict[str, Any] = {"stop_token_ids": fifth}
     plain = complete(client, extra_body=early)
@@ -220,10 +217,8 @@ def test_completion_with_min_tokens_or_ignore_eos_goes_past_the_end(
     assert joined(streamed_later) == later.choices[0].text
 
 
-def test_completion_with_penalties_and_bias_changes(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    token = tokenizer.encode(" the", add_special_tokens=False).ids[0]
+def test_completion_with_penalties_and_bias_changes(client: openai.OpenAI) -> None:
+    token = tokens_of(" the")[0]
     wanted = text(client, logit_bias={str(token): 100}, max_tokens=5)
     assert wanted == " the" * 5
     punished = text(client, logit_bias={str(token): 100}, max_tokens=80, frequency_penalty=2.0)
@@ -232,11 +227,9 @@ def test_completion_with_penalties_and_bias_changes(
     assert text(client, presence_penalty=2.0, max_tokens=64) != text(client, max_tokens=64)
 
 
-def test_completion_with_echo_begins_with_the_prompt(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_completion_with_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     assert text(client, echo=True) == PROMPT + text(client)
-    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    tokens = tokens_of(PROMPT)
     assert joined(streamed(client, tokens, echo=True)) == PROMPT + text(client)
     only = complete(client, echo=True, max_tokens=0)
     assert only.choices[0].text == PROMPT
@@ -259,7 +252,7 @@ def test_completion_logprobs_are_those_of_the_chosen_tokens(client: openai.OpenA
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_completion_with_echo_and_logprobs_scores_the_prompt(
-    client: openai.OpenAI, tokenizer: Tokenizer, count: int
+    client: openai.OpenAI, count: int
 ) -> None:
     prompt = LONG_PROMPT * 2 + PROMPT  # more than the program scores at once
     answer = complete(client, prompt, logprobs=count, max_tokens=8).choices[0]
@@ -327,14 +320,12 @@ async def test_completion_stream_ends_with_usage_and_done(server: RunningServer)
 
 
 # --- Chat ----------------------------------------------------------------------------------------
-def test_chat_messages_go_through_the_models_template(
-    client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
+def test_chat_messages_go_through_the_models_template(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=TOKENS, temperature=0
     )
     rendered = '<|endoftext|>"""Code"""\n\n# read a file\n'
-    tokens = tokenizer.encode(rendered, add_special_tokens=False).ids
+    tokens = tokens_of(rendered)
     assert answer.choices[0].message.content == text(client, tokens)
     assert answer.choices[0].message.role == "assistant"
     assert used(answer).prompt_tokens == len(tokens)

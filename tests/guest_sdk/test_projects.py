@@ -4,10 +4,10 @@ import asyncio
 import json
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
+from symphony_runtime.abi import table
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
 from wasmtime import Engine, FuncType, Module
@@ -20,12 +20,7 @@ from tests.support.worker.rig import RunResult, WorkerRig
 TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
 SIZE_MAX = 100_000
 ASSEMBLYSCRIPT_SIZE_MAX = 60_000
-CALLS = {
-    call["name"]
-    for call in tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())[
-        "call"
-    ]
-}
+CALLS = {call.name for call in table().calls}
 SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
 
 
