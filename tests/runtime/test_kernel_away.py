@@ -21,6 +21,7 @@ from tests.e2e import programs as guests
 from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, SystemRig, refused
 from tests.support.run_by import run_by
 from tests.support.server.deaths import crowd, difference, upload
+from tests.support.server.server import wait_for_end
 from tests.support.waiting import wait_until
 from tests.support.worker import crash_guests
 from tests.support.worker.guests import main
@@ -135,15 +136,13 @@ async def test_kernel_away_limits_work_and_requests_wait(outage: Outage, client:
     await outage.open()
     assert (await cancelling)["status"] == "killed"
     assert (await waiting)["status"] == "exited"
-    assert await end(client, overstaying) == "wall time limit: it ran longer than 300 ms"
-    assert (await end(client, spinning)).startswith("cpu time limit")
-    assert [await end(client, run) for run in live[1:]] == ["", ""]
+    reasons = [
+        (await wait_for_end(client, run))["reason"] for run in (overstaying, spinning, *live[1:])
+    ]
+    assert reasons[0] == "wall time limit: it ran longer than 300 ms"
+    assert reasons[1].startswith("cpu time limit")
+    assert reasons[2:] == ["", ""]
     assert (await client.ready())[0]
-
-
-async def end(client: Client, run: str) -> str:
-    last = [event async for event in client.events(run)][-1]
-    return str(last.data["reason"])
 
 
 @run_by(with_outages, "tmp_path", kernel_wait_seconds=0.2)

@@ -13,7 +13,7 @@ from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.gateway.system import refused
-from tests.support.server.server import RunningServer
+from tests.support.server.server import RunningServer, wait_for_end
 from tests.support.worker.binary import Binary
 from tests.support.worker.guests import SPIN, main
 
@@ -44,12 +44,6 @@ async def messages(client: Client, run: str) -> AsyncIterator[bytes]:
             yield event.message()
 
 
-async def end_of(client: Client, run: str) -> tuple[str, str]:
-    async with asyncio.timeout(4 * END_SECONDS_MAX):
-        ended = [event async for event in client.events(run)][-1].data
-    return ended["status"], ended["reason"]
-
-
 async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer) -> None:
     """Loops, bombs, deaths and time limits in one worker: a neighbour is answered all the while,
     each of them ends as it must, and the same processes go on with all that they had.
@@ -72,10 +66,10 @@ async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer)
                 await client.cancel(runs[name])
         await client.send(neighbour, b"", close=True)
         for name, guest in CROWD.items():
-            status, reason = await end_of(client, runs[name])
-            assert status == ("killed" if guest.status == ENDLESS else guest.status), reason
-            assert guest.says in reason, name
-        assert (await end_of(client, neighbour))[0] == "exited"
+            ended = await wait_for_end(client, runs[name], 4 * END_SECONDS_MAX)
+            assert ended["status"] == ("killed" if guest.status == ENDLESS else guest.status), ended
+            assert guest.says in ended["reason"], name
+        assert (await wait_for_end(client, neighbour))["status"] == "exited"
         after = await server.wait_until_idle(END_SECONDS_MAX)
         assert await server.pids() == pids
         assert after["pages_free"] == before["pages_free"]
