@@ -84,11 +84,9 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
     """A system with an owner, a stranger, readers, and keys that are good no more."""
     async with SystemRig(tmp_path) as system, aiohttp.ClientSession() as session:
         async with system.admin() as admin:
-            for tenant in ("stranger", "gone"):
-                await admin.create_tenant(tenant)
 
-            async def key(tenant: str | None, role: str) -> str:
-                return str((await admin.create_key(tenant, role=role))["key"])
+            async def reader(tenant: str | None) -> str:
+                return str((await admin.create_key(tenant, role="read-only"))["key"])
 
             revoked = await admin.create_key("default", role="tenant")
             await admin.revoke_key("default", revoked["id"])
@@ -97,11 +95,11 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
                 "a guess": "sym_000000000000_" + "A" * 43,
                 "revoked": revoked["key"],
                 "operator": system.admin_key,
-                "operator's reader": await key(None, "read-only"),
+                "operator's reader": await reader(None),
                 "tenant": system.key,
-                "tenant's reader": await key("default", "read-only"),
-                "stranger": await key("stranger", "tenant"),
-                "suspended": await key("gone", "tenant"),
+                "tenant's reader": await reader("default"),
+                "stranger": await system.add_tenant("stranger"),
+                "suspended": await system.add_tenant("gone"),
             }
             await admin.change_tenant("gone", suspended=True)
         yield Callers(system, session, keys)
