@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from symphony_kernel.protocol import messages as m
-from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 
 from tests.fuzz import links
 
@@ -18,10 +18,10 @@ def test_link_cases_find_nothing() -> None:
 
 
 def test_link_case_with_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(runs: Runs, worker: Any, message: Any) -> None:
+    def fails(requests: WorkerRequests, worker: Any, message: Any) -> None:
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr(Runs, "worker_message", fails)
+    monkeypatch.setattr(WorkerRequests, "worker_message", fails)
     _, wrong = links.play(links.Case(([m.Unask.KIND, 1],)))
     assert wrong
     assert "a mistake of ours" in wrong[0]
