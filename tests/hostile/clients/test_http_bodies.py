@@ -85,7 +85,7 @@ async def test_invalid_openai_body_gets_an_error(target: RunningServer, name: st
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-# Bodies of few bytes that would be half a gigabyte of lists and objects.
+# Some megabytes of JSON, each of which would be half a gigabyte of values.
 TOO_MANY: dict[str, bytes] = {
     "lists": b'{"input": [' + b"[]," * 2_700_000 + b"[]]}",
     "fields": b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}",
