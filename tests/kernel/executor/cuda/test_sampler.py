@@ -82,9 +82,7 @@ def test_tokens_of_the_device_equal_those_of_sampling(device: str, vocab: int, a
     np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
 
 
-def test_rows_ordered_in_parts_keep_their_own_limits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_ordered_in_parts_keep_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_with(SAMPLINGS, "all")
     logits = logits_of(3 * len(SAMPLINGS), 3000, 11)
     choices, together = chosen_of(rows, logits, "cpu")

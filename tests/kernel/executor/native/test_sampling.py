@@ -117,10 +117,7 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, list[SamplingRequest]]:
 
 # The same cases in each run: in one of a million the last bit of a logarithm decides.
 @settings(
-    max_examples=400,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(step=steps())
 def test_answers_of_any_step_equal_torch(
