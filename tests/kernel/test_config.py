@@ -25,18 +25,12 @@ def test_the_device_is_shared_as_the_operator_says() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_decode_gap_ms": -1},
-        {"max_decode_gap_ms": "200"},
-        {"max_decode_gap_ms": float("nan")},
-        {"delivery_ms": -1},
-        {"delivery_ms": 1e6},
-        {"delivery_ms": "25"},
-        {"tenant_weights": {"a": 0}},
-        {"tenant_weights": {"a": True}},
-        {"tenant_weights": {"a": "2"}},
-        {"tenant_weights": [2]},
+        {"max_decode_gap_ms": -1}, {"max_decode_gap_ms": "200"},
+        {"max_decode_gap_ms": float("nan")}, {"delivery_ms": -1}, {"delivery_ms": 1e6},
+        {"delivery_ms": "25"}, {"tenant_weights": {"a": 0}}, {"tenant_weights": {"a": True}},
+        {"tenant_weights": {"a": "2"}}, {"tenant_weights": [2]},
     ],
-)
+)  # fmt: skip
 def test_a_share_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         parse(**wrong)

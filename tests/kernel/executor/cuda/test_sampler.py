@@ -21,18 +21,12 @@ from tests.support.executor.models import PAIR, make_row, random_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 SAMPLINGS = [
-    None,
-    Sampling(temperature=0.0),
-    Sampling(),
-    Sampling(temperature=0.3),
-    Sampling(temperature=2.5),
-    Sampling(top_k=1),
-    Sampling(temperature=3.0, top_k=40),
-    Sampling(temperature=1.5, top_p=0.6),
-    Sampling(temperature=1.5, top_p=0.9, top_k=7),
+    None, Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.3),
+    Sampling(temperature=2.5), Sampling(top_k=1), Sampling(temperature=3.0, top_k=40),
+    Sampling(temperature=1.5, top_p=0.6), Sampling(temperature=1.5, top_p=0.9, top_k=7),
     Sampling(temperature=4.0, min_p=0.2),
     Sampling(temperature=1.2, top_k=300, top_p=0.95, min_p=0.01),
-]
+]  # fmt: skip
 
 
 def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
