@@ -490,12 +490,12 @@ def play(program: list[Operation], seed: int) -> int:
 
 @settings(max_examples=SEQUENCES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, min_size=25, max_size=80), st.integers(0, 1 << 30))
-def test_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
+def test_random_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
     play(program, seed)
 
 
-def test_what_such_programs_decode_is_computed_ahead() -> None:
-    """Else the one above would say nothing of guesses."""
+def test_decodes_of_such_programs_are_computed_ahead() -> None:
+    """Otherwise the test above would not test guesses."""
     program: list[Operation] = [
         ("decode", place, number, 7 * number, 13) for number in range(6) for place in range(4)
     ]

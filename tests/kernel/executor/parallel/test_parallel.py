@@ -105,8 +105,8 @@ def listening(pid: int) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_ranks_listen_on_the_loopback_interface_only(pair: Pair) -> None:
-    [rank] = pair.two.executor.network._ranks.pids  # type: ignore[attr-defined]
-    addresses = listening(rank)
+    [rank] = pair.two.executor.network._ranks._processes  # type: ignore[attr-defined]
+    addresses = listening(rank.pid)
     assert addresses
     assert set(addresses) <= {"0100007F", "00000000000000000000000001000000"}
 
