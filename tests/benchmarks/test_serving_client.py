@@ -58,8 +58,8 @@ def ask(
     speaker: Speaker, change: Callable[[Endpoint], Endpoint] = lambda e: e, **options: Any
 ) -> list[Request]:
     async def run() -> list[Request]:
-        async with serving(speaker.answer) as url:
-            endpoint = Endpoint("speaker", url, "m", "secret")
+        async with serving(speaker.answer) as port:
+            endpoint = Endpoint("speaker", f"http://127.0.0.1:{port}", "m", "secret")
             return await drive(change(endpoint), LOAD, PROMPTS, **options)
 
     return asyncio.run(run())

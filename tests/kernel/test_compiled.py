@@ -1,4 +1,4 @@
-"""Where the compiled modules belong, and what is said where there are none."""
+"""Where compiled modules are kept, and what a kernel says without them."""
 
 import importlib
 import inspect
@@ -28,18 +28,18 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def what_runs() -> str:
-    """What a kernel's process would say; this one must stay as it is."""
+    """Return what a kernel's process would say; this process must not change."""
     before = list(sys.meta_path)
     said = prefer_compiled()
     assert sys.meta_path == before
     return said
 
 
-def test_this_process_runs_the_modules_as_they_are_written() -> None:
+def test_process_of_tests_runs_interpreted_modules() -> None:
     assert not hasattr(Scheduler, "__mypyc_attrs__")
 
 
-def test_other_sources_have_another_library(
+def test_changed_source_has_another_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = tmp_path / "symphony_kernel"
@@ -53,7 +53,9 @@ def test_other_sources_have_another_library(
     assert library_path()[0] != first
 
 
-def test_nobody_need_have_them(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_without_a_library_is_interpreted(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert what_runs().startswith("interpreted: not compiled yet")
     monkeypatch.setenv("SYMPHONY_COMPILED", "0")
     assert what_runs() == "interpreted: SYMPHONY_COMPILED=0 is set"
@@ -62,7 +64,7 @@ def test_nobody_need_have_them(empty: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "writable by other users" in what_runs()
 
 
-def test_a_library_that_is_none_is_not_used(empty: Path) -> None:
+def test_damaged_library_is_not_used(empty: Path) -> None:
     target, _ = library_path()
     target.write_bytes(b"half of a library")
     assert what_runs().startswith("interpreted: not compiled yet")  # without its digest
@@ -73,7 +75,7 @@ def test_a_library_that_is_none_is_not_used(empty: Path) -> None:
     assert str(target) in what_runs()
 
 
-def test_who_cannot_compile_hears_why_and_goes_on(
+def test_machine_without_a_compiler_is_told_why(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(check=True) == 1
@@ -83,14 +85,14 @@ def test_who_cannot_compile_hears_why_and_goes_on(
     assert "no C compiler is called no-such-compiler" in capsys.readouterr().out
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     source = tmp_path / "one.c"
     source.write_text("int one(void) { return two; }\n")
     with pytest.raises(CompileError, match=r"error: .two. undeclared"):
         build._compile(find_compiler(), [source], [], tmp_path)
 
 
-def test_nothing_that_is_interpreted_inherits_from_what_is_compiled() -> None:
+def test_interpreted_class_inherits_from_no_compiled_one() -> None:
     compiled, wrong = compiled_modules(), []
     assert "symphony_kernel.scheduler.scheduler" in compiled
     for found in pkgutil.walk_packages(symphony_kernel.__path__, "symphony_kernel."):

@@ -45,7 +45,7 @@ def run(
 
 
 @pytest.mark.slow
-def test_what_is_acknowledged_is_durable_exactly_once(folder: Path) -> None:
+def test_acknowledged_change_is_durable_exactly_once(folder: Path) -> None:
     first = random.randrange(1 << 40) if WANTED else 0
     ended = run(folder, first, WANTED or 1_200)
     assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-2_000:]
@@ -53,7 +53,7 @@ def test_what_is_acknowledged_is_durable_exactly_once(folder: Path) -> None:
 
 @pytest.mark.parametrize("bug", ["early", "stale"])
 @pytest.mark.slow
-def test_a_planted_bug_is_found(folder: Path, bug: str) -> None:
+def test_planted_bug_is_found(folder: Path, bug: str) -> None:
     ended = run(folder, 0, 100, bug)
     assert ended.returncode == 1, ended.stderr[-2_000:]
     assert "schedule " in ended.stdout

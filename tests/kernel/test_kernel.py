@@ -5,10 +5,11 @@ mean equal contents of the pages, however they got there.
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
-from symphony_kernel.executor.base import Batch, Executor
+from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tenants import TenantLimits
@@ -38,7 +39,7 @@ from tests.support.run_by import run_by
 
 # -- What is computed --------------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_a_prompt_and_its_continuation(rig: KernelRig) -> None:
+async def test_prompt_and_its_continuation_are_counted(rig: KernelRig) -> None:
     worker = await start(rig)
     (first,) = ids(await worker.pred(1, A, PROMPT))
     out = await decode(worker, 1, A, first, 3)
@@ -55,15 +56,12 @@ async def test_a_prompt_and_its_continuation(rig: KernelRig) -> None:
 @pytest.mark.parametrize(
     "opts",
     [
-        {},
-        {"at": "all"},
-        {"at": [1299, 3, 700, 3], "get": {"top": 4}},
-        {"at": [512, 511], "get": {"of": [5, 9]}},
-        {"get": {"sample": {"seed": 7}}},
+        {}, {"at": "all"}, {"at": [1299, 3, 700, 3], "get": {"top": 4}},
+        {"at": [512, 511], "get": {"of": [5, 9]}}, {"get": {"sample": {"seed": 7}}},
         {"get": "logits"},
     ],
-)
-def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_chunked_prompt_equals_unchunked(opts: dict[str, Any]) -> None:
     prompt = tokens(*(i * 7 % 4096 for i in range(1300)))
 
     async def test(rig: KernelRig) -> tuple[int | bytes, int | bytes, int]:
@@ -80,7 +78,7 @@ def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
     assert (chunked[2], unchunked[2]) == (-(-1300 // STEP_TOKENS_MAX) + 1, 2)
 
 
-def test_the_same_tokens_alone_and_among_many() -> None:
+def test_tokens_alone_and_among_many_are_the_same() -> None:
     async def alone(rig: KernelRig) -> list[int]:
         worker = await start(rig)
         return await decode(worker, 1, A, ids(await worker.pred(1, A, PROMPT))[0], 12)
@@ -101,12 +99,11 @@ def test_the_same_tokens_alone_and_among_many() -> None:
 
 
 @run_by(with_kernel)
-async def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies(
+async def test_sample_varies_only_without_a_seed(
     rig: KernelRig,
 ) -> None:
     worker = await start(rig)
-    for handle in (B, C):
-        worker.tell(1, Op.KV_CREATE, handle)
+    worker.create(1, B, C)
     seeded = options(get={"sample": {"seed": 5}})
     calls = [(1, Op.PRED, handle, PROMPT, None, seeded) for handle in (A, B, C)]
     results = await asyncio.gather(*worker.calls(*calls))
@@ -118,7 +115,7 @@ async def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_
 
 # -- Files -------------------------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_forks_share_their_prefix_and_go_their_own_ways(rig: KernelRig) -> None:
+async def test_forks_share_their_prefix_and_diverge(rig: KernelRig) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     before = await rig.gateway.statistics()
@@ -142,7 +139,7 @@ async def test_forks_share_their_prefix_and_go_their_own_ways(rig: KernelRig) ->
 
 
 @run_by(with_kernel)
-async def test_extract_and_append_carry_contents_and_not_only_tokens(rig: KernelRig) -> None:
+async def test_extract_and_append_carry_contents(rig: KernelRig) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     everything = tokens(0, 59)
@@ -161,7 +158,7 @@ async def test_extract_and_append_carry_contents_and_not_only_tokens(rig: Kernel
 
 
 @run_by(with_kernel)
-async def test_copies_run_even_when_no_pred_follows(rig: KernelRig) -> None:
+async def test_copies_without_a_pred_are_made(rig: KernelRig) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
@@ -201,7 +198,7 @@ async def test_calls_on_one_file_take_effect_in_order(rig: KernelRig) -> None:
 
 
 @run_by(with_kernel)
-async def test_a_tree_sees_its_ancestors_only(rig: KernelRig) -> None:
+async def test_tree_sees_its_ancestors_only(rig: KernelRig) -> None:
     worker = await start(rig)
     await worker.pred(1, A, PROMPT)
     tree = options(at="all", parents=[-1, 0, 0, 1], keep=False)
@@ -213,14 +210,14 @@ async def test_a_tree_sees_its_ancestors_only(rig: KernelRig) -> None:
 
 # -- Batches and replies -----------------------------------------------------------------------
 @run_by(with_kernel)
-async def test_replies_of_a_step_come_in_one_frame_a_worker(rig: KernelRig) -> None:
+async def test_replies_of_a_step_are_one_frame_a_worker(rig: KernelRig) -> None:
     second = rig.attach_worker("w2")
     for instance in range(1, 9):
         await rig.gateway.register(instance, worker="w" if instance % 2 else "w2")
     for worker, odd in ((rig.worker, 1), (second, 0)):
         mine = [i for i in range(1, 9) if i % 2 == odd]
         for instance in mine:
-            worker.tell(instance, Op.KV_CREATE, A)
+            worker.create(instance, A)
         worker.calls(*((i, Op.PRED, A, PROMPT, None, b"") for i in mine))
     await asyncio.sleep(1)
     assert (rig.worker.frames, second.frames) == (1, 1)
@@ -241,7 +238,7 @@ async def test_lips_that_answer_quickly_stay_in_one_batch(rig: KernelRig) -> Non
 
 
 @run_by(with_kernel)
-async def test_one_slow_lip_does_not_hold_up_the_others(rig: KernelRig) -> None:
+async def test_slow_lip_does_not_hold_up_the_others(rig: KernelRig) -> None:
     async def lip(instance: int, pause: float, times: int) -> float:
         worker = await start(rig, instance)
         began = asyncio.get_running_loop().time()
@@ -260,7 +257,7 @@ async def test_one_slow_lip_does_not_hold_up_the_others(rig: KernelRig) -> None:
 # -- Cancels, ends, failures -------------------------------------------------------------------
 @pytest.mark.parametrize("target", [1, 2, 3])
 @run_by(with_kernel)
-async def test_a_cancelled_pred_is_answered_and_leaves_nothing(
+async def test_cancelled_pred_is_answered_and_leaves_nothing(
     rig: KernelRig, *, target: int
 ) -> None:
     worker = await start(rig)
@@ -276,7 +273,7 @@ async def test_a_cancelled_pred_is_answered_and_leaves_nothing(
 
 
 @run_by(with_kernel)
-async def test_an_instance_that_ends_with_work_in_flight_gives_everything_back(
+async def test_ended_instance_gives_its_work_and_pages_back(
     rig: KernelRig,
 ) -> None:
     worker = await start(rig)
@@ -288,7 +285,7 @@ async def test_an_instance_that_ends_with_work_in_flight_gives_everything_back(
     assert (await rig.gateway.end(1)).errno == 0
     assert isinstance(await kept, bytes)
     await asyncio.sleep(0.2)
-    assert not any(reply.done() for reply in lost), "nobody replies to an instance that is gone"
+    assert not any(reply.done() for reply in lost), "an ended instance gets no reply"
     assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
     await rig.gateway.end(2)
     assert (await rig.gateway.statistics())["pages_free"] == free
@@ -296,81 +293,67 @@ async def test_an_instance_that_ends_with_work_in_flight_gives_everything_back(
 
 
 class Failing(SimulatedExecutor):
-    """Fails the steps whose number is named."""
+    """Fails the step of this number."""
 
-    def __init__(self, clock: Clock, failing: set[int], error: Exception) -> None:
+    def __init__(self, clock: Clock, step: int, error: Exception) -> None:
         super().__init__(clock, 256, costs=ANY_MS)
-        self.failing, self.error, self.step = failing, error, 0
+        self.steps_left, self.error = step, error
 
     async def run(self, batch: Batch) -> list[bytes | SyscallError]:
-        self.step += 1
-        number = self.step
+        self.steps_left -= 1
+        fails = self.steps_left == 0
         results = await super().run(batch)
-        if number in self.failing:
+        if fails:
             raise self.error
         return results
 
 
-def test_a_step_that_fails_answers_eio_and_the_kernel_goes_on(
-    caplog: pytest.LogCaptureFixture,
+@run_by(with_kernel, executor=partial(Failing, step=2, error=RuntimeError("out of memory")))
+async def test_failed_step_answers_eio_and_the_kernel_continues(
+    rig: KernelRig, *, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def executor(clock: Clock) -> Executor:
-        return Failing(clock, {2}, RuntimeError("out of memory"))
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.pred(1, A, tokens(1)) == -Errno.EIO
-        assert await worker.call(1, Op.KV_LEN, A) == 59
-        assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
-        await rig.gateway.check_integrity()
-
-    with_kernel(test, executor=executor)
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    assert await worker.pred(1, A, tokens(1)) == -Errno.EIO
+    assert await worker.call(1, Op.KV_LEN, A) == 59
+    assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
+    await rig.gateway.check_integrity()
     assert "out of memory" in caplog.text
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with a pred", "copies alone"])
-def test_what_a_failed_step_should_have_copied_answers_eio_and_nothing_else_does(
-    alone: bool,
-) -> None:
-    def executor(clock: Clock) -> Executor:
-        return Failing(clock, {2}, RuntimeError("the device lost it"))
-
-    async def test(rig: KernelRig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        if alone:
-            worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
-            await asyncio.sleep(0.1)
-        else:
-            worker.tell(1, Op.KV_FORK, B, A)
-            assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
-        assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
-        assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
-        worker.tell(1, Op.KV_CLOSE, B)
+@run_by(with_kernel, executor=partial(Failing, step=2, error=RuntimeError("the device lost it")))
+async def test_failed_copy_answers_eio_for_its_file_alone(rig: KernelRig, *, alone: bool) -> None:
+    worker = await start(rig)
+    await worker.pred(1, A, PROMPT)
+    if alone:
+        worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
+        await asyncio.sleep(0.1)
+    else:
         worker.tell(1, Op.KV_FORK, B, A)
-        assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
-        await rig.gateway.check_integrity()
+        assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
+    assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
+    assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
+    worker.tell(1, Op.KV_CLOSE, B)
+    worker.tell(1, Op.KV_FORK, B, A)
+    assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
+    await rig.gateway.check_integrity()
 
-    with_kernel(test, executor=executor)
 
-
-def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
-    def executor(clock: Clock) -> Executor:
-        return Failing(clock, {1}, KernelBug("an invariant does not hold"))
-
+def test_kernel_bug_stops_the_kernel() -> None:
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
         worker.pred(1, A, PROMPT)
         await worker.closed.wait()
 
+    bug = KernelBug("an invariant does not hold")
     with pytest.raises(KernelBug, match="does not hold"):
-        with_kernel(test, executor=executor)
+        with_kernel(test, executor=partial(Failing, step=1, error=bug))
 
 
 # -- Pages -------------------------------------------------------------------------------------
 @run_by(with_kernel, pages=16)
-async def test_a_pred_waits_for_pages_until_another_lip_gives_some_back(rig: KernelRig) -> None:
+async def test_pred_waits_for_pages_that_another_lip_frees(rig: KernelRig) -> None:
     worker = await start(rig)
     await start(rig, 2)
     await worker.pred(1, A, tokens(*range(1, 13 * PAGE_TOKENS)))
@@ -383,7 +366,7 @@ async def test_a_pred_waits_for_pages_until_another_lip_gives_some_back(rig: Ker
 
 
 @run_by(with_kernel, pages=18)
-async def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem(
+async def test_most_served_lip_gets_enomem_when_no_pages_come(
     rig: KernelRig,
 ) -> None:
     worker = await start(rig)
@@ -400,14 +383,14 @@ async def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem(
 
 
 @run_by(with_kernel, kernel_options=KernelOptions(tenants=TenantLimits(pages=5)))
-async def test_a_tenants_quota_is_an_errno_at_once(rig: KernelRig) -> None:
+async def test_pred_past_a_tenants_quota_is_refused_at_once(rig: KernelRig) -> None:
     worker = await start(rig)
     assert await worker.pred(1, A, tokens(*range(1, 200))) == -Errno.EDQUOT
     assert isinstance(await worker.pred(1, A, tokens(*range(1, 60))), bytes)
 
 
 @run_by(with_kernel)
-async def test_a_run_past_its_tokens_is_reported_to_the_gateway(rig: KernelRig) -> None:
+async def test_run_past_its_tokens_is_reported_to_the_gateway(rig: KernelRig) -> None:
     worker = await start(rig, tokens=100)
     await worker.pred(1, A, PROMPT)
     assert await worker.pred(1, A, PROMPT) == -Errno.EDQUOT

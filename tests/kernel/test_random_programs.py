@@ -40,7 +40,7 @@ ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it agai
 MARGIN = 20  # pages: what calls under way may hold for a while
 PATHS = ("a", "a/b", "c")
 NAMES = ("x", "y")
-BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
+BOLD = PredictionOptions(least=0, odd=0, vain=0)  # all that could be guessed is
 SEQUENCES = int(os.environ.get("SYMPHONY_SEQUENCES", "120"))
 
 Operation = tuple[str, int, int, int, int]
@@ -58,17 +58,8 @@ OPERATIONS = st.tuples(
     st.integers(0, 90),
 )
 WAITING = {
-    "generate",
-    "decode",
-    "save",
-    "open",
-    "remove",
-    "list",
-    "grant",
-    "granted",
-    "kill",
-    "evict",
-}
+    "generate", "decode", "save", "open", "remove", "list", "grant", "granted", "kill", "evict",
+}  # fmt: skip
 
 
 @dataclass
@@ -169,6 +160,12 @@ class Player:
         frame = [number, int(op), worker._seq, *arguments]
         self.frames.setdefault(number, []).append(frame)
 
+    def _ask_both(
+        self, number: int, op: int, wanted: Callable[..., Any], *arguments: Any, **given: Any
+    ) -> None:
+        """Queue a call that the reference makes with the same arguments."""
+        self._ask(number, op, *arguments, wanted=lambda: wanted(number, *arguments), **given)
+
     def _worker(self, number: int) -> Worker:
         return self.workers[self.reference.instances[number].worker]
 
@@ -217,14 +214,11 @@ class Player:
 
     async def _create(self, number: int, a: int, b: int, c: int) -> None:
         new = self._new()
-        self._ask(number, Op.KV_CREATE, new, wanted=lambda: self.reference.create(number, new))
+        self._ask_both(number, Op.KV_CREATE, self.reference.create, new)
 
     async def _fork(self, number: int, a: int, b: int, c: int) -> None:
         new, source = self._new(), self._handle(number, a)
-        self._ask(
-            number, Op.KV_FORK, new, source,
-            wanted=lambda: self.reference.fork(number, new, source),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_FORK, self.reference.fork, new, source)
 
     async def _extract(self, number: int, a: int, b: int, c: int) -> None:
         new, source = self._new(), self._handle(number, a)
@@ -245,24 +239,18 @@ class Player:
         length = self._length(number, source)
         start = (b % 3) * 16 if b % 2 else b
         start, end = (min(start, length), min(start + c, length)) if a % 7 else (b, c)
-        self._ask(
-            number, Op.KV_APPEND, handle, source, start, end,
-            wanted=lambda: self.reference.append(number, handle, source, start, end),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_APPEND, self.reference.append, handle, source, start, end)
 
     async def _truncate(self, number: int, a: int, b: int, c: int) -> None:
         handle = self._handle(number, a)
         length = b if c % 8 == 0 else min(b, self._length(number, handle))
-        self._ask(
-            number, Op.KV_TRUNCATE, handle, length,
-            wanted=lambda: self.reference.truncate(number, handle, length),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_TRUNCATE, self.reference.truncate, handle, length)
 
     async def _len(self, number: int, a: int, b: int, c: int) -> None:
         self._ask_length(number, self._handle(number, a))
 
     def _ask_length(self, number: int, handle: int) -> None:
-        self._ask(number, Op.KV_LEN, handle, wanted=lambda: self.reference.length(number, handle))
+        self._ask_both(number, Op.KV_LEN, self.reference.length, handle)
 
     async def _stat(self, number: int, a: int, b: int, c: int) -> None:
         handle = self._handle(number, a)
@@ -273,10 +261,7 @@ class Player:
             assert found.pop("tier") in ("device", "host", "disk", "tokens")
             return dict(found)
 
-        self._ask(
-            number, Op.KV_STAT, handle,
-            wanted=lambda: self.reference.stat(number, handle), read=read,
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_STAT, self.reference.stat, handle, read=read)
 
     async def _tokens(self, number: int, a: int, b: int, c: int) -> None:
         handle = self._handle(number, a)
@@ -284,11 +269,7 @@ class Player:
         self._ask_tokens(number, handle, b, n)
 
     def _ask_tokens(self, number: int, handle: int, start: int, n: int) -> None:
-        self._ask(
-            number, Op.KV_TOKENS, handle, start, n,
-            wanted=lambda: self.reference.tokens(number, handle, start, n),
-            read=_tokens,
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_TOKENS, self.reference.tokens, handle, start, n, read=_tokens)
 
     def _pred_of(self, number: int, a: int, b: int, c: int, **given: Any) -> None:
         handle = self._handle(number, a)
@@ -382,7 +363,7 @@ class Player:
 
     async def _close(self, number: int, a: int, b: int, c: int) -> None:
         handle = self._handle(number, a)
-        self._ask(number, Op.KV_CLOSE, handle, wanted=lambda: self.reference.close(number, handle))
+        self._ask_both(number, Op.KV_CLOSE, self.reference.close, handle)
 
     async def _save(self, number: int, a: int, b: int, c: int) -> None:
         handle, path, replace = self._handle(number, a), PATHS[b % 3], bool(c % 2)
@@ -393,14 +374,11 @@ class Player:
 
     async def _open(self, number: int, a: int, b: int, c: int) -> None:
         new, path, rights = self._new(), PATHS[b % 3], c % 32 if c % 4 == 0 else 31
-        self._ask(
-            number, Op.KV_OPEN, new, path, rights,
-            wanted=lambda: self.reference.open(number, new, path, rights),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_OPEN, self.reference.open, new, path, rights)
 
     async def _remove(self, number: int, a: int, b: int, c: int) -> None:
         path = PATHS[b % 3]
-        self._ask(number, Op.KV_REMOVE, path, wanted=lambda: self.reference.remove(number, path))
+        self._ask_both(number, Op.KV_REMOVE, self.reference.remove, path)
 
     async def _list(self, number: int, a: int, b: int, c: int) -> None:
         prefix = ("", "a", "a/")[b % 3]
@@ -408,25 +386,16 @@ class Player:
         def read(result: Result) -> list[tuple[str, int, int]]:
             return [(each["path"], each["len"], each["pages"]) for each in msgpack.unpackb(result)]
 
-        self._ask(
-            number, Op.KV_LIST, prefix,
-            wanted=lambda: self.reference.listing(number, prefix), read=read,
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_LIST, self.reference.listing, prefix, read=read)
 
     async def _grant(self, number: int, a: int, b: int, c: int) -> None:
         handle, to = self._handle(number, a), self.crew[b % 4]
         rights, name = c % 32 if c % 2 else 31, NAMES[b % 2]
-        self._ask(
-            number, Op.KV_GRANT, handle, to, rights, name,
-            wanted=lambda: self.reference.grant(number, handle, to, rights, name),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_GRANT, self.reference.grant, handle, to, rights, name)
 
     async def _granted(self, number: int, a: int, b: int, c: int) -> None:
         new, name = self._new(), NAMES[b % 2]
-        self._ask(
-            number, Op.KV_GRANTED, new, name,
-            wanted=lambda: self.reference.take_grant(number, new, name),
-        )  # fmt: skip
+        self._ask_both(number, Op.KV_GRANTED, self.reference.take_grant, new, name)
 
     async def _advise(self, number: int, a: int, b: int, c: int) -> None:
         """A wish, which changes nothing that can be seen."""
@@ -466,7 +435,7 @@ class Player:
         self.rig.peers.pop().stop()
         await self._begin_worker()
         for gone in self.reference.end_worker("v"):
-            await self.gateway.end(gone)  # what it had used, which nobody else asks for
+            await self.gateway.end(gone)  # what it had used, which is asked for here alone
             await self._join(self.crew.index(gone))
 
     async def _evict(self, number: int, a: int, b: int, c: int) -> None:
@@ -521,12 +490,12 @@ def play(program: list[Operation], seed: int) -> int:
 
 @settings(max_examples=SEQUENCES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, min_size=25, max_size=80), st.integers(0, 1 << 30))
-def test_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
+def test_random_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
     play(program, seed)
 
 
-def test_what_such_programs_decode_is_computed_ahead() -> None:
-    """Else the one above would say nothing of guesses."""
+def test_decodes_of_such_programs_are_computed_ahead() -> None:
+    """Otherwise the test above would not test guesses."""
     program: list[Operation] = [
         ("decode", place, number, 7 * number, 13) for number in range(6) for place in range(4)
     ]

@@ -35,7 +35,7 @@ async def test_client_events_are_whole_however_they_are_cut() -> None:
             await asyncio.sleep(0)
         return response
 
-    async with serving(trickle) as url, Client(url) as client:
+    async with serving(trickle) as port, Client(f"http://127.0.0.1:{port}") as client:
         events = [event async for event in client.events("run")]
         assert events == [
             Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
@@ -82,7 +82,7 @@ async def test_client_reports_answers_that_are_no_problem_documents() -> None:
     async def broken(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", headers={"Retry-After": "7"})
 
-    async with serving(broken) as url, Client(url) as client:
+    async with serving(broken) as port, Client(f"http://127.0.0.1:{port}") as client:
         error = await refused(client.result("run"))
     assert (error.status, error.retry_after) == (502, 7.0)
 
@@ -96,7 +96,7 @@ async def test_client_reports_a_server_that_disconnects_mid_stream() -> None:
         request.transport.abort()
         return response
 
-    async with serving(cut) as url, Client(url) as client:
+    async with serving(cut) as port, Client(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(ConnectionFailed):
             [event async for event in client.events("run")]
 

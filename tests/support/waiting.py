@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 
 
@@ -13,3 +14,10 @@ async def wait_until(true: Callable[[], object | Awaitable[object]], seconds: fl
             if await found if inspect.isawaitable(found) else found:
                 return
             await asyncio.sleep(0.005)
+
+
+def spin(seconds: float) -> None:
+    """Use so much processor time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

@@ -80,9 +80,7 @@ def test_top_is_in_order_and_breaks_ties_by_id() -> None:
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=3.0, top_p=0.5, seed=1)])
-def test_logprobs_follow_the_chosen_token_and_equal_top(
-    sampling: Sampling | None,
-) -> None:
+def test_logprobs_follow_the_chosen_token_and_equal_top(sampling: Sampling | None) -> None:
     logits = _logits(4)
     get = Get.ARGMAX if sampling is None else Get.SAMPLE
     bias = ((7, 30.0), (9, 30.0))

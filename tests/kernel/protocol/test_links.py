@@ -351,9 +351,7 @@ async def test_frames_before_the_receiver_is_named_wait_for_it() -> None:
     assert frames == sent
 
 
-async def test_socket_file_that_is_left_over_is_replaced(
-    socket_folder: Path,
-) -> None:
+async def test_socket_file_that_is_left_over_is_replaced(socket_folder: Path) -> None:
     path = socket_folder / "s"
     for _ in range(2):
         server = await serve_unix(path, lambda link: link.receive(print, lambda: None))

@@ -187,16 +187,12 @@ def test_map_at_random_is_options_or_an_errno(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "places", "size"),
     [
-        (DEFAULT, 1, 8),
-        (PredOptions(at="all"), 7, 8),
-        (PredOptions(at=(1, 2, 1)), 3, 8),
-        (PredOptions(get=Get.NONE, at="all"), 0, 0),
-        (PredOptions(get=Get.TOP, top=6), 1, 48),
-        (PredOptions(get=Get.OF, of=(1, 2, 3)), 1, 12),
-        (PredOptions(get=Get.LOGITS), 1, 4000),
+        (DEFAULT, 1, 8), (PredOptions(at="all"), 7, 8), (PredOptions(at=(1, 2, 1)), 3, 8),
+        (PredOptions(get=Get.NONE, at="all"), 0, 0), (PredOptions(get=Get.TOP, top=6), 1, 48),
+        (PredOptions(get=Get.OF, of=(1, 2, 3)), 1, 12), (PredOptions(get=Get.LOGITS), 1, 4000),
         (PredOptions(get=Get.SAMPLE, sampling=Sampling()), 1, 8),
     ],
-)
+)  # fmt: skip
 def test_result_size_follows_from_the_options(options: PredOptions, places: int, size: int) -> None:
     assert options.places(7) == places
     assert options.place_bytes(1000) == size

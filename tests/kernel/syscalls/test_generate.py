@@ -16,7 +16,7 @@ from symphony_kernel.protocol.limits import GENERATE_AHEAD_DEFAULT, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.batched_device import batched
+from tests.support.kernel.batched_device import STEPS, batched
 from tests.support.kernel.rig import (
     ANY_MS,
     PROMPT,
@@ -24,9 +24,8 @@ from tests.support.kernel.rig import (
     B,
     C,
     KernelRig,
-    Worker,
     appended,
-    options,
+    pred_loop,
     start,
     tokens,
     with_kernel,
@@ -43,19 +42,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-async def loop(
-    worker: Worker, instance: int, count: int, prompt: bytes = PROMPT, **given: Any
-) -> list[bytes]:
-    packed = options(**given) if given else b""
-    records, next_ = [], prompt
-    for _ in range(count):
-        record = await worker.pred(instance, A, next_, packed)
-        assert isinstance(record, bytes), record
-        records.append(record)
-        next_ = record[:4]
-    return records
-
-
 # -- What it gives -----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -70,7 +56,7 @@ async def test_generation_equals_a_loop_of_preds(
     made = await worker.complete(1, A, PROMPT, max=count, ahead=ahead, **KINDS[kind])
     assert await appended(worker) == made.ids[:-1], "the last one is not appended"
     await start(rig, 2)
-    assert made.records == await loop(worker, 2, count, **KINDS[kind])
+    assert made.records == await pred_loop(worker, 2, count, **KINDS[kind])
     # A loop has not appended its last token either.
     usage = [(await rig.gateway.end(i)).value for i in (1, 2)]
     for each in usage:
@@ -107,7 +93,7 @@ def test_generation_in_any_batch_equals_a_loop_of_preds(
             await asyncio.sleep(begins_ms / 1000)
             ids_ = prompt(number, length)
             if preds:
-                return await loop(worker, number + 1, count, ids_, **KINDS[kind])
+                return await pred_loop(worker, number + 1, count, ids_, **KINDS[kind])
             made = await worker.complete(number + 1, A, ids_, max=count, ahead=ahead, **KINDS[kind])
             return made.records
 
@@ -120,7 +106,7 @@ def test_generation_in_any_batch_equals_a_loop_of_preds(
         for number, (length, count, _, kind, _, _) in enumerate(lips):
             worker = await start(rig, number + 1)
             ids_ = prompt(number, length)
-            found.append(await loop(worker, number + 1, count, ids_, **KINDS[kind]))
+            found.append(await pred_loop(worker, number + 1, count, ids_, **KINDS[kind]))
         return found
 
     limits = StepLimits(tokens=tokens_max, rows=rows, quantum=quantum)
@@ -250,19 +236,12 @@ async def test_calls_on_a_generating_file_get_ebusy(rig: KernelRig) -> None:
     made = worker.generate(1, A, PROMPT, max=30)
     new = [C + 1 + i for i in range(4)]
     busy = [
-        (1, Op.PRED, A, tokens(1), None, b""),
-        (1, Op.GENERATE, A, tokens(1), b""),
-        (1, Op.KV_FORK, new[0], A),
-        (1, Op.KV_EXTRACT, new[1], A, tokens(0, 1)),
-        (1, Op.KV_TRUNCATE, A, 0),
-        (1, Op.KV_LEN, A),
-        (1, Op.KV_STAT, A),
-        (1, Op.KV_TOKENS, A, 0, 1),
-        (1, Op.KV_SAVE, A, "name", 0),
-        (1, Op.KV_OFFER, A),
-        (2, Op.KV_LEN, A),
-        (2, Op.GENERATE, A, tokens(1), b""),
-    ]
+        (1, Op.PRED, A, tokens(1), None, b""), (1, Op.GENERATE, A, tokens(1), b""),
+        (1, Op.KV_FORK, new[0], A), (1, Op.KV_EXTRACT, new[1], A, tokens(0, 1)),
+        (1, Op.KV_TRUNCATE, A, 0), (1, Op.KV_LEN, A), (1, Op.KV_STAT, A),
+        (1, Op.KV_TOKENS, A, 0, 1), (1, Op.KV_SAVE, A, "name", 0), (1, Op.KV_OFFER, A),
+        (2, Op.KV_LEN, A), (2, Op.GENERATE, A, tokens(1), b""),
+    ]  # fmt: skip
     for _ in range(2):  # while it waits for its first step, and among its steps
         found = await asyncio.gather(*worker.calls(*busy))
         assert found[:2] + found[4:] == [-Errno.EBUSY] * (len(busy) - 2)
@@ -486,3 +465,42 @@ async def test_invalid_generate_options_are_refused(rig: KernelRig) -> None:
     worker.tell(1, Op.GENERATE, A, tokens(1), b"")  # without a seq, so without a reply
     assert await worker.call(1, Op.KV_LEN, A) == 0
     assert rig.kernel.statistics()["failed"] == 9
+
+
+# -- Steps that are reported together ----------------------------------------------------------
+@pytest.mark.parametrize("given", [{}, {"get": SEEDED, "logprobs": 2}], ids=["greedy", "logprobs"])
+def test_records_of_steps_reported_together_are_one_reply(given: dict[str, Any]) -> None:
+    async def test(rig: KernelRig) -> tuple[list[bytes], int, int]:
+        for instance in range(1, 5):
+            worker = await start(rig, instance)
+        frames = worker.frames
+        made = [worker.generate(each, A, PROMPT, max=40, **given) for each in range(1, 5)]
+        for each in made:
+            assert await each.end == b""
+        assert len({tuple(each.records) for each in made}) == 1, "they were asked for the same"
+        assert len(made[0].records) == 40
+        assert made[0].times[1] > made[0].times[0], "the first one is reported by itself"
+        return made[0].records, made[0].replies, worker.frames - frames
+
+    records, replies, frames = with_kernel(test, executor=batched)
+    alone, each, _ = with_kernel(test)
+    assert records == alone
+    assert each == 40
+    assert replies == frames == 1 + -(-39 // STEPS)
+
+
+@pytest.mark.parametrize("stop", range(2, 2 + 2 * STEPS))
+@run_by(with_kernel, executor=batched)
+async def test_stop_token_among_batched_steps_ends_there(rig: KernelRig, *, stop: int) -> None:
+    worker = await start(rig)
+    plain = await worker.complete(1, A, PROMPT, max=20)
+    await start(rig, 2)
+    await start(rig, 3)
+    first = plain.ids.index(plain.ids[stop])
+    made = worker.generate(2, A, PROMPT, max=20, stop=[plain.ids[stop]])
+    beside = worker.generate(3, A, PROMPT, max=20)
+    assert await made.end == b""
+    assert made.ids == plain.ids[: first + 1]
+    assert await worker.call(2, Op.KV_LEN, A) == LENGTH + first
+    assert await beside.end == b""
+    assert beside.ids == plain.ids

@@ -12,7 +12,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import ASSETS, A, KernelRig, options, run_beside, start, tokens
+from tests.support.kernel.rig import ASSETS, A, KernelRig, pred_loop, run_beside, start, tokens
 
 COUNT = 24
 KINDS: list[dict[str, Any]] = [
@@ -46,13 +46,7 @@ def prompt(number: int) -> bytes:
 
 async def loop(rig: KernelRig, instance: int, number: int) -> list[bytes]:
     worker = await start(rig, instance)
-    given, next_, records = options(**KINDS[number % 4]), prompt(number), []
-    for _ in range(COUNT):
-        record = await worker.pred(instance, A, next_, given)
-        assert isinstance(record, bytes)
-        records.append(record)
-        next_ = record[:4]
-    return records
+    return await pred_loop(worker, instance, COUNT, prompt(number), **KINDS[number % 4])
 
 
 async def generated(rig: KernelRig, instance: int, number: int) -> list[bytes]:

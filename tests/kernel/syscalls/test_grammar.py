@@ -47,6 +47,7 @@ from tests.support.kernel.constrained import (
 )
 from tests.support.kernel.rig import A, B, ids, options, start, tokens
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
 
@@ -320,8 +321,7 @@ async def test_cancelled_generation_leaves_its_text(rig: KernelRig) -> None:
     worker = rig.worker
     handle = await constraint(worker, REGEX, b"[a-z]{300}")
     made = worker.generate(1, A, PROMPT, constraint=handle, get=sampled(4), ahead=2)
-    while len(made.records) < 3:  # noqa: ASYNC110 - they come by themselves
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: len(made.records) >= 3)
     made.cancel()
     assert await made.end == -Errno.ECANCELED
     assert await worker.call(1, Op.KV_TRUNCATE, A, LENGTH + 2) == 0

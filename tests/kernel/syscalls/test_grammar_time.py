@@ -29,6 +29,7 @@ from tests.support.kernel.constrained import (
 )
 from tests.support.kernel.rig import A, B, ids, options, start, tokens
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 
 def test_slow_bitmasks_are_spread_over_steps() -> None:
@@ -81,8 +82,7 @@ async def test_grammar_compiled_again_gives_the_same_text(
     (grammar,) = rig.kernel.constraints.grammars._live["t"]
     rig.worker.create(1, B)
     began = rig.worker.generate(1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2)
-    while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: len(began.records) >= 2)
     assert grammar.generation is not None
     grammar.generation.exhausted = True
     rig.worker.create(1, B + 1)

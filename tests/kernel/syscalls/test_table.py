@@ -120,14 +120,9 @@ def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
     assert rig.file(B).positions.tolist() == [*range(16, 32), 3, 4]
     status = rig.unpack(1, Op.KV_STAT, B)
     assert status == {
-        "len": 18,
-        "pages": 2,
-        "shared": 1,
-        "tier": "device",
-        "rights": 31,
-        "path": "",
+        "len": 18, "pages": 2, "shared": 1, "tier": "device", "rights": 31, "path": "",
         "expires_ms": 0,
-    }
+    }  # fmt: skip
 
 
 def test_failed_file_answers_its_error_until_closed(rig: SyscallRig) -> None:

@@ -108,13 +108,10 @@ async def test_kill_beside_many_loops_is_quick(rig: WorkerRig) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        SLEEP,
-        LISTEN,
-        drop("channel_recv", 0, 1) + LISTEN,
-        drop("sleep", 5) + forever(""),
+        SLEEP, LISTEN, drop("channel_recv", 0, 1) + LISTEN, drop("sleep", 5) + forever(""),
         forever(drop("kv_len", "(call $kv_create)")),
     ],
-)
+)  # fmt: skip
 async def test_kill_ends_suspended_and_running_guests(rig: WorkerRig, body: str) -> None:
     for pause in (0, 0.02):
         run = await rig.start(main(f"{body} (i32.const 0)"))

@@ -27,9 +27,7 @@ def pool_of(most: int = MOST) -> LimitPool:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=120))
-def test_limit_pool_refuses_only_past_its_limit_or_the_sum(
-    steps: list[tuple[int, bool]],
-) -> None:
+def test_limit_pool_refuses_only_past_its_limit_or_the_sum(steps: list[tuple[int, bool]]) -> None:
     pool = pool_of()
     holders = [Holder(pool) for _ in range(4)]
     for index, takes in steps:

@@ -14,10 +14,7 @@ NEVER: frozenset[int] = frozenset()  # no token stops a row
 
 
 def rows_at(
-    start: int,
-    tables: list[Int32],
-    options: Sequence[PredOptions],
-    tokens: list[int] | None = None,
+    start: int, tables: list[Int32], options: Sequence[PredOptions], tokens: list[int] | None = None
 ) -> list[Row]:
     """Return a row for each table, with the options in turn; without tokens, as in a chain."""
     rows = []

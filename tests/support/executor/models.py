@@ -29,6 +29,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.support.waiting import spin
+
 VOCAB = 101
 POOL_PAGES = 64
 Float32 = npt.NDArray[np.float32]
@@ -243,9 +245,7 @@ class Allows:
         began: float | None = None,
         address: int | None = None,
     ) -> SyscallError | None:
-        until = time.thread_time() + self.seconds
-        while time.thread_time() < until:
-            pass
+        spin(self.seconds)
         self.ended = time.thread_time()
         if isinstance(self.error, SyscallError):
             return self.error

@@ -21,16 +21,10 @@ class AttentionLayer(Structure):
     """`AttentionLayer` of attention.h."""
 
     _fields_ = (
-        ("layer", c_int32),
-        ("qkv", c_void_p),
-        ("qkv_stride", c_int64),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("cosines", c_void_p),
+        ("layer", c_int32), ("qkv", c_void_p), ("qkv_stride", c_int64), ("out", c_void_p),
+        ("out_stride", c_int64), ("q_norm", c_void_p), ("k_norm", c_void_p), ("cosines", c_void_p),
         ("sines", c_void_p),
-    )
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -103,16 +97,10 @@ class LoneAttention:
 # -- Products and the machine --------------------------------------------------------------------
 class _Product(Structure):
     _fields_ = (
-        ("inputs", c_void_p),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("rows", c_int32),
-        ("depth", c_int32),
-        ("outputs", c_int32),
-        ("threads", c_int32),
+        ("inputs", c_void_p), ("weights", c_void_p), ("bias", c_void_p), ("out", c_void_p),
+        ("rows", c_int32), ("depth", c_int32), ("outputs", c_int32), ("threads", c_int32),
         ("wide", c_int32),
-    )
+    )  # fmt: skip
 
 
 def product(

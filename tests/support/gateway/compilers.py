@@ -1,12 +1,8 @@
 """A compiler that tests can watch."""
 
-from symphony_runtime.compiler.compiler import (
-    USUAL,
-    CompileBounds,
-    Compiled,
-    Compiler,
-    ProgramError,
-)
+from typing import Any
+
+from symphony_runtime.compiler.compiler import Compiled, Compiler, ProgramError
 
 
 class CountingCompiler(Compiler):
@@ -17,10 +13,8 @@ class CountingCompiler(Compiler):
         self.failures = failures
         self.compiled = 0
 
-    async def compile(
-        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
-    ) -> Compiled:
+    async def compile(self, *given: Any, **named: Any) -> Compiled:
         self.compiled += 1
         if self.compiled <= self.failures:
             raise ProgramError(["no room"])
-        return await super().compile(wasm, bounds, tenant)
+        return await super().compile(*given, **named)

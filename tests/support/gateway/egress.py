@@ -1,13 +1,10 @@
 """Guests that call the outside, and the servers that they call."""
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgpack
-from aiohttp import web
 from symphony_runtime.client import Client, message_bytes
 from wasmtime import wat2wasm
 
@@ -93,19 +90,3 @@ async def finish(client: Client, run: str) -> Asked:
     found = await client.result(run)
     assert (found["status"], found["exit_code"]) == ("exited", 0), found
     return Asked([message_bytes(m) for m in found["messages"]], log)
-
-
-@asynccontextmanager
-async def serving(
-    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0
-) -> AsyncIterator[int]:
-    """Let a handler answer every request to a port of 127.0.0.1; give the port."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()

@@ -202,9 +202,7 @@ class CrashingKernelRig:
 
 
 def with_crashing_kernel(
-    folder: Path,
-    test: Callable[[CrashingKernelRig], Coroutine[Any, Any, T]],
-    **given: Any,
+    folder: Path, test: Callable[[CrashingKernelRig], Coroutine[Any, Any, T]], **given: Any
 ) -> T:
     """Run `test` with a kernel that may die, in virtual time."""
     clock = VirtualClock()

@@ -165,6 +165,20 @@ class Generation:
         return [int.from_bytes(record[:4], "little") for record in self.records]
 
 
+async def pred_loop(
+    worker: Worker, instance: int, count: int, prompt: bytes = PROMPT, **given: Any
+) -> list[bytes]:
+    """Return what a loop of preds with one result each gives, from a prompt on."""
+    packed = options(**given) if given else b""
+    records, next_ = [], prompt
+    for _ in range(count):
+        record = await worker.pred(instance, A, next_, packed)
+        assert isinstance(record, bytes), record
+        records.append(record)
+        next_ = record[:4]
+    return records
+
+
 async def appended(worker: Worker, instance: int = 1, handle: int = A) -> list[int]:
     """Return the tokens behind PROMPT."""
     start = len(PROMPT) // 4

@@ -173,12 +173,7 @@ class SchedulerRig:
         self._submit(root, tokens, self.kvfs.create("t", make_account(self.kvfs)), "t", options)
 
     def _submit(
-        self,
-        root: int,
-        tokens: int,
-        file: LengthFile | KVFile,
-        tenant: str,
-        options: PredOptions,
+        self, root: int, tokens: int, file: LengthFile | KVFile, tenant: str, options: PredOptions
     ) -> None:
         done = self.note(root)
         self.scheduler.submit(

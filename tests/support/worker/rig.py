@@ -48,12 +48,9 @@ TENANT = "tenant"
 WORKER = "worker-0"
 SECRET = b"secret"
 LIMITS = {
-    "wall_ms": RUN_WALL_MS_MAX,
-    "cpu_ms": RUN_CPU_MS_MAX,
-    "memory_bytes": RUN_MEMORY_BYTES_MAX,
-    "tokens": RUN_TOKENS_MAX,
-    "kv_tokens": RUN_KV_TOKENS_MAX,
-}
+    "wall_ms": RUN_WALL_MS_MAX, "cpu_ms": RUN_CPU_MS_MAX, "memory_bytes": RUN_MEMORY_BYTES_MAX,
+    "tokens": RUN_TOKENS_MAX, "kv_tokens": RUN_KV_TOKENS_MAX,
+}  # fmt: skip
 
 
 class WorkerRig:

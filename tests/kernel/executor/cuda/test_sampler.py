@@ -21,18 +21,12 @@ from tests.support.executor.models import PAIR, make_row, random_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 SAMPLINGS = [
-    None,
-    Sampling(temperature=0.0),
-    Sampling(),
-    Sampling(temperature=0.3),
-    Sampling(temperature=2.5),
-    Sampling(top_k=1),
-    Sampling(temperature=3.0, top_k=40),
-    Sampling(temperature=1.5, top_p=0.6),
-    Sampling(temperature=1.5, top_p=0.9, top_k=7),
+    None, Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.3),
+    Sampling(temperature=2.5), Sampling(top_k=1), Sampling(temperature=3.0, top_k=40),
+    Sampling(temperature=1.5, top_p=0.6), Sampling(temperature=1.5, top_p=0.9, top_k=7),
     Sampling(temperature=4.0, min_p=0.2),
     Sampling(temperature=1.2, top_k=300, top_p=0.95, min_p=0.01),
-]
+]  # fmt: skip
 
 
 def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
@@ -82,9 +76,7 @@ def test_tokens_of_the_device_equal_those_of_sampling(device: str, vocab: int, a
     np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
 
 
-def test_rows_ordered_in_parts_keep_their_own_limits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_ordered_in_parts_keep_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_with(SAMPLINGS, "all")
     logits = logits_of(3 * len(SAMPLINGS), 3000, 11)
     choices, together = chosen_of(rows, logits, "cpu")

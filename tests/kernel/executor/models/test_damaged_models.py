@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.executor.refusals import (
-    SECONDS_MAX,
-    TINY,
-    fresh,
-    linked_model,
-    refused_server,
-)
+from tests.support.executor.refusals import SECONDS_MAX, TINY, fresh, linked_model, refused_server
 
 MEMORY_KIB_MAX = 1 << 20
 WEIGHTS = "model.safetensors"

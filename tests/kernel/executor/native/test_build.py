@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 from symphony_kernel.executor.models.config import load_config
-from symphony_kernel.executor.native.build import (
-    FLAGS,
-    SOURCES,
-    built_library,
-    compile_library,
-)
+from symphony_kernel.executor.native.build import FLAGS, SOURCES, built_library, compile_library
 from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.reference.network import TorchNetwork

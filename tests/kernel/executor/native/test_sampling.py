@@ -117,10 +117,7 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, list[SamplingRequest]]:
 
 # The same cases in each run: in one of a million the last bit of a logarithm decides.
 @settings(
-    max_examples=400,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(step=steps())
 def test_answers_of_any_step_equal_torch(
@@ -146,18 +143,13 @@ def test_equal_tokens_that_reach_top_p_are_counted_as_in_torch(
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(temperature=0.6),
-        Sampling(temperature=1.5, top_p=0.95),
-        Sampling(top_k=50),
-        Sampling(top_k=50, top_p=0.9, min_p=0.01),
-        Sampling(min_p=0.05),
-        Sampling(temperature=8.0, top_p=0.97),
-        Sampling(temperature=8.0, top_k=1400),
+        Sampling(), Sampling(temperature=0.6), Sampling(temperature=1.5, top_p=0.95),
+        Sampling(top_k=50), Sampling(top_k=50, top_p=0.9, min_p=0.01), Sampling(min_p=0.05),
+        Sampling(temperature=8.0, top_p=0.97), Sampling(temperature=8.0, top_k=1400),
         Sampling(temperature=8.0, top_k=1400, top_p=0.8),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_draws_of_a_large_vocabulary_equal_torch(sampling: Sampling) -> None:
     options = PredOptions(get=Get.SAMPLE, sampling=sampling)
     _compare_spreads(49_152, [_ask(options, seed, [seed % 7]) for seed in range(48)])
@@ -184,12 +176,9 @@ def test_masks_of_any_density_give_the_tokens_of_torch(share: float) -> None:
 @pytest.mark.parametrize("vocab", [1, 2, 15, 16, 17, 31, 64, 65, 1023, 1025])
 def test_answers_for_any_size_of_vocabulary_equal_torch(vocab: int) -> None:
     draws = [
-        Sampling(),
-        Sampling(temperature=2.0, top_k=3),
-        Sampling(top_p=0.5),
-        Sampling(min_p=0.2),
+        Sampling(), Sampling(temperature=2.0, top_k=3), Sampling(top_p=0.5), Sampling(min_p=0.2),
         Sampling(9.0, 5, 0.9, 0.1),
-    ]
+    ]  # fmt: skip
     gets = [
         PredOptions(logprobs=min(vocab, 20)),
         PredOptions(get=Get.TOP, top=min(vocab, 1024)),

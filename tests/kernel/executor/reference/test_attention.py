@@ -121,12 +121,8 @@ def test_width_of_a_group_wastes_at_most_a_quarter_or_a_page() -> None:
 def test_ancestors_follow_the_parents_of_a_tree() -> None:
     related = ancestors(np.array([-1, 0, 1, 0, -1], np.int32))
     assert related.astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 0, 0, 1, 0],
-        [0, 0, 0, 0, 1],
-    ]
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1],
+    ]  # fmt: skip
 
 
 def test_plan_keeps_the_order_of_places() -> None:

@@ -13,16 +13,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 
-from tests.support.kernel.rig import (
-    ANY_MS,
-    A,
-    B,
-    KernelRig,
-    ids,
-    start,
-    tokens,
-    with_kernel,
-)
+from tests.support.kernel.rig import ANY_MS, A, B, KernelRig, ids, start, tokens, with_kernel
 from tests.support.kernel.talks import prompt, talks
 from tests.support.run_by import run_by
 
@@ -118,10 +109,7 @@ def test_forks_of_a_dropped_file_recompute_it_once() -> None:
         out = [token for reply in replies for token in ids(await reply)]
         return out, (await rig.gateway.statistics())["tokens_computed"] - before
 
-    (expected, alone), (out, computed) = (
-        with_kernel(test, pages=ROOMY),
-        crowded(test, 16),
-    )
+    (expected, alone), (out, computed) = (with_kernel(test, pages=ROOMY), crowded(test, 16))
     assert out == expected
     assert out[0] == out[1]
     assert alone == 2

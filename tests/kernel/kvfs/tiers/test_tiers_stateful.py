@@ -133,8 +133,8 @@ class TiersMachine(FileMachine):
         for number in range(len(self.files)):
             self.evict(6 * (choice + number) + 1, keep=True, host=True)
         self.catch_up()
-        while disk and self.runner.works:
-            self.runner.do()
+        if disk:
+            self.runner.stop()
 
     @rule(choice=CHOICES, n=SIZES)
     def go_on(self, choice: int, n: int) -> None:
@@ -147,8 +147,7 @@ class TiersMachine(FileMachine):
                 if self.files[number] is not chosen:
                     self.evict(6 * number + 1, keep=True, host=True)
             self.catch_up()
-            while self.runner.works:
-                self.runner.do()
+            self.runner.stop()
         self.compute(self.files.index(chosen), n)
         self.catch_up()
 

@@ -13,7 +13,7 @@ from tests.e2e import programs as guests
 from tests.runtime.gateway.admission.test_retry_estimates import Time
 from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
-from tests.support.worker.guests import main
+from tests.support.worker.guests import call, drop, main, times
 
 
 class KnownLoad(ServerLoad):
@@ -126,12 +126,8 @@ async def started(client: Client) -> ServerError | None:
 # Starts eight preds of 4,096 tokens, and waits for none of them.
 FLOOD = guests.wasm(
     main(
-        """(loop $more
-             (drop (call $pred (call $kv_create) (i32.const 0) (i32.const 4096) (i32.const 0)
-                               (i32.const 0) (i32.const 0)))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
-           (call $await (call $sleep (i64.const 86400000))) (i32.const 0)""",
+        f"""{times(8, drop("pred", "(call $kv_create)", 0, 4096, 0, 0, 0))}
+        {call("await", call("sleep", 86_400_000))} (i32.const 0)""",
         locals_="(local $n i32)",
     )
 )

@@ -13,8 +13,8 @@ from symphony_runtime.gateway.api.routes import ROUTES, Access
 from tests.e2e import programs as guests
 from tests.support.gateway.routes import filled
 from tests.support.gateway.system import SystemRig, refusal, with_admin
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 
 async def all_of(listing: Any) -> list[Any]:
@@ -67,7 +67,7 @@ async def test_weight_of_a_tenant_outlives_a_kernel(system: SystemRig, admin: Cl
     await admin.create_tenant("acme", weight=4)
     await system.restart_kernel()
     queue = system.kernel._scheduler._queue
-    await until(lambda: queue._tenant("acme").weight == 4)
+    await wait_until(lambda: queue._tenant("acme").weight == 4)
 
 
 @run_by(with_admin, "tmp_path")

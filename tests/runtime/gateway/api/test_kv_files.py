@@ -14,8 +14,8 @@ from symphony_runtime.client import Client
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import Scenario, SystemRig, refusal, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 
 def with_files(tmp_path: Path, scenario: Scenario) -> None:
@@ -151,7 +151,7 @@ async def test_file_past_its_time_is_removed(system: SystemRig, client: Client) 
     before = 1000 * time.time()
     stat = await client.kv_upload("a", bare(3), rebuild=True, keep_ms=1_000)
     assert before + 999 <= stat["expires_ms"] <= 1000 * time.time() + 1_001
-    await until(lambda: no_file(client, "a"))
+    await wait_until(lambda: no_file(client, "a"))
 
 
 @run_by(with_files, "tmp_path")
@@ -178,7 +178,7 @@ async def test_client_that_goes_away_leaves_no_transfer(system: SystemRig, clien
 
     uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
     transfers = system.kernel.durable_names._transfers
-    await until(lambda: len(transfers))
+    await wait_until(lambda: len(transfers))
     uploading.cancel()
-    await until(lambda: not len(transfers))
+    await wait_until(lambda: not len(transfers))
     assert await paths(client, "a") == []

@@ -15,17 +15,13 @@ from tests.e2e.programs import wasm
 from tests.support.gateway.stores import make_record, with_sqlite
 from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import data, drop, main, times
 
 RECORD = make_record(7, status="exited", exit_code=0, usage={"cpu_ms": 1}, ended_ms=2)
 TEXT = 'a\u00fc\u20ac\U0001f600\n"\\\x00'
 SENDER = wasm(
     main(
-        """(loop $next
-          (drop (call $send (i32.const 1024) (i32.const 32768)))
-          (drop (call $send (i32.const 512) (i32.const 1)))
-          (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (br_if $next (i32.lt_u (local.get $n) (i32.const 4)))) (i32.const 0)""",
+        f"{times(4, drop('send', 1024, 32_768) + drop('send', 512, 1))} (i32.const 0)",
         data(512, b"\xff"),
         locals_="(local $n i32)",
     )

@@ -15,8 +15,8 @@ from symphony_runtime.gateway.storage.database import StoreError
 from tests.e2e import programs as guests
 from tests.support.gateway.postgres import Cluster
 from tests.support.gateway.system import SystemRig, refused, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 
 def between_two(
@@ -59,7 +59,7 @@ async def test_gateways_share_tenants_and_programs(first: SystemRig, second: Sys
             async def is_known() -> bool:
                 return await status_of(anext(aiter(there.runs()), None)) == 200
 
-            await until(is_known)
+            await wait_until(is_known)
             # Both gateways run what one has stored, and a name moves for both.
             parrot = await here.upload(guests.PARROT_WASM, name="it")
             run = await there.start("it")
@@ -70,7 +70,7 @@ async def test_gateways_share_tenants_and_programs(first: SystemRig, second: Sys
             async def has_moved() -> bool:
                 return bool((await there.program("it"))["id"] == echo["id"])
 
-            await until(has_moved)
+            await wait_until(has_moved)
             assert (await there.program(parrot["id"]))["name"] is None
             assert (await there.run("it"))["status"] == "exited"
             # A live run belongs to one gateway; the other one says so.
@@ -88,7 +88,7 @@ async def test_gateways_share_tenants_and_programs(first: SystemRig, second: Sys
             assert await status_of(there.result(run)) == 401
             # A tenant that is suspended at one ends at the other, which also knows its weight.
             await admin.change_tenant("default", suspended=True, weight=3)
-            await until(lambda: not second.gateway.services.runs.live("default"))
+            await wait_until(lambda: not second.gateway.services.runs.live("default"))
             assert second.kernel._scheduler._queue._tenant("default").weight == 3
             assert first.gateway.services.runs.live("default") == []
 

@@ -10,8 +10,8 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.connections import connections as module
 
 from tests.support.gateway.system import SystemRig, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 Ask = Callable[..., Awaitable[bytes]]
 
@@ -53,7 +53,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_address_without_a_key_has_a_few_connections(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
         counted = system.gateway.services.connections.statistics
-        await until(lambda: not counted()["connections"])  # that of the rig has closed
+        await wait_until(lambda: not counted()["connections"])  # that of the rig has closed
         keyed = await stack.enter_async_context(connected(system))
         assert b"200" in await keyed("/v1/runs", system.key)
         strangers = [await stack.enter_async_context(connected(system)) for _ in range(3)]

@@ -9,8 +9,8 @@ from symphony_runtime.client import Client
 from tests.e2e import programs as guests
 from tests.runtime.gateway.connections.test_slow_readers import deaf
 from tests.support.gateway.system import SystemRig, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 _WS = (
     "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -52,14 +52,14 @@ async def test_deaf_reader_is_cut_off_and_its_run_continues(
     await client.upload(guests.ENDLESS_SEND_WASM, "talk")
     run = await client.start("talk")
     readers = [deaf(system, f"/v1/runs/{run}/events"), deaf(system, f"/v1/runs/{run}/ws", _WS)]
-    await until(lambda: system.gateway.services.slow.readers.cut == 2)
+    await wait_until(lambda: system.gateway.services.slow.readers.cut == 2)
     for reader in readers:
         reader.close()
 
     async def has_ended() -> bool:
         return not await client.live_runs()
 
-    await until(has_ended)  # no reader holds it up: it comes to its output limit
+    await wait_until(has_ended)  # no reader holds it up: it comes to its output limit
     assert [view["status"] async for view in client.runs()] == ["killed"]
 
 

@@ -17,7 +17,7 @@ from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 
 from benchmarks.readers import MESSAGE_BYTES, MESSAGES, SEVEN
 from tests.support.gateway.system import SystemRig
-from tests.support.gateway.waiting import until
+from tests.support.waiting import wait_until
 
 
 @contextlib.asynccontextmanager
@@ -58,14 +58,14 @@ async def test_unread_output_of_deaf_readers_is_small(tmp_path: Path) -> None:
         readers = system.gateway.services.slow.readers
         paths = [f"/v1/runs/{run}/events", f"/v1/runs/{run}"]
         clients = [deaf(system, paths[number % 2]) for number in range(20)]
-        await until(lambda: readers.unread)
+        await wait_until(lambda: readers.unread)
         await asyncio.sleep(1.5)
         # A part is at most seven times as long as JSON, and one more is made below the mark.
         assert readers.unread <= 20 * (WRITE_BYTES_HIGH + 2 * 7 * PART_BYTES)
         assert system.gateway.services.runs._store.stored_events.held < 4 * MESSAGE_BYTES
         for client in clients:
             client.close()
-        await until(lambda: not system.gateway.services.runs._store.stored_events.held)
+        await wait_until(lambda: not system.gateway.services.runs._store.stored_events.held)
 
 
 async def test_reader_that_is_slow_but_steady_gets_everything(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_readers_past_their_tenants_bound_are_cut_and_no_others(tmp_path: 
             # The other tenant reads nothing either, but that is little.
             async with other.get(f"/v1/runs/{theirs}/events") as quiet:
                 clients = [deaf(system, f"/v1/runs/{run}/events") for _ in range(20)]
-                await until(lambda: readers.cut)
+                await wait_until(lambda: readers.cut)
                 await asyncio.sleep(1.2)
                 assert 0 < readers.cut < 20
                 assert any(map(has_ended, clients))
@@ -125,7 +125,7 @@ async def test_readers_past_their_tenants_bound_are_cut_and_no_others(tmp_path: 
 async def test_timer_without_readers_stops(tmp_path: Path) -> None:
     async with system_with_run(tmp_path, 0.2) as (system, _):
         readers: SlowReaders = system.gateway.services.slow.readers
-        await until(lambda: readers._timer is None)
+        await wait_until(lambda: readers._timer is None)
 
 
 async def test_heap_is_trimmed_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +141,10 @@ async def test_heap_is_trimmed_in_one_thread_at_a_time(monkeypatch: pytest.Monke
     for _ in range(3):
         readers._most, readers.unread = 10 << 20, 0
         readers._trim()
-        await until(lambda: trims)
+        await wait_until(lambda: trims)
     assert len(trims) == 1
     assert trims[0] is not threading.current_thread()
     go.set()
-    await until(lambda: readers._trimming is None or readers._trimming.done())
+    await wait_until(lambda: readers._trimming is None or readers._trimming.done())
     readers._trim()
-    await until(lambda: len(trims) == 2)
+    await wait_until(lambda: len(trims) == 2)

@@ -22,7 +22,7 @@ from symphony_runtime.config.egress import parse_http as parse_rules
 from symphony_runtime.gateway.egress.http import HttpEgress
 from yarl import URL
 
-from tests.support.gateway.egress import serving
+from tests.support.web import serving
 
 HERE = ["127.0.0.0/8", "::1/128"]
 Answer = dict[str, Any]
@@ -140,8 +140,14 @@ Ask = Callable[..., Awaitable[Answer]]
 
 
 @asynccontextmanager
-async def egress(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
-    performer = HttpEgress(parse_rules(list(rules)), (lambda _: names) if names else None)
+async def egress(
+    *rules: dict[str, Any],
+    names: Names | None = None,
+    resolver_for: Callable[[str], AbstractResolver] | None = None,
+) -> AsyncIterator[Ask]:
+    """A call that makes requests under rules, with names' addresses or a resolver by tenant."""
+    resolver_for = (lambda _: names) if names else resolver_for
+    performer = HttpEgress(parse_rules(list(rules)), resolver_for)
 
     async def ask(url: str, method: str = "GET", tenant: str = "t", **more: Any) -> Answer:
         data = msgpack.packb({"url": url, "method": method, **more})

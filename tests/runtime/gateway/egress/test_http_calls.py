@@ -10,8 +10,8 @@ from symphony_runtime.client import Client
 from tests.runtime.gateway.egress.test_http import Site, site
 from tests.support.gateway.egress import ask, finish, start
 from tests.support.gateway.system import SystemRig
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 Scenario = Callable[[Site, SystemRig, Client], Awaitable[None]]
 
@@ -49,6 +49,6 @@ async def test_program_asks_a_server(there: Site, system: SystemRig, client: Cli
 @run_by(with_site, "tmp_path")
 async def test_request_of_a_killed_run_ends(there: Site, system: SystemRig, client: Client) -> None:
     run = await start(client, "http", {"url": f"{there.url}/slow"})
-    await until(lambda: there.seen)
+    await wait_until(lambda: there.seen)
     await client.cancel(run)
-    await until(lambda: not system.gateway.services.runs.egress.statistics()["calls"])
+    await wait_until(lambda: not system.gateway.services.runs.egress.statistics()["calls"])

@@ -20,9 +20,10 @@ from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Secret
 
-from tests.support.gateway.egress import ask, serving
+from tests.support.gateway.egress import ask
 from tests.support.gateway.system import SystemRig
 from tests.support.run_by import run_by
+from tests.support.web import serving
 
 VALUE = 'open"sesame/<&>+now'
 TOKEN = {"authorization": "Bearer {{secret:TOKEN}}"}

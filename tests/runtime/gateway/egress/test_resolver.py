@@ -6,17 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
 import pytest
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import LOOKUPS_MAX, TENANT_LOOKUPS_MAX
-from symphony_runtime.abi.egress_requests import parse_http
-from symphony_runtime.config.egress import parse_http as parse_rules
-from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.resolver import ResolverThreads
 
-from tests.runtime.gateway.egress.test_http import HERE, rule, site
-from tests.support.gateway.waiting import until
+from tests.runtime.gateway.egress.test_http import HERE, egress, refused, rule, site
+from tests.support.waiting import wait_until
 
 
 class SlowNames:
@@ -40,7 +36,7 @@ async def test_slow_names_take_their_tenants_places_only() -> None:
     lookups = ResolverThreads(names)
     slow, other = lookups.resolver_for("slow"), lookups.resolver_for("other")
     waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
-    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
+    await wait_until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     (found,) = await other.resolve("a.test", 80)
     assert (found["host"], found["port"]) == ("127.0.0.1", 80)
     with pytest.raises(socket.gaierror):
@@ -55,7 +51,7 @@ async def test_place_is_taken_until_its_thread_is_done() -> None:
     names = SlowNames()
     mine = ResolverThreads(names).resolver_for("t")
     waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
-    await until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
+    await wait_until(lambda: len(names.asked) >= TENANT_LOOKUPS_MAX)
     for each in waiting:
         each.cancel()
     await asyncio.wait(waiting)
@@ -73,7 +69,7 @@ async def test_lookups_of_all_tenants_are_bounded() -> None:
         asyncio.create_task(lookups.resolver_for(f"t{i}").resolve("slow"))
         for i in range(LOOKUPS_MAX + 5)
     ]
-    await until(lambda: len(names.asked) >= LOOKUPS_MAX)
+    await wait_until(lambda: len(names.asked) >= LOOKUPS_MAX)
     given_up = waiting.pop()
     given_up.cancel()
     await asyncio.wait([given_up])
@@ -87,21 +83,18 @@ async def test_slow_name_ends_its_own_calls_only() -> None:
     names = SlowNames()
     async with site() as there:
         allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
-        web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).resolver_for)
-
-        async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
-            asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}
-            return msgpack.unpackb(await web.call(tenant, parse_http(msgpack.packb(asked))))
-
-        try:
-            slow = [ask("t", f"slow{i}.test", 50) for i in range(40)]
-            ended = await asyncio.gather(*slow, return_exceptions=True)
-            for error in ended:
-                assert isinstance(error, SyscallError)
-                assert error.errno == Errno.ETIMEDOUT
-            assert (await ask("u", "a.test", 20_000))["status"] == 200
-            names.go.set()
-            assert (await ask("t", "a.test", 20_000))["status"] == 200
-        finally:
-            names.go.set()
-            await web.stop()
+        async with egress(allowed, resolver_for=ResolverThreads(names).resolver_for) as ask:
+            try:
+                slow = [
+                    refused(
+                        ask(f"http://slow{i}.test:{there.port}/", timeout_ms=50), Errno.ETIMEDOUT
+                    )
+                    for i in range(40)
+                ]
+                await asyncio.gather(*slow)
+                url = f"http://a.test:{there.port}/"
+                assert (await ask(url, tenant="u"))["status"] == 200
+                names.go.set()
+                assert (await ask(url))["status"] == 200
+            finally:
+                names.go.set()

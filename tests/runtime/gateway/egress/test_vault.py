@@ -101,21 +101,15 @@ async def test_secret_with_a_bad_name_or_past_the_number_is_refused(
 @pytest.mark.parametrize(
     ("host", "url", "may"),
     [
-        ("a.com", "https://a.com/x", True),
-        ("a.com", "https://a.com:443/x", True),
-        ("a.com", "https://a.com:444/x", False),
-        ("a.com", "https://b.a.com/", False),
-        ("a.com", "https://xa.com/", False),
-        ("*.a.com", "https://b.a.com/", True),
-        ("*.a.com", "https://a.com/", False),
-        ("*.a.com", "https://xa.com/", False),
-        ("a.com:8443", "https://a.com:8443/", True),
-        ("a.com:8443", "https://a.com/", False),
-        ("[::1]:80", "http://[::1]:80/", True),
-        ("[::1]", "https://[::1]/", True),
+        ("a.com", "https://a.com/x", True), ("a.com", "https://a.com:443/x", True),
+        ("a.com", "https://a.com:444/x", False), ("a.com", "https://b.a.com/", False),
+        ("a.com", "https://xa.com/", False), ("*.a.com", "https://b.a.com/", True),
+        ("*.a.com", "https://a.com/", False), ("*.a.com", "https://xa.com/", False),
+        ("a.com:8443", "https://a.com:8443/", True), ("a.com:8443", "https://a.com/", False),
+        ("[::1]:80", "http://[::1]:80/", True), ("[::1]", "https://[::1]/", True),
         ("127.0.0.1:9", "http://127.0.0.1:9/", True),
     ],
-)
+)  # fmt: skip
 def test_secret_may_go_to_its_hosts_only(host: str, url: str, may: bool) -> None:
     assert Secret("A", VALUE, (host,)).may_go_to(URL(url)) is may
 

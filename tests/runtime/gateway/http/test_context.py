@@ -13,6 +13,7 @@ from symphony_runtime.gateway.tenancy.authentication import Authentication, Key
 from tests.e2e import programs as guests
 from tests.support.gateway.system import Scenario, SystemRig, with_system
 from tests.support.run_by import run_by
+from tests.support.waiting import spin
 
 
 def with_hang(tmp_path: Path, scenario: Scenario) -> None:
@@ -82,9 +83,7 @@ async def test_parsing_of_a_large_body_is_charged_to_its_tenant(
     system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(_body: bytes, _most: int) -> int:
-        until = time.thread_time() + 0.5
-        while time.thread_time() < until:
-            pass
+        spin(0.5)
         return 1
 
     monkeypatch.setattr("symphony_runtime.gateway.http.context.parse_cost", slow)

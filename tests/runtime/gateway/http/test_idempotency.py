@@ -17,8 +17,8 @@ from symphony_runtime.gateway.storage.store import Store
 from tests.e2e import programs as guests
 from tests.support.gateway.stores import open_store, with_store
 from tests.support.gateway.system import SystemRig, refusal, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 DAY_MS = 86_400_000
 
@@ -51,7 +51,7 @@ class Gateway:
         self.gate.clear()
         count = len(self.acts)
         task = asyncio.create_task(self.perform(key, "d", outcome))
-        await until(lambda: len(self.acts) > count)
+        await wait_until(lambda: len(self.acts) > count)
         return task
 
 

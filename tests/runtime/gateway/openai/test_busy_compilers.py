@@ -20,8 +20,8 @@ from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
 from tests.support.gateway.system import SystemRig
-from tests.support.gateway.waiting import until
 from tests.support.kernel.constrained import EOS, assets
+from tests.support.waiting import wait_until
 from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
 
 YEAR = "(19|20)[0-9]{2}"
@@ -56,7 +56,7 @@ async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threadin
         yield free
     finally:
         free.set()
-    await until(lambda: len(answers) > TENANT_COMPILES_MAX, SECONDS_MAX)
+    await wait_until(lambda: len(answers) > TENANT_COMPILES_MAX, SECONDS_MAX)
     assert set(answers) == {0}
 
 

@@ -32,13 +32,9 @@ TOLD = (
     + record(b"e", msgpack.packb({"status": 400, "code": "c", "param": "", "message": "m"}))
 )
 READ = [
-    Piece(0, "café", None),
-    Piece(1, "", "stop"),
-    Piece(2, "end", "length", None),
-    Tokens(2, [7, 0, 70_000]),
-    Usage(5, 1, 7),
-    Failure(400, "c", None, "m"),
-]
+    Piece(0, "café", None), Piece(1, "", "stop"), Piece(2, "end", "length", None),
+    Tokens(2, [7, 0, 70_000]), Usage(5, 1, 7), Failure(400, "c", None, "m"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 4096])

@@ -1,4 +1,4 @@
-"""The committed Wasm is built from its source, and small."""
+"""The committed Wasm is built from its source and small, and is compiled once."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,14 @@ import pytest
 from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
 from symphony_runtime.compiler.compiler import compile_program
 from symphony_runtime.gateway.openai import shipped
+from symphony_runtime.gateway.openai.shipped import ShippedProgram
+from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.gateway.compilers import CountingCompiler
+from tests.support.gateway.stores import with_sqlite
+from tests.support.gateway.system import refusal
+from tests.support.run_by import run_by
 from tools.build_shipped_program import PROGRAM, RECORD, ROOT, SDK, build, compiler, source_hash
 
 REBUILD = "run `make shipped-program`"
@@ -78,3 +85,17 @@ def test_shipped_program_passes_its_own_tests() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+@run_by(with_sqlite, "tmp_path")
+async def test_shipped_program_is_compiled_once_after_failures(
+    store: Store, *, tmp_path: Path, failures: int
+) -> None:
+    compiler = CountingCompiler(failures)
+    first = ShippedProgram(Programs(store, tmp_path, compiler))
+    for _ in range(failures):
+        await refusal(first.program())
+    several = await asyncio.gather(*(first.program() for _ in range(5)))
+    assert {program.id for program in several} == {(await first.program()).id}
+    assert compiler.compiled == failures + 1

@@ -10,7 +10,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.config.limits import Limits, parse_limits
 from symphony_runtime.gateway.runs.channels import Channels
 
-from tests.support.gateway.waiting import until
+from tests.support.waiting import wait_until
 
 Answers = list[bytes | int]
 FIT = TENANT_CHANNEL_BYTES_MAX // MESSAGE_BYTES_MAX
@@ -55,7 +55,7 @@ async def test_send_into_a_full_channel_waits_and_gives_up() -> None:
     channels.send("t", "c", b"too late", late.append)
     channels.receive("t", "c", taken.append)
     assert (late, taken) == ([0], [b"x"])
-    await until(lambda: len(late) == 2)
+    await wait_until(lambda: len(late) == 2)
     assert late == [0, -Errno.EAGAIN]
     for _ in range(CHANNEL_ITEMS_MAX):
         channels.receive("t", "c", taken.append)
@@ -146,6 +146,6 @@ async def test_refused_channel_call_names_its_tenants_limit() -> None:
     with pytest.raises(LimitError) as refused:
         channels.receive("t", "another", answers.append)
     assert refused.value.limit == "tenant_channels"
-    await until(lambda: len(answers) == 2)
+    await wait_until(lambda: len(answers) == 2)
     assert answers == [0, -Errno.EAGAIN]
     assert reached == [("t", "tenant_channel_bytes")]

@@ -15,6 +15,8 @@ from symphony_runtime.gateway.runs.service import Runs as LiveRuns
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.store import Store
 
+from tests.support.waiting import spin
+
 WORKER = cast(Worker, SimpleNamespace(name="w"))
 RUNS = {1: "a", 2: "a", 3: "b"}
 SPIN_SECONDS = 0.004
@@ -61,12 +63,6 @@ class Kernel:
     def report_cpu(self, spent: Mapping[int | str, int]) -> None:
         for whose, microseconds in spent.items():
             self.spent[whose] = self.spent.get(whose, 0) + microseconds
-
-
-def spin(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
 
 
 def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:

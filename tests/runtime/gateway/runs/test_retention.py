@@ -12,8 +12,8 @@ from symphony_runtime.gateway.runs import retention as module
 from tests.e2e import programs as guests
 from tests.support.gateway.stores import count_rows
 from tests.support.gateway.system import SystemRig, refused, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 TALK = guests.talk(1024)
 
@@ -25,7 +25,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def wait_for_kept(system: SystemRig, runs: int) -> dict[str, int]:
     counted = system.gateway.services.runs._retention.statistics
-    await until(lambda: counted()["kept_runs"] == runs)
+    await wait_until(lambda: counted()["kept_runs"] == runs)
     return counted()
 
 
@@ -124,7 +124,7 @@ async def test_request_bodies_of_a_tenant_are_bounded(
 
     path = "/v1/programs/hang/runs?detach=1"
     first = asyncio.create_task(system.ask("POST", path, data=slow()))
-    await until(lambda: bodies.statistics()["body_bytes"] >= 60_000)
+    await wait_until(lambda: bodies.statistics()["body_bytes"] >= 60_000)
     error = await refused(client.start("hang", "x" * 60_000))
     assert (error.status, error.retry_after) == (429, 1)
     go.set()
@@ -133,7 +133,7 @@ async def test_request_bodies_of_a_tenant_are_bounded(
     # A run that lasts does not hold its body.
     held = asyncio.create_task(client.run("hang", "x" * 90_000))
     runs = system.gateway.services.runs
-    await until(lambda: sum(run.started for run in runs.runs_of("default")) == 2)
+    await wait_until(lambda: sum(run.started for run in runs.runs_of("default")) == 2)
     assert bodies.statistics() == {"body_bytes": 0}
     for run in await client.live_runs():
         await client.cancel(run["id"])

@@ -13,8 +13,8 @@ from tests.e2e import programs as guests
 from tests.support.gateway.metrics import Series, scrape, value
 from tests.support.gateway.system import Answer, Scenario, SystemRig, refused
 from tests.support.gateway.system import with_system as with_any_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 from tests.support.worker.guests import data, main
 
 DEEP = guests.wasm(
@@ -203,7 +203,7 @@ async def test_request_over_the_rate_is_429_with_a_retry_time(system: SystemRig,
         assert answer.status in (200, 429)
         return answer.status == 200
 
-    await until(is_served)
+    await wait_until(is_served)
 
 
 @run_by(with_system, "tmp_path", tokens_per_minute=30)
@@ -225,7 +225,7 @@ async def test_spent_token_rate_is_429_for_completions(system: SystemRig, client
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert answer.headers["x-ratelimit-remaining-tokens"] == "30"
     run = await client.start("decode", "\x32")  # fifty tokens
-    await until(is_reached)
+    await wait_until(is_reached)
     answer = await complete()
     assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
     assert int(answer.headers["Retry-After"]) >= 1

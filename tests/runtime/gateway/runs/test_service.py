@@ -30,7 +30,8 @@ from tests.e2e import programs as guests
 from tests.support.garbage import left_to_collector
 from tests.support.gateway.system import WORKER_SECRET, SystemRig, refused, with_system
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import call, data, drop, main, say
+from tests.support.worker.snippets import child
 
 
 async def hang(client: Client, given: str = "", **options: Any) -> str:
@@ -195,38 +196,28 @@ async def test_events_without_following_are_those_so_far(_: SystemRig, client: C
 # --- Children and channels -----------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
 async def test_children_are_started_joined_and_counted(system: SystemRig, client: Client) -> None:
-    child = """(func (export "child") (result i32) (local $kv i32)
-        (local.set $kv (call $kv_create))
-        (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
-                                       (i32.const 0) (i32.const 0))
-                           (i32.const 4000) (i32.const 8)))
-        (drop (call $send (i32.const 4000) (i32.const 4)))
-        (i32.const 3))"""
+    pred = call("pred", "(call $kv_create)", 0, 1, 0, 0, 0)
+    entry = child(f"{drop('claim', pred, 4000, 8)} {drop('send', 4000, 4)} (i32.const 3)")
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
     absent = msgpack.packb({"program": "absent", "input": b"", "grants": []})
     other = msgpack.packb({"program": "hello", "input": b"", "grants": []})
-    spawn = """(drop (call $claim (call $spawn (i32.const {at}) (i32.const {size}))
-                                  (i32.const 5000) (i32.const 4)))"""
-    join = """(drop (call $send (i32.const 6000) (call $claim
-                (call $join (i32.load (i32.const 5000))) (i32.const 6000) (i32.const 100))))"""
+    spawns = [
+        call("claim", call("spawn", at, len(packed)), 5000, 4)
+        for at, packed in ((100, options), (200, absent), (300, other))
+    ]
+    joined = call("claim", call("join", "(i32.load (i32.const 5000))"), 6000, 100)
+    join = drop("send", 6000, joined)
     parent = main(
-        f"""{spawn.format(at=100, size=len(options))} {join}
-            (call $say (call $claim (call $spawn (i32.const 200) (i32.const {len(absent)}))
-                                    (i32.const 5000) (i32.const 4)))
-            {spawn.format(at=300, size=len(other))} {join}
-            (i32.const 0)""",
-        data(100, options),
-        data(200, absent),
-        data(300, other),
-        child,
-    )
+        f"(drop {spawns[0]}) {join} {say(spawns[1])} (drop {spawns[2]}) {join} (i32.const 0)",
+        data(100, options), data(200, absent), data(300, other), entry,
+    )  # fmt: skip
     await client.upload(guests.wasm(parent), "parent")
     await client.upload(guests.HELLO_WASM, "hello")
     result = await client.run("parent", entry="lip_main")
     assert result["status"] == "exited", result["reason"]
-    joined, errno, other_joined = map(message_bytes, result["messages"])
-    assert msgpack.unpackb(joined)["code"] == 3
-    assert len(msgpack.unpackb(joined)["output"]) == 4
+    first, errno, other_joined = map(message_bytes, result["messages"])
+    assert msgpack.unpackb(first)["code"] == 3
+    assert len(msgpack.unpackb(first)["output"]) == 4
     assert struct.unpack("<i", errno) == (-2,)
     assert msgpack.unpackb(other_joined) == {"code": 0, "output": b"hello"}
     assert result["usage"]["completion_tokens"] == 1
@@ -236,17 +227,9 @@ async def test_children_are_started_joined_and_counted(system: SystemRig, client
 
 @run_by(with_system, "tmp_path")
 async def test_channel_item_goes_from_run_to_run(system: SystemRig, client: Client) -> None:
-    receive = main(
-        """(drop (call $send (i32.const 100) (call $claim
-               (call $channel_recv (i32.const 0) (i32.const 4)) (i32.const 100) (i32.const 100))))
-           (i32.const 0)""",
-        data(0, "post"),
-    )
-    send = main(
-        "(call $channel_send (i32.const 0) (i32.const 4) (i32.const 10) (i32.const 6))",
-        data(0, "post"),
-        data(10, "letter"),
-    )
+    received = call("claim", call("channel_recv", 0, 4), 100, 100)
+    receive = main(f"{drop('send', 100, received)} (i32.const 0)", data(0, "post"))
+    send = main(call("channel_send", 0, 4, 10, 6), data(0, "post"), data(10, "letter"))
     await client.upload(guests.wasm(receive), "receive")
     await client.upload(guests.wasm(send), "send")
     gone = await client.start("receive")
@@ -356,14 +339,10 @@ async def start_of(worker: Visitor) -> m.Start:
 @pytest.mark.parametrize(
     "first",
     [
-        hello(secret=b"x" * 32),
-        hello(secret=b""),
-        hello(name="worker-9"),
-        hello(role="gateway"),
-        hello(version=99),
-        m.Output([[1, b"x"]]),
+        hello(secret=b"x" * 32), hello(secret=b""), hello(name="worker-9"), hello(role="gateway"),
+        hello(version=99), m.Output([[1, b"x"]]),
     ],
-)
+)  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_process_without_the_secret_is_not_let_in(
     system: SystemRig, client: Client, *, first: m.Message
@@ -378,14 +357,11 @@ async def test_process_without_the_secret_is_not_let_in(
 @pytest.mark.parametrize(
     "lie",
     [
-        m.Output([["x", b""], 3]),
-        m.Output([[1]]),
-        m.Logs([[1, 2]]),
-        m.Ask(1, "format the disk", {}),
-        m.Kill(1, "a worker does not send this"),
+        m.Output([["x", b""], 3]), m.Output([[1]]), m.Logs([[1, 2]]),
+        m.Ask(1, "format the disk", {}), m.Kill(1, "a worker does not send this"),
         m.Output([[1, b"x", 3]]),
     ],
-)
+)  # fmt: skip
 @run_by(with_system, "tmp_path", worker=False)
 async def test_worker_that_breaks_the_protocol_is_cut_off(
     system: SystemRig, _: Client, *, lie: m.Message

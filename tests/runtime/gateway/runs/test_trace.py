@@ -25,31 +25,21 @@ from tests.e2e.programs import (
 from tests.support.gateway.stores import count_rows, make_record
 from tests.support.gateway.system import SystemRig, refused, with_system
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.worker.guests import call, data, drop, main, times
+from tests.support.worker.snippets import child
 
 Span = dict[str, Any]
 GATEWAY, WORKER, KERNEL = 1, 2, 3
 
 # Eight branches, each with a pass of three tokens, waited for together; then a ticket on its own.
+PLACE = "(i32.add (i32.const 1000) (i32.shl (local.get $n) (i32.const 2)))"
+BEGIN = f"(i32.store {PLACE} {call('pred', '(call $kv_create)', 0, 3, 0, 0, 0)})"
 BRANCHES = wasm(
     main(
-        """(loop $more
-             (local.set $at (i32.shl (local.get $n) (i32.const 2)))
-             (i32.store (i32.add (i32.const 1000) (local.get $at))
-               (call $pred (call $kv_create) (i32.const 0) (i32.const 3) (i32.const 0)
-                           (i32.const 0) (i32.const 0)))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
-           (local.set $n (i32.const 0))
-           (loop $more
-             (call $await (i32.load (i32.add (i32.const 1000)
-                                             (i32.shl (local.get $n) (i32.const 2)))))
-             (local.set $n (i32.add (local.get $n) (i32.const 1)))
-             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
-           (call $await (call $sleep (i64.const 30)))
-           (drop (call $kv_len (i32.const 77)))
-           (i32.const 0)""",
-        locals_="(local $n i32) (local $at i32)",
+        f"""{times(8, BEGIN)} (local.set $n (i32.const 0))
+        {times(8, call("await", f"(i32.load {PLACE})"))}
+        {call("await", call("sleep", 30))} {drop("kv_len", 77)} (i32.const 0)""",
+        locals_="(local $n i32)",
     )
 )
 
@@ -115,7 +105,7 @@ async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: Client
     (program,) = of(spans, WORKER, cat="instance")
     calls = [s for s in of(spans, WORKER) if s is not program]
     assert len(calls) == run["usage"]["syscalls"]
-    assert all(within(call, program) for call in calls)
+    assert all(within(each, program) for each in calls)
     assert program["args"] == {"result": 0}
     (failed,) = of(calls, WORKER, name="kv_len")
     assert failed["args"] == {"result": -9}
@@ -150,15 +140,11 @@ async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: Client
 @run_by(with_system, "tmp_path")
 async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
-    parent = f"""
-        (call $await (call $spawn (i32.const 500) (i32.const {len(options)})))
-        (call $await (call $join (i32.const 1)))
-        (i32.const 0)"""
-    child = """(func (export "child") (result i32)
-        (call $await (call $pred (call $kv_create) (i32.const 0) (i32.const 1) (i32.const 0)
-                                 (i32.const 0) (i32.const 0)))
-        (i32.const 3))"""
-    await client.upload(wasm(main(parent, child, data(500, options))), "family")
+    spawned, joined = call("spawn", 500, len(options)), call("join", 1)
+    parent = f"{call('await', spawned)} {call('await', joined)} (i32.const 0)"
+    pred = call("pred", "(call $kv_create)", 0, 1, 0, 0, 0)
+    entry = child(f"{call('await', pred)} (i32.const 3)")
+    await client.upload(wasm(main(parent, entry, data(500, options))), "family")
     run = await client.run("family", trace=True, entry="lip_main")
     spans = checked(await client.trace(run["id"]))
     (own,) = of(spans, WORKER, name="program")
@@ -168,8 +154,8 @@ async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Cli
     assert within(other, own)
     names = [s["name"] for s in of(spans, WORKER, tid=other["tid"]) if s is not other]
     assert sorted(names) == ["kv_create", "pred", "wait"]
-    (pred,) = of(spans, KERNEL, cat="pred")
-    assert within(pred, other)
+    (span,) = of(spans, KERNEL, cat="pred")
+    assert within(span, other)
     (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
     assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
 
@@ -178,23 +164,21 @@ async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Cli
 async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: Client) -> None:
     options = msgpack.packb({"max": 5, "ahead": 2})
     body = f"""
-        (local.set $ticket (call $generate (call $kv_create) (i32.const 0) (i32.const 3)
-                                           (i32.const 500) (i32.const {len(options)})))
-        (loop $more
-          (br_if $more (i32.gt_s (call $claim (local.get $ticket) (i32.const 1000) (i32.const 8))
-                                 (i32.const 0))))
+        (local.set $t {call("generate", "(call $kv_create)", 0, 3, 500, len(options))})
+        (loop $more (br_if $more
+          (i32.gt_s {call("claim", "(local.get $t)", 1000, 8)} (i32.const 0))))
         (i32.const 0)"""
-    program = main(body, data(500, options), locals_="(local $ticket i32)")
+    program = main(body, data(500, options), locals_="(local $t i32)")
     await client.upload(wasm(program), "generating")
     run = await client.run("generating", trace=True)
     assert run["usage"]["completion_tokens"] == 5
     spans = checked(await client.trace(run["id"]))
-    (call,) = of(spans, WORKER, name="generate")
+    (generate,) = of(spans, WORKER, name="generate")
     steps = of(spans, KERNEL, cat="pred")
     assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
         ("generate", 3), *[("generate", 1)] * 4,
     ]  # fmt: skip
-    assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
+    assert {step["args"]["ticket"] for step in steps} == {generate["args"]["result"]}
     assert len(of(spans, KERNEL, tid=1)) == 5
 
 
@@ -274,12 +258,7 @@ async def test_trace_of_a_trapped_or_killed_run_is_complete(_: SystemRig, client
 @run_by(with_system, "tmp_path")
 async def test_trace_of_a_flood_of_calls_keeps_its_end(system: SystemRig, client: Client) -> None:
     calls = TRACE_EVENTS_MAX + 5_000
-    body = f"""
-        (loop $more (drop (call $clock_ms))
-          (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
-                                 (i32.const {calls}))))
-        (call $await (call $sleep (i64.const 1)))
-        (i32.const 0)"""
+    body = f"{times(calls, drop('clock_ms'))} {call('await', call('sleep', 1))} (i32.const 0)"
     await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
     run = await client.run("flood", trace=True)
     assert run["status"] == "exited", run
@@ -306,7 +285,7 @@ async def test_traced_runs_of_a_tenant_have_a_number(_: SystemRig, client: Clien
 RECORD = make_record(5)
 
 
-def call(index: int) -> list[Any]:
+def reported(index: int) -> list[Any]:
     return [5, "send", float(index), index + 0.5, 0, False]
 
 
@@ -319,7 +298,7 @@ def test_trace_keeps_the_last_events() -> None:
     trace = RunTrace(0.0, "worker-0")
     count = TRACE_EVENTS_MAX + 1000
     for start in range(0, count, 200):
-        trace.add_calls([call(index) for index in range(start, start + 200)])
+        trace.add_calls([reported(index) for index in range(start, start + 200)])
     for index in range(10):
         trace.add_preds([pred(index, steps=TRACE_EVENTS_MAX // 4)])
     shown = trace_events(RECORD, trace.pack())
@@ -362,4 +341,4 @@ def test_trace_shows_overlapping_preds_on_their_own_tracks() -> None:
 )  # fmt: skip
 def test_worker_that_reports_a_bad_trace_event_is_refused(event: Any) -> None:
     with pytest.raises(m.MessageError):
-        RunTrace(time.monotonic(), "worker-0").add_calls([call(1), event])
+        RunTrace(time.monotonic(), "worker-0").add_calls([reported(1), event])

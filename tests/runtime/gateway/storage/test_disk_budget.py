@@ -24,9 +24,9 @@ from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
 from tests.support.gateway.stores import count_rows, open_store
 from tests.support.gateway.system import SystemRig, refusal, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
-from tests.support.worker.guests import main
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import drop, main, times
 
 MIB = 1 << 20
 RESERVE = 16 * MIB
@@ -38,17 +38,8 @@ MEDIUM_TALK_SENDS = 480  # 30 MiB
 
 def long_talk(sends: int) -> bytes:
     """A program that sends 64 KiB so many times."""
-    return guests.wasm(
-        main(
-            f"""
-            (local.set $n (i32.const {sends}))
-            (loop $next
-              (drop (call $send (i32.const 0) (i32.const 65536)))
-              (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
-            (i32.const 0)""",
-            locals_="(local $n i32)",
-        )
-    )
+    body = f"{times(sends, drop('send', 0, 65_536))} (i32.const 0)"
+    return guests.wasm(main(body, locals_="(local $n i32)"))
 
 
 @pytest.fixture
@@ -59,7 +50,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 async def wait_for_room(system: SystemRig, *, room: bool) -> None:
     disk = system.gateway.services.store.disk
-    await until(lambda: disk.low is not room)  # the disk is measured once a second
+    await wait_until(lambda: disk.low is not room)  # the disk is measured once a second
 
 
 async def upload_long_talk(system: SystemRig, client: Client, sends: int) -> None:
@@ -123,7 +114,7 @@ def test_full_disk_lets_deletions_and_operators_changes_through(
             await client.upload(TALK, "talk")
             assert (await client.run("talk", "2"))["status"] == "exited"
             assert len((await client.result(ended[0]))["messages"]) == 4
-            await until(lambda: (disk / "reserve").stat().st_blocks * 512 >= RESERVE // 2)
+            await wait_until(lambda: (disk / "reserve").stat().st_blocks * 512 >= RESERVE // 2)
 
     with caplog.at_level(logging.ERROR):
         with_system(disk, scenario, disk_reserve_bytes=RESERVE)
@@ -157,7 +148,7 @@ def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path)
 
     async def after(system: SystemRig, _: Client) -> None:
         retention = system.gateway.services.retention
-        await until(lambda: not retention.kept_bytes("default"))
+        await wait_until(lambda: not retention.kept_bytes("default"))
         assert await count_rows(system.gateway.services.store, "run_events") == 0
 
     with_system(tmp_path, before)
@@ -183,7 +174,7 @@ async def test_live_run_waits_while_the_disk_is_full(system: SystemRig, client: 
     async def has_ended() -> bool:
         return (await client.result(run))["ended_ms"] is not None
 
-    await until(has_ended)
+    await wait_until(has_ended)
     found = await client.result(run)
     assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
 
@@ -213,7 +204,7 @@ async def test_machine_code_and_live_runs_are_counted(system: SystemRig, client:
     files = sum(path.stat().st_size for path in (system.data_dir / "programs").rglob("*wasm"))
     assert held("default") == files > 3 * len(TALK_AND_HANG)
     run = await client.start("talk", "5")
-    await until(lambda: held("default") >= files + 5 * 65_536)
+    await wait_until(lambda: held("default") >= files + 5 * 65_536)
     await client.cancel(run)
     assert files + 5 * 65_536 < held("default") < files + 6 * 65_536
     await client.delete_run(run)

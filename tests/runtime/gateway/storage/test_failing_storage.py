@@ -23,10 +23,10 @@ from tests.e2e import programs as guests
 from tests.support.faults.disks import Disk, FullDisk, failing_disk, full_disk
 from tests.support.gateway.stores import open_store
 from tests.support.gateway.system import Answer, SystemRig, refusal, refused, with_system
-from tests.support.gateway.waiting import until
 from tests.support.kernel.constrained import assets
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import call, data, drop, main
 
 SECONDS = 10  # in which all is stored, once that is possible
 OWN_KIND = {507: "disk-full", 503: "unavailable"}
@@ -64,12 +64,11 @@ def with_store_on_disk(disk: Disk, scenario: Callable[[Store, Disk], Awaitable[N
 
 
 async def wait_for_status(run: str, client: Client, status: str) -> dict[str, Any]:
-    async with asyncio.timeout(SECONDS):
-        while True:
-            shown = await client.result(run)
-            if shown["status"] == status:
-                return shown
-            await asyncio.sleep(0.01)
+    async def has_it() -> bool:
+        return bool((await client.result(run))["status"] == status)
+
+    await wait_until(has_it, SECONDS)
+    return await client.result(run)
 
 
 async def all_of(events: AsyncIterator[Event]) -> list[Event]:
@@ -111,11 +110,11 @@ async def test_start_that_cannot_be_stored_begins_nothing(
     for _ in range(3):
         assert await refusal(begin()) == (disk.status, OWN_KIND[disk.status])
     assert runs_started(system) == 0
-    await until(lambda: nothing_runs(system), SECONDS)
+    await wait_until(lambda: nothing_runs(system), SECONDS)
     disk.heal()
     assert await statuses(client) == []
     await begin()
-    await until(lambda: not system.gateway.services.runs.live("default"), SECONDS)
+    await wait_until(lambda: not system.gateway.services.runs.live("default"), SECONDS)
     assert await statuses(client) == ["exited"]
 
 
@@ -157,7 +156,7 @@ async def test_key_that_is_stored_without_its_run_starts_it_later(
     runs.register = register  # type: ignore[method-assign]
     assert (await start_with_key(system)).status == disk.status
     runs.register = real  # type: ignore[method-assign]
-    await until(lambda: nothing_runs(system), SECONDS)
+    await wait_until(lambda: nothing_runs(system), SECONDS)
     disk.heal()
     await check_key_starts_one_run(system, client)
 
@@ -178,7 +177,7 @@ async def test_key_that_cannot_be_marked_done_is_marked_later(store: Store, disk
     once = KeyedRequest("a", b"k", b"d")
     assert await keys.perform(once, "one", act) == ("one", False)
     disk.heal()
-    await until(is_done, SECONDS)
+    await wait_until(is_done, SECONDS)
     assert await keys.perform(once, "two", act) == ("one", True)
     assert acts == ["one"]
 
@@ -192,12 +191,12 @@ async def test_role_that_dies_while_a_start_is_stored_fails_the_run(
     runs, gate = system.gateway.services.runs, threading.Event()
     held = system.gateway.services.store.write(lambda _: gate.wait())
     starting = asyncio.create_task(client.start("hang"))
-    await until(lambda: any(run.registered for run in runs.runs_of("default")), SECONDS)
+    await wait_until(lambda: any(run.registered for run in runs.runs_of("default")), SECONDS)
     if lost == "worker":
         runs.workers.workers["worker-0"].drop()
     else:
         await system.restart_kernel()
-    await until(lambda: any(run.ending for run in runs.runs_of("default")), SECONDS)
+    await wait_until(lambda: any(run.ending for run in runs.runs_of("default")), SECONDS)
     gate.set()
     await held
     shown = await wait_for_status(await starting, client, "failed")
@@ -212,7 +211,7 @@ async def ending(system: SystemRig, client: Client, disk: Disk, said: list[bytes
     run = await client.start("parrot")
     for message in said:
         await client.send(run, message)
-    await until(lambda: live(system, run).messages == len(said), SECONDS)
+    await wait_until(lambda: live(system, run).messages == len(said), SECONDS)
     disk.fail()
     await client.send(run, b"", close=True)
     await wait_for_status(run, client, "ending")
@@ -222,7 +221,7 @@ async def ending(system: SystemRig, client: Client, disk: Disk, said: list[bytes
 async def started(system: SystemRig) -> str:
     """Return the one live run once its program has called, so that it needs no file to load."""
     instances = system.worker.instances
-    await until(lambda: any(lip.syscalls for lip in instances.values()), SECONDS)
+    await wait_until(lambda: any(lip.syscalls for lip in instances.values()), SECONDS)
     return system.gateway.services.runs.live("default")[0].id
 
 
@@ -343,7 +342,7 @@ async def test_completion_that_fails_on_a_full_disk_is_answered_and_kept(
     async def both_are_counted() -> bool:
         return await used_runs(system) == [2]
 
-    await until(both_are_counted, SECONDS)  # usage of completions is written a second later
+    await wait_until(both_are_counted, SECONDS)  # usage of completions is written a second later
 
 
 async def test_server_that_stops_while_its_disk_fails_does_end(disk: Disk) -> None:
@@ -362,16 +361,9 @@ async def test_server_that_stops_while_its_disk_fails_does_end(disk: Disk) -> No
 async def test_spawn_with_a_broken_database_is_eio(system: SystemRig, client: Client) -> None:
     """An unexpected error, which is none of the storage's own."""
     options = msgpack.packb({"program": "other", "input": b"", "grants": []})
-    spawner = guests.wasm(
-        main(
-            f"""(drop (call $claim (call $recv) (i32.const 100) (i32.const 100)))
-                (i32.sub (i32.const 0) (call $claim
-                    (call $spawn (i32.const 500) (i32.const {len(options)}))
-                    (i32.const 100) (i32.const 100)))""",
-            data(500, options),
-        )
-    )
-    await client.upload(spawner, "spawner")
+    spawned = call("claim", call("spawn", 500, len(options)), 100, 100)
+    body = f"{drop('claim', '(call $recv)', 100, 100)} (i32.sub (i32.const 0) {spawned})"
+    await client.upload(guests.wasm(main(body, data(500, options))), "spawner")
     run = await client.start("spawner")
     sql = "ALTER TABLE program_names RENAME TO away"
     await system.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
@@ -413,7 +405,7 @@ async def test_failed_audit_note_is_stored_later(system: SystemRig, _: Client, d
         assert (await refused(notes())).status == disk.status
         disk.heal()
         await admin.create_tenant("another")
-        await until(has_both, SECONDS)
+        await wait_until(has_both, SECONDS)
         assert await notes() == [("createTenant", 201), ("createTenant", disk.status)]
         assert "symphony:audit_notes_lost_total" in await admin.metrics()
 
@@ -432,7 +424,7 @@ async def test_store_names_its_disks_error_and_works_afterwards(store: Store, di
             await store.write(insert("a"))
         assert isinstance(failed.value, FullError) == isinstance(disk, FullDisk)
     insisting = asyncio.create_task(store.write_until_stored(insert("b"), None, errors.append))
-    await until(lambda: len(errors) > 1, SECONDS)
+    await wait_until(lambda: len(errors) > 1, SECONDS)
     disk.heal()
     assert await asyncio.wait_for(insisting, SECONDS) == 1
     rows = await store.read(lambda c: c.execute("SELECT key FROM meta").fetchall())

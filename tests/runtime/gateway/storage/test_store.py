@@ -4,7 +4,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from symphony_runtime.gateway.storage.store import Store, StoreError
 from tests.support.gateway.postgres import Cluster
 from tests.support.gateway.stores import open_store, with_sqlite, with_store
 from tests.support.run_by import run_by
+from tests.support.waiting import spin
 
 _OPEN_WITHOUT_ROOM = """
 import asyncio, resource, sys
@@ -160,22 +160,14 @@ def test_postgresql_connection_has_timeouts(postgres_url: str) -> None:
 
 @run_by(with_store, "tmp_path", "store_url")
 async def test_commit_time_is_shared_by_its_operations_owners(store: Store) -> None:
-    def spin(seconds: float) -> Callable[[Connection], None]:
-        def operation(_connection: Connection) -> None:
-            until = time.thread_time() + seconds
-            while time.thread_time() < until:
-                pass
-
-        return operation
-
     commits: list[Mapping[int | str, float]] = []
     store.on_committed = commits.append
     with held(store):
         asked: list[Awaitable[object]] = [
-            store.write(spin(0.05), "tenant"),
-            store.write(spin(0.01), 7),
+            store.write(lambda _: spin(0.05), "tenant"),
+            store.write(lambda _: spin(0.01), 7),
             store.write(insert("a", 1)),
-            store.write(spin(0.05), "tenant"),
+            store.write(lambda _: spin(0.05), "tenant"),
         ]
     await asyncio.gather(*asked)
     shares = Counter[int | str]()  # of one commit, or of two: the thread may have begun before

@@ -18,8 +18,8 @@ from symphony_runtime.gateway.tenancy.authentication import Role, new_key
 
 from tests.support.faults.disks import full_disk
 from tests.support.gateway.stores import count_rows, with_sqlite, with_store
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 NOW = 1_795_262_400_000
 
@@ -190,7 +190,7 @@ def test_note_is_written_without_a_reader_once_there_is_room(
         audit.record_change(AuditedRequest(None, "", "deleteTenant", "", 204))
         await asyncio.sleep(0.2)
         disk.heal()
-        await until(lambda: count_rows(store, "audit"), 5)
+        await wait_until(lambda: count_rows(store, "audit"), 5)
         writing.cancel()
 
     with full_disk(tmp_path / "disk") as disk:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.compiler.compiler import USUAL, CompileBounds, Compiled, Compiler
+from symphony_runtime.compiler.compiler import Compiled, Compiler
 from symphony_runtime.gateway.cluster.members import note_departure
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.programs.store import Program
@@ -21,19 +21,19 @@ from tests.e2e import programs as guests
 from tests.runtime.gateway.cluster.test_gateways import between_two
 from tests.support.gateway.stores import count_rows
 from tests.support.gateway.system import Scenario, SystemRig, refused, with_admin, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import call, data, drop, main
+from tests.support.worker.snippets import CREATE, KV, PRED
 
 MARKER = "marker-4f9c1e"
 LATE = {"Idempotency-Key": "late"}
 # Sends its input, logs it, and holds the marker itself.
 TELL = guests.wasm(
     main(
-        """(local.set $n (call $input_read (i32.const 100) (i32.const 4000)))
-           (drop (call $send (i32.const 100) (local.get $n)))
-           (drop (call $log (i32.const 1) (i32.const 100) (local.get $n)))
-           (i32.const 0)""",
+        f"""(local.set $n {call("input_read", 100, 4_000)})
+        {drop("send", 100, "(local.get $n)")} {drop("log", 1, 100, "(local.get $n)")}
+        (i32.const 0)""",
         data(0, MARKER),
         locals_="(local $n i32)",
     )
@@ -41,13 +41,8 @@ TELL = guests.wasm(
 # Saves what it has computed under a name that has the marker, durably, and offers it.
 SAVE = guests.wasm(
     main(
-        f"""(local.set $kv (call $kv_create))
-           (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 64)
-                                          (i32.const 0) (i32.const 0) (i32.const 0))
-                              (i32.const 2000) (i32.const 8)))
-           (drop (call $kv_offer (local.get $kv)))
-           (call $kv_save (local.get $kv) (i32.const 3000) (i32.const {len(MARKER)})
-                          (i32.const 1))""",
+        f"""{CREATE} {drop("claim", PRED, 2000, 8)} {drop("kv_offer", KV)}
+        {call("kv_save", KV, 3000, len(MARKER), 1)}""",
         data(3000, MARKER),
         locals_="(local $kv i32)",
     )
@@ -125,7 +120,7 @@ async def test_deleted_program_leaves_after_its_runs(system: SystemRig, client: 
     assert len(system.worker._programs) == 2
     for name in ("tell", "hang"):
         await client.delete_program(name)
-    await until(lambda: len(system.worker._programs) == 1)
+    await wait_until(lambda: len(system.worker._programs) == 1)
     assert list((system.data_dir / "programs" / "default").iterdir()) == []
     assert left_of(system.data_dir / "programs") == []
     assert (await client.cancel(live))["status"] == "killed"
@@ -138,12 +133,10 @@ class Gate(Compiler):
         super().__init__()
         self.began, self.open = asyncio.Event(), asyncio.Event()
 
-    async def compile(
-        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
-    ) -> Compiled:
+    async def compile(self, *given: Any, **named: Any) -> Compiled:
         self.began.set()
         await self.open.wait()
-        return await super().compile(wasm, bounds, tenant)
+        return await super().compile(*given, **named)
 
 
 @run_by(administer, "tmp_path")
@@ -166,7 +159,7 @@ async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: C
         await asyncio.wait([late], timeout=20)
         assert late.exception() is not None  # cut off with its key
     requests = services.administration.active_requests
-    await until(lambda: not requests.statistics()["requests"])
+    await wait_until(lambda: not requests.statistics()["requests"])
     key = await system.add_tenant("acme")
     for listing in ("secrets", "programs"):
         assert (await system.ask("GET", f"/v1/{listing}", key=key)).json["data"] == []
@@ -263,7 +256,7 @@ async def test_run_that_is_starting_ends_with_its_tenant(system: SystemRig, admi
         starting = asyncio.create_task(client.start("hang", MARKER))
         await asyncio.wait_for(began.wait(), 20)
         deleting = asyncio.create_task(admin.delete_tenant("acme", everything=True))
-        await until(lambda: "acme" in services.keys.suspended)
+        await wait_until(lambda: "acme" in services.keys.suspended)
         go.set()
         await asyncio.wait_for(deleting, 20)
         await asyncio.wait([starting], timeout=20)
@@ -285,7 +278,7 @@ def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> No
         await store.write(lambda c: note_departure(c, "acme", 0))
 
     async def after(system: SystemRig, admin: Client) -> None:
-        await until(lambda: forgotten(admin))
+        await wait_until(lambda: forgotten(admin))
         async with system.tenant("acme") as client:
             await check_empty(client)
 
@@ -313,7 +306,7 @@ async def test_deleted_tenant_is_forgotten_everywhere(first: SystemRig, second: 
     key = await first.add_tenant("acme")
     for system in (first, second):
         async with Client(system.url, key) as client:
-            await until(partial(is_known, client))
+            await wait_until(partial(is_known, client))
             await save(client)
     # The second cannot forget yet: its kernel is away.
     await second.stop_kernel()
@@ -329,11 +322,11 @@ async def test_deleted_tenant_is_forgotten_everywhere(first: SystemRig, second: 
         # It forgets as soon as it can. Then the name is free, and its next tenant finds nothing.
         await second.start_kernel()
         await second.link_worker_to_kernel()
-        await until(lambda: forgotten(admin))
+        await wait_until(lambda: forgotten(admin))
     assert left_of(first.data_dir) == left_of(second.data_dir) == []
     assert not (second.data_dir / "programs" / "acme").exists()
     async with Client(second.url, await first.add_tenant("acme")) as client:
-        await until(lambda: is_known(client))
+        await wait_until(lambda: is_known(client))
         await check_empty(client)
 
 

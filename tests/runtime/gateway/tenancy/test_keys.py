@@ -21,8 +21,8 @@ from symphony_runtime.gateway.tenancy.keys import KeyRing
 
 from tests.support.gateway.stores import with_store
 from tests.support.gateway.system import refusal
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 NOW = 1_795_262_400_000
 
@@ -79,7 +79,7 @@ async def test_key_past_its_time_is_removed(store: Store) -> None:
     ring, keys, _ = await operators(store)
     _, key = await ring.create_key("acme", Role.TENANT, "", 1)
     running = asyncio.create_task(ring.run())
-    await until(lambda: not keys.keys_of("acme"))
+    await wait_until(lambda: not keys.keys_of("acme"))
     assert key not in await store.read(read_keys)
     running.cancel()
     await asyncio.wait([running])

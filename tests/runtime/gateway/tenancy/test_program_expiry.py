@@ -9,19 +9,17 @@ from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import SystemRig, refused, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
-from tests.support.worker.guests import data, main
+from tests.support.waiting import wait_until
+from tests.support.worker.guests import call, data, drop, main
 
 NOW = 1_795_262_400_000
 CHILD = msgpack.packb({"program": "child", "input": b"", "grants": []})
 # Starts the program `child`, and waits for its end.
 PARENT = guests.wasm(
     main(
-        f"""(drop (call $claim (call $spawn (i32.const 500) (i32.const {len(CHILD)}))
-                              (i32.const 0) (i32.const 4)))
-           (call $await (call $join (i32.load (i32.const 0))))
-           (i32.const 0)""",
+        f"""{drop("claim", call("spawn", 500, len(CHILD)), 0, 4)}
+        {call("await", call("join", "(i32.load (i32.const 0))"))} (i32.const 0)""",
         data(500, CHILD),
     )
 )
@@ -69,7 +67,7 @@ async def test_unused_program_is_deleted_and_no_other(system: SystemRig, client:
     assert len(list((system.data_dir / "programs" / "default").glob("*.wasm"))) == 5
     # The newest uses are over, too; a run that is live keeps its program.
     assert await later.pass_days(10) == 4
-    await until(lambda: len(system.worker._programs) == 1)
+    await wait_until(lambda: len(system.worker._programs) == 1)
     assert await names(client) == ["live"]
     assert (await client.cancel(live))["status"] == "killed"
     assert await later.pass_days(10) == 1

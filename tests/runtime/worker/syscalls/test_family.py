@@ -5,16 +5,7 @@ from typing import Any
 import msgpack
 from symphony_kernel.protocol.errno import Errno
 
-from tests.support.worker.guests import (
-    call,
-    data,
-    drop,
-    main,
-    module,
-    result,
-    say,
-    times,
-)
+from tests.support.worker.guests import call, data, drop, main, module, result, say, times
 from tests.support.worker.rig import WorkerRig
 from tests.support.worker.snippets import KV, child
 

@@ -30,8 +30,9 @@ from tests.support.worker.generating_guests import (
     repeater,
     taker,
 )
-from tests.support.worker.guests import Step, data, main, result
+from tests.support.worker.guests import Step, call, data, drop, main, result, say
 from tests.support.worker.rig import WorkerRig, in_virtual_time
+from tests.support.worker.snippets import child
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
 EFBIG, ENOMEM = -Errno.EFBIG, -Errno.ENOMEM
@@ -223,19 +224,13 @@ async def test_generate_credit_reaches_the_kernel_for_several_tokens(rig: Worker
 @run_by(in_virtual_time)
 async def test_generate_file_is_ebusy_until_its_last_token_is_taken(rig: WorkerRig) -> None:
     calls: list[Step] = [
-        generate(b""),
-        ("pred", result(0), AT, 1, 0, 0, 0),
-        ("kv_fork", result(0)),
-        ("kv_extract", result(0), 0, 0),
-        ("kv_append", result(0), result(2), 0, 0),
-        ("kv_append", result(2), result(0), 0, 0),
-        ("kv_truncate", result(0), 0),
-        ("kv_len", result(0)),
-        ("kv_stat", result(0), ROOM, 0),
-        ("kv_tokens", result(0), 0, 0, ROOM),
-        ("kv_save", result(0), 512, 4, 0),
+        generate(b""), ("pred", result(0), AT, 1, 0, 0, 0), ("kv_fork", result(0)),
+        ("kv_extract", result(0), 0, 0), ("kv_append", result(0), result(2), 0, 0),
+        ("kv_append", result(2), result(0), 0, 0), ("kv_truncate", result(0), 0),
+        ("kv_len", result(0)), ("kv_stat", result(0), ROOM, 0),
+        ("kv_tokens", result(0), 0, 0, ROOM), ("kv_save", result(0), 512, 4, 0),
         ("kv_offer", result(0)),
-    ]
+    ]  # fmt: skip
     found = await rig.play(
         ("kv_create",), generate(given(max=4)), ("kv_create",), *calls,
         ("sleep", 500), ("claim", result(15), ROOM, 0),  # it has ended in the kernel long ago
@@ -277,22 +272,17 @@ async def test_generate_on_a_granted_handle_is_ebusy_for_the_owner(rig: WorkerRi
     grants = msgpack.packb(
         {"entry": "child", "input": b"", "grants": [{"handle": 65536, "rights": 31, "name": "f"}]}
     )
-    child = f"""
-    (func (export "child") (result i32) (local $t i32)
-      (local.set $t (call $generate (call $kv_granted (i32.const 600) (i32.const 1))
-          (i32.const {AT}) (i32.const 1) (i32.const 0) (i32.const 0)))
-      (call $say (call $claim (local.get $t) (i32.const {ROOM}) (i32.const 8)))
-      (call $await (call $sleep (i64.const 500)))
-      (drop (call $cancel (local.get $t)))
-      (call $await (call $sleep (i64.const 500)))
-      (i32.const 5))"""
+    sleep = call("await", call("sleep", 500))
+    body = f"""(local.set $t {call("generate", call("kv_granted", 600, 1), AT, 1, 0, 0)})
+        {say(call("claim", "(local.get $t)", ROOM, 8))} {sleep}
+        {drop("cancel", "(local.get $t)")} {sleep} (i32.const 5)"""
     found = await rig.play(
         ("kv_create",),
         ("spawn", 700, len(grants)), ("claim", result(1), ROOM, 4), ("sleep", 200),
         ("claim", result(3), ROOM, 0), ("kv_len", result(0)), ("kv_fork", result(0)),
         ("kv_len", result(6)), ("sleep", 600), ("claim", result(8), ROOM, 0),
         ("kv_len", result(0)), ("join", 1), ("claim", result(11), ROOM, 0),
-        parts=(*parts(b""), data(600, "f"), data(700, grants), child),
+        parts=(*parts(b""), data(600, "f"), data(700, grants), child(body, "(local $t i32)")),
     )  # fmt: skip
     assert found[5] == EBUSY
     assert found[7] == EBUSY, "a fork does not wait: the failure is its file's answer"

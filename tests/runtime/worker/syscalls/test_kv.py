@@ -141,21 +141,14 @@ async def test_kv_handle_numbers_return_with_another_generation(rig: WorkerRig) 
 @pytest.mark.parametrize(
     ("given", "length"),
     [
-        ({"at": "all"}, 32),
-        ({"at": [3, 0]}, 16),
-        ({"get": "none"}, 0),
-        ({"get": {"top": 5}}, 40),
-        ({"get": {"of": [1, 2, 3]}}, 12),
-        ({"logprobs": 3}, 32),
+        ({"at": "all"}, 32), ({"at": [3, 0]}, 16), ({"get": "none"}, 0), ({"get": {"top": 5}}, 40),
+        ({"get": {"of": [1, 2, 3]}}, 12), ({"logprobs": 3}, 32),
         ({"logprobs": 20, "at": "all", "get": {"sample": {"seed": 1}}}, 4 * 168),
-        ({"get": {"sample": {"seed": 1, "temperature": 0.5}}}, 8),
-        ({"get": "logits"}, 4 * 4096),
-        ({"parents": [-1, -1, 0, 1]}, 8),
-        ({"keep": False}, 8),
-        ({"bias": {1: 2.5}}, 8),
+        ({"get": {"sample": {"seed": 1, "temperature": 0.5}}}, 8), ({"get": "logits"}, 4 * 4096),
+        ({"parents": [-1, -1, 0, 1]}, 8), ({"keep": False}, 8), ({"bias": {1: 2.5}}, 8),
         ({"bias_mask": {"mask": b"\x55" * 512, "value": 2.5}}, 8),
     ],
-)
+)  # fmt: skip
 async def test_pred_options_decide_the_length_of_the_result(
     rig: WorkerRig, given: dict[str, object], length: int
 ) -> None:

@@ -44,13 +44,10 @@ async def test_pred_claim_gives_what_a_pred_and_a_claim_give(rig: WorkerRig) -> 
 @pytest.mark.parametrize(
     ("given", "length"),
     [
-        ({}, 8),
-        ({"at": "all"}, 32),
-        ({"get": {"top": 5}}, 40),
-        ({"get": "logits"}, 4 * 4096),
+        ({}, 8), ({"at": "all"}, 32), ({"get": {"top": 5}}, 40), ({"get": "logits"}, 4 * 4096),
         ({"logprobs": 3}, 32),
     ],
-)
+)  # fmt: skip
 async def test_pred_claim_whose_result_does_not_fit_is_not_begun(
     rig: WorkerRig, given: dict[str, object], length: int
 ) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
@@ -15,20 +14,13 @@ from symphony_runtime.worker.text.pool import LARGE_PIECE_CHARS, SLICE_NS, TextP
 from symphony_runtime.worker.text.tokenizer import Pieces
 
 from tests.support.executor.byte_model import byte_assets
-from tests.support.waiting import wait_until
+from tests.support.waiting import spin, wait_until
 from tests.support.worker.guests import call, forever, main
 from tests.support.worker.instances import new_instance
 from tests.support.worker.rig import WorkerRig
 
 SLICES = 1e9 / SLICE_NS  # in a second
 MIB = 1 << 20
-
-
-def spin(seconds: float, next_chars: int = 1) -> Generator[int, None, None]:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
-    yield next_chars
 
 
 class CountingTextPool:
@@ -76,7 +68,8 @@ def texts() -> AbstractAsyncContextManager[CountingTextPool]:
 
 def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
     for _ in range(slices):
-        yield from spin(each)
+        spin(each)
+        yield 1
     return b"done"
 
 

@@ -13,10 +13,11 @@ from aiohttp import web
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client
 
-from tests.support.gateway.egress import ask, finish, serving, start
+from tests.support.gateway.egress import ask, finish, start
 from tests.support.gateway.system import SystemRig
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
+from tests.support.web import serving
 
 ECHO = {"name": "echo", "description": "", "inputSchema": {"type": "object"}}
 
@@ -128,7 +129,7 @@ async def test_bad_tool_server_fails_the_call(there: McpSite, client: Client, *,
     value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
     assert value["ok"] is False
     assert value["content"].startswith("the tool server s ")
-    await until(lambda: works(client))
+    await wait_until(lambda: works(client))
     assert there.calls.count(how) == 1
 
 
@@ -137,14 +138,14 @@ async def test_lost_tool_session_is_opened_again(there: McpSite, client: Client)
     assert await works(client)
     there.session = "forgotten"
     assert not await works(client)
-    await until(lambda: works(client))
+    await wait_until(lambda: works(client))
 
 
 @run_by(with_site, "tmp_path")
 async def test_tool_call_of_a_killed_run_is_cancelled(there: McpSite, client: Client) -> None:
     run = await start(client, "tool", call("slow"))
-    await until(lambda: "slow" in there.calls)
+    await wait_until(lambda: "slow" in there.calls)
     await client.cancel(run)
-    await until(lambda: there.cancelled)
+    await wait_until(lambda: there.cancelled)
     asked = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
     assert asked.errno == Errno.ETIMEDOUT

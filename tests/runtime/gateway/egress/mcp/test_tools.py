@@ -15,8 +15,8 @@ from symphony_runtime.gateway.egress.mcp import server
 from tests.support.gateway.egress import ask, calls_of, finish, start, tool_table
 from tests.support.gateway.metrics import names, scrape, value
 from tests.support.gateway.system import Scenario, SystemRig, with_system
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 
 def with_tools(tmp_path: Path, scenario: Scenario, **tools: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ async def echoes(client: Client, server: str = "t") -> bool:
 
 
 async def no_call(system: SystemRig) -> None:
-    await until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
+    await wait_until(lambda: system.gateway.services.runs.egress.statistics()["calls"] == 0)
 
 
 @run_by(with_tools, "tmp_path")
@@ -73,7 +73,7 @@ async def test_tool_list_follows_its_server(_: SystemRig, client: Client) -> Non
     async def has_grown() -> bool:
         return "t.grown" in str((await ask(client, "tools")).value)
 
-    await until(has_grown)
+    await wait_until(has_grown)
 
 
 SIZE = 100_000
@@ -154,7 +154,7 @@ SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 async def test_tool_call_past_its_time_is_cancelled(system: SystemRig, client: Client) -> None:
     assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
     # The server is told, and takes others' calls.
-    await until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
+    await wait_until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
     assert await echoes(client)
     assert system.gateway.services.runs.egress.statistics()["calls"] == 0
 
@@ -168,9 +168,9 @@ async def test_tool_call_has_the_operators_time_at_most(_: SystemRig, client: Cl
 @run_by(with_tools, "tmp_path")
 async def test_tool_call_of_a_killed_run_is_cancelled(system: SystemRig, client: Client) -> None:
     run = await start(client, "tool", SLEEP)
-    await until(lambda: "call sleep" in calls_of(system.data_dir))
+    await wait_until(lambda: "call sleep" in calls_of(system.data_dir))
     await client.cancel(run)
-    await until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
+    await wait_until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
     await no_call(system)
 
 
@@ -179,7 +179,7 @@ async def test_program_waiting_for_a_tool_is_idle(system: SystemRig, client: Cli
     there = system.data_dir / "there"
     request = {"name": "t.wait", "arguments": {"path": str(there)}}
     run = await start(client, "tool", request, kv=True)
-    await until(lambda: any(lip.idle_reported for lip in system.worker.instances.values()))
+    await wait_until(lambda: any(lip.idle_reported for lip in system.worker.instances.values()))
     (lip,) = system.worker.instances.values()
     there.touch()
     assert (await finish(client, run)).value == {"ok": True, "content": "it is there"}
@@ -210,7 +210,7 @@ async def test_metrics_count_tool_calls(system: SystemRig, client: Client) -> No
     await ask(client, "tools")
     await ask(client, "http", {"url": "http://127.0.0.1/"})
     run = await start(client, "tool", SLEEP)
-    await until(lambda: "call sleep" in calls_of(system.data_dir))
+    await wait_until(lambda: "call sleep" in calls_of(system.data_dir))
     await client.cancel(run)
     await no_call(system)
     series = await scrape(system.url, system.admin_key)
@@ -232,18 +232,15 @@ async def test_ended_tool_server_is_restarted(
 ) -> None:
     """The call under way fails, and is not made again."""
     first = asyncio.create_task(ask(client, "tool", SLEEP))
-    await until(lambda: "call sleep" in calls_of(system.data_dir))
+    await wait_until(lambda: "call sleep" in calls_of(system.data_dir))
     both = [await ask(client, "tool", {"name": f"t.{tool}"}), await first]
     for asked in both:
         assert asked.value["ok"] is False
         assert "went away" in asked.value["content"]
-    await until(lambda: echoes(client))
+    await wait_until(lambda: echoes(client))
     found = calls_of(system.data_dir)
-    assert (found.count("start"), found.count(f"call {tool}"), found.count("call sleep")) == (
-        2,
-        1,
-        1,
-    )
+    assert found.count("start") == 2
+    assert found.count(f"call {tool}") == found.count("call sleep") == 1
 
 
 @run_by(
@@ -263,8 +260,8 @@ async def test_tool_calls_past_the_number_at_once_wait(system: SystemRig, client
     request = {"name": "t.wait", "arguments": {"path": str(there)}}
     runs = [await start(client, "tool", request) for _ in range(4)]
     egress = system.gateway.services.runs.egress
-    await until(lambda: egress.statistics()["calls"] == 4)
-    await until(lambda: calls_of(system.data_dir).count("call wait") == 2)
+    await wait_until(lambda: egress.statistics()["calls"] == 4)
+    await wait_until(lambda: calls_of(system.data_dir).count("call wait") == 2)
     await asyncio.sleep(0.1)  # for a third one, if it were made
     assert calls_of(system.data_dir).count("call wait") == 2
     there.touch()
@@ -287,7 +284,7 @@ async def test_cancelled_tool_call_keeps_its_place(
     monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
     never = {"name": "t.wait", "arguments": {"path": str(system.data_dir / "never")}}
     run = await start(client, "tool", never)
-    await until(lambda: "call wait" in calls_of(system.data_dir))
+    await wait_until(lambda: "call wait" in calls_of(system.data_dir))
     await client.cancel(run)
     await no_call(system)
     asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})

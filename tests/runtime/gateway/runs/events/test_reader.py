@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from symphony_kernel.protocol.limits import TENANT_REPLAY_BYTES_MAX
@@ -64,14 +65,14 @@ async def test_readers_of_one_tenant_share_rows_within_a_bound(store: Store) -> 
     runs, reads = range(12), 0
     for run in runs:
         await keep(store, run, [bytes([run]) * MIB])
-    read = store.read
+    read = store.stored_events._read
 
-    async def counted(operation: Callable[..., object]) -> object:
+    async def counted(operation: Callable[..., Any]) -> Any:
         nonlocal reads
         reads += 1
         return await read(operation)
 
-    store.stored_events._read = counted  # type: ignore[assignment]
+    store.stored_events._read = counted
     # A hundred of one run, one for each of the others: each takes one part and stays.
     cursors = [stored_cursor(store, 0, 0, "a") for _ in range(100)]
     await asyncio.gather(*(cursor.next() for cursor in cursors))

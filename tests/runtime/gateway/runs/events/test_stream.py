@@ -18,8 +18,8 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.support.gateway.stores import with_store
-from tests.support.gateway.waiting import until
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 RUN = 7
 FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
@@ -202,7 +202,7 @@ async def test_failed_spill_is_repeated_and_the_run_continues(
         stream.append("message", bytes(10_000))
     await asyncio.sleep(0.05)
     stream.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
-    await until(lambda: sum(credited) >= 300_000)
+    await wait_until(lambda: sum(credited) >= 300_000)
     assert store.statistics()["failed_writes"] == 3
     await finish(store, stream)
     for reader in (stream.open_reader(0), StoredReader(store, RUN, 0)):
