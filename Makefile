@@ -1,6 +1,6 @@
 # Symphony's commands. Each does the set-up it needs and may be repeated; none needs another first.
 #
-#   make install   .venv with everything, the guest toolchains       5-10 min the first time
+#   make install   .venv with everything, the guest toolchains       2-10 min the first time
 #   make demo      serve the tiny model, run the examples over HTTP   1 min
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
