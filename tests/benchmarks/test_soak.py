@@ -17,14 +17,14 @@ from tests.support.server.server import running_server
 def test_soak_every_kind_of_run_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
     monkeypatch.setattr(module, "CLIENTS", 4)
     evenly = {name: (1, kind) for name, (_, kind) in KINDS.items()}
     monkeypatch.setattr(module, "KINDS", evenly)
     with running_server(tmp_path) as server:
-        soak = Soak(server, 150, time.monotonic() + 60, model="")
+        soak = Soak(server, 600, time.monotonic() + 120, model="")
         end = asyncio.run(soak_server(soak))
-    assert soak.runs >= 150
+    assert soak.runs >= 600
     assert set(soak.done) == set(KINDS)
     assert left_over(end) == []
     assert left_over({**end, "kernel handles": 2.0}) == ["kernel handles is 2, not 0"]
