@@ -134,7 +134,7 @@ mod tests {
     use crate::testing::{Host, EOS};
     use crate::{block_on, join_all};
 
-    /// So many tokens, whatever they are.
+    /// So many tokens, regardless of their text.
     fn exactly(count: usize) -> Sampling {
         Sampling::new().max_tokens(count).exact(true)
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::{Host, Seen, EOS};
 use crate::{block_on, join_all};
 
-/// So many tokens, whatever they are.
+/// So many tokens, regardless of their text.
 fn exactly(count: usize) -> Sampling {
     Sampling::new().max_tokens(count).exact(true)
 }

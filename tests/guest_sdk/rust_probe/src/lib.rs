@@ -173,7 +173,7 @@ async fn passes() -> Result {
     Ok(())
 }
 
-/// So many tokens, whatever they are.
+/// So many tokens, regardless of their text.
 fn exactly(count: usize) -> Sampling {
     Sampling::new().max_tokens(count).exact(true)
 }
