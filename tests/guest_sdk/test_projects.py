@@ -102,7 +102,7 @@ def test_new_rust_project_that_fails_says_where(tmp_path: Path) -> None:
     wasm = build(project).read_bytes()
     deep = run(wasm, b"walk")
     assert deep.status == "trapped"
-    assert deep.reason.startswith("stack overflow: the recursion is too deep for the program's own")
+    assert deep.reason.startswith("the program's own stack overflowed: ")
     assert "(in lost::walk" in deep.reason
     index = run(wasm, b"index")
     assert b"src/lib.rs:22:5" in index.logs[0][1]

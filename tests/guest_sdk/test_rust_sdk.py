@@ -190,7 +190,9 @@ def test_process_has_input_messages_clocks_and_a_log() -> None:
     assert result.logs == [(0, b"finer"), (2, b"2 things")]
 
 
-@pytest.mark.parametrize("entry", ["files", "passes", "streams", "channels", "dropped"])
+@pytest.mark.parametrize(
+    "entry", ["files", "passes", "streams", "channels", "dropped", "stopped", "chats"]
+)
 def test_probe_finds_every_call_working(entry: str) -> None:
     succeeds(run(entry, messages=None))
 

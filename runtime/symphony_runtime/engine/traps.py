@@ -22,7 +22,8 @@ REASONS: dict[TrapCode, str] = {
     TrapCode.UNREACHABLE: "unreachable instruction",
     TrapCode.NULL_REFERENCE: "use of a null reference",
 }
-_OWN_STACK = "stack overflow: the recursion is too deep for the program's own stack"
+# Not "stack overflow" in front, which names the server's limit of the other stack.
+_OWN_STACK = "the program's own stack overflowed: the recursion is too deep"
 _FRAMES_KNOWN = 20  # the engine's limit, so a longer stack shows as many
 _FRAMES_SHOWN = 8
 _NAME_MAX = 100  # characters of each

@@ -1,6 +1,7 @@
 """Traps in words: reasons, functions' names and what is left out of them."""
 
 import pytest
+from symphony_kernel.protocol.limit_table import limit_of
 from symphony_runtime.engine import traps
 from symphony_runtime.engine.traps import demangle
 from wasmtime import Engine, Func, Instance, Module, Store, Trap, wat2wasm
@@ -96,7 +97,8 @@ def test_trap_below_the_memory_in_a_deep_recursion_is_a_stack_overflow() -> None
         (func $walk (param i32) {DOWN} (call $visit (i32.sub (local.get 0) (i32.const 16))))
         (func $visit (param i32) {DOWN} (call $walk (i32.sub (local.get 0) (i32.const 16))))"""
     trap = trapped(source)
-    assert traps.reason(trap).startswith("stack overflow: the recursion is too deep for")
+    assert traps.reason(trap) == "the program's own stack overflowed: the recursion is too deep"
+    assert limit_of("trapped", traps.reason(trap)) is None
     assert traps.where(trap).startswith(("walk, called by visit,", "visit, called by walk,"))
 
 

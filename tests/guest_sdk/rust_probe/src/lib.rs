@@ -9,7 +9,7 @@ use symphony::pred::{Choice, TokenSet};
 use symphony::process::{self, Child, Level, PARENT};
 use symphony::{
     join_all, json, model, msgpack, select, spawn, timeout, Either, Errno, Error, KvFile, Sampling,
-    Value,
+    Session, Value,
 };
 
 type Result = symphony::Result<()>;
@@ -23,6 +23,8 @@ symphony::entry!("child", async child);
 symphony::entry!("channels", async channels);
 symphony::entry!("lockstep", async lockstep);
 symphony::entry!("dropped", async dropped);
+symphony::entry!("stopped", async stopped);
+symphony::entry!("chats", async chats);
 symphony::entry!("panics", panics);
 symphony::entry!("fails", fails);
 symphony::entry!("exits", exits);
@@ -291,6 +293,40 @@ async fn dropped() -> Result {
     })
     .cancel();
     drop(spawn(async { process::sleep(ms(60_000)).await }));
+    Ok(())
+}
+
+/// The first of three branches ends; what the others had computed by then counts, and goes.
+async fn stopped() -> Result {
+    let mut session = Session::new("some text")?;
+    let mut running = session
+        .fan_out_as_completed(3, |i, mut branch| async move {
+            let said = branch.reply(&exactly([6, 300, 300][i])).await?;
+            Ok(said.tokens.len())
+        })
+        .await?;
+    assert_eq!(running.next().await.map(|(i, count)| (i, count.unwrap())), Some((0, 6)));
+    drop(running);
+    let usage = session.usage();
+    assert_eq!(usage.prefilled, 8 + 3);
+    assert!((6 + 2 * 3..300).contains(&usage.generated), "{:?}", usage);
+    let again = session.reply(&exactly(6)).await?;
+    assert_eq!((again.tokens.len(), session.kv().len()?), (6, 9 + 5));
+    Ok(())
+}
+
+/// A second turn goes on where the first one's reply ends.
+async fn chats() -> Result {
+    let mut chat = Session::chat("be brief")?;
+    chat.user("hi")?;
+    assert_eq!(chat.render()?, 0);
+    chat.reply(&exactly(3)).await?;
+    let first = chat.tokens().len();
+    chat.user("there")?;
+    let known = chat.render()?;
+    assert!(known > 0 && known <= first && chat.tokens().len() > first);
+    chat.reply(&exactly(3)).await?;
+    assert_eq!(chat.turns()?.messages.len(), 5);
     Ok(())
 }
 

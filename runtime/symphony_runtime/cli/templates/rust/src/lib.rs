@@ -5,7 +5,11 @@ use symphony::{process, Input, Session};
 
 #[symphony::main]
 async fn run(input: Input) -> Result<(), Box<dyn Error>> {
-    let mut session = Session::new(input.text("prompt")?)?;
+    let prompt = input.text_or("prompt", "")?;
+    if prompt.is_empty() {
+        return Ok(process::send("Give me a text to continue.")?);
+    }
+    let mut session = Session::new(prompt)?;
     let sampling = input.sampling("max_tokens", 64)?;
     session.stream(&sampling, |piece| process::send(piece)).await?;
     Ok(())
