@@ -88,6 +88,7 @@ check: $(VENV)/installed
 	@$(RUNNING) lint-imports
 	@$(RUNNING) python tools/import_cycles.py
 	@$(RUNNING) python tools/words.py
+	@$(RUNNING) python tools/prose.py
 
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .

@@ -268,7 +268,19 @@ def compilable(snippets: list[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guides/programs.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guest_sdk/assemblyscript/README.md",
+        "docs/get-started/assemblyscript.md",
+        "docs/guides/branches.md",
+        "docs/guides/chat.md",
+        "docs/guides/kv-files.md",
+        "docs/guides/programs.md",
+        "docs/guides/sampling.md",
+        "docs/guides/tools.md",
+    ],
+)
 def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown
