@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.requirements import requires
 from tests.support.server.server import REPOSITORY, RunningServer
 
 README = (REPOSITORY / "README.md").read_text()
@@ -71,7 +72,7 @@ def test_page_first_lip_runs(server: RunningServer, hello: Path) -> None:
     assert all(f"def {name}(" in said for name in ("read", "write", "main"))
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
+@requires("curl", shutil.which("curl") is not None, "curl is not installed here")
 def test_page_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) -> None:
     commands = block("curl ").replace("http://127.0.0.1:8700", server.url)
     commands = re.sub(r"\$\(cat [^)]*\)", f"$(cat '{server.data_dir}/default.key')", commands)
