@@ -48,7 +48,7 @@ def outcome(tmp_path: Path, switch: str) -> tuple[int, str]:
     (tmp_path / "test_needs.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-n0", "-rs",
+        [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-n0", "-rsfE",
          "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path / "test_needs.py")],
         cwd=ROOT, env={**os.environ, SWITCH: switch}, capture_output=True, text=True,
         timeout=120, check=False,

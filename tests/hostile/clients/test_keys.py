@@ -60,7 +60,7 @@ def test_key_that_is_missing_is_reported_as_missing(authorization: str | None) -
 
 @pytest.mark.timing
 async def test_key_guess_that_is_nearly_right_takes_no_longer() -> None:
-    """One hash and one comparison each. Measured by turns, so that all meet the same machine."""
+    """One hash and one comparison each. Interleaved, so that all meet the same machine."""
     keys, guesses = ring()
     del guesses["nothing"]  # it is shorter to hash
     headers = {name: f"Bearer {guess}" for name, guess in guesses.items()}
