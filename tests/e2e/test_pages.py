@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
+from tests.support.requirements import requires
 from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 README = REPOSITORY / "README.md"
 STARTED = sorted((REPOSITORY / "docs" / "get-started").glob("*.md"))
 LANGUAGE_FILES = {"rust": "src/lib.rs", "ts": "assembly/index.ts"}
 DEFAULT_URL = "http://127.0.0.1:8700"
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
+needs_curl = requires("curl", shutil.which("curl") is not None, "curl is not installed here")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

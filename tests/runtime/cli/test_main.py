@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from symphony_runtime.cli.main import main
 
 from tests.e2e import programs as guests
+from tests.support.requirements import lacking
 from tests.support.server.server import SYMPHONY, RunningServer, symphony
 from tests.support.server.terminal import on_terminal
 
@@ -305,7 +306,7 @@ def test_new_and_build_make_a_program_that_can_be_uploaded(
     assert Path(project).is_dir()
     built = symphony("build", project, timeout=2 * SECONDS_MAX)
     if "no Rust compiler" in built.stderr:
-        pytest.skip("no Rust compiler with the wasm32 target")
+        lacking("rust", "no Rust compiler with the wasm32 target")
     assert built.returncode == 0, built.stderr
     wasm = built.stdout.strip()
     assert Path(wasm).read_bytes().startswith(b"\0asm")
