@@ -49,7 +49,7 @@ PARALLEL = 8
 SHAPE = Shape(384, 12, 6, 2, 1024, 8192)
 INDICES = (0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 POLICIES = ("own", "automatic")
-# A step of SmolLM2-135M's shape on two cores, as docs/performance.md has it.
+# A step of SmolLM2-135M's shape on two cores, as docs/evaluation/performance.md has it.
 COSTS = CostModel(fixed_us=7_000, prefill_token_us=340, decode_row_us=300)
 SIMULATED_LIMITS = {"wall_ms": 10**9, "tokens": 10**9}
 

@@ -8,9 +8,9 @@ from symphony_kernel.protocol.errno import Errno
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())
-ABI = (ROOT / "docs/abi.md").read_text()
+ABI = (ROOT / "docs/reference/abi.md").read_text()
 
-# One call in docs/abi.md: `name(a, b: i64) -> i32`; several may stand in one row.
+# One call in docs/reference/abi.md: `name(a, b: i64) -> i32`; several may stand in one row.
 CALL = re.compile(r"`(\w+)\(([^)`]*)\)(?: -> (\w+))?`")
 
 

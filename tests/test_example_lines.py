@@ -47,7 +47,7 @@ def told(*arguments: str) -> str:
 
 
 def test_guide_has_the_current_table_of_example_lines() -> None:
-    page = (ROOT / "docs" / "guest-sdk.md").read_text()
+    page = (ROOT / "docs" / "guides" / "programs.md").read_text()
     assert told() in page, "an example has changed: python tools/example_lines.py --write"
 
 

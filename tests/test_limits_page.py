@@ -10,7 +10,7 @@ from symphony_kernel.protocol import limits
 from tools.limits_page import bounds, bounds_page, limits_page, numbers
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/limits.md"
+PAGE = ROOT / "docs/reference/limits.md"
 KERNEL, RUNTIME = ROOT / "kernel/symphony_kernel", ROOT / "runtime/symphony_runtime"
 BOUND = re.compile(r"_(MAX|MIN)$")
 # The modules that check requests of clients and programs.

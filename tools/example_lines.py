@@ -1,7 +1,8 @@
 """Count what an example's author wrote: `python tools/example_lines.py [--write | FILE ...]`.
 
 A line counts when it is neither blank nor a comment; tests do not count. Without arguments the
-table of docs/guest-sdk.md is printed, with `--write` it is put into that page. The lines of files
+table of docs/guides/programs.md is printed, with `--write` it is put into that page. The lines of
+files
 are counted alike, so that others' programs can be: Rust, TypeScript, Python, and of a Markdown page
 the first ```lmql block.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
-PAGE = ROOT / "docs" / "guest-sdk.md"
+PAGE = ROOT / "docs" / "guides" / "programs.md"
 BEGIN, END = "<!-- example lines -->\n", "<!-- end of example lines -->\n"
 _MADE = {"node_modules", "target", "build"}
 
@@ -71,7 +72,7 @@ def table() -> str:
         name = folder.name
         theirs = [others.get(name, ("", 0))[1] for others in (PIE, LMQL)]
         cells = " | ".join(str(lines or "") for lines in own + theirs)
-        rows.append(f"| [{name}](../examples/{name}) | {cells} |")
+        rows.append(f"| [{name}](../../examples/{name}) | {cells} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/limits.md, made of the limits module (`python -m` of this module).
+"""The tables of docs/reference/limits.md, made of the limits module (`python -m` of this module).
 
 Those of `limit_table` first, one for each thing that is limited. Then the bounds that are the same
 for all tenants: the numbers of `limits` whose names end in _MAX or _MIN and that no row is about,

@@ -1,4 +1,4 @@
-"""Find words that docs/glossary.md rules out: `python tools/words.py [FILE ...]`.
+"""Find words that docs/reference/glossary.md rules out: `python tools/words.py [FILE ...]`.
 
 The last column of the glossary's tables lists, for each term, words that must not stand for it:
 `guess` in scheduler   a part of an identifier, in the package of that name or below it
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 CHANGELOG = ROOT / "CHANGELOG.md"  # what earlier versions wrote stays as it is
 SCANNED = "kernel", "runtime", "tools", "benchmarks", "examples", "guest_sdk", "docs", "*.md"
 SUFFIXES = {".py", ".md", ".rs", ".ts"}
@@ -130,7 +130,7 @@ def run(arguments: list[str]) -> int:
             found += 1
             sys.stdout.write(f"{relative}:{at}: {words}\n")
     if found:
-        sys.stdout.write(f"{found} words that docs/glossary.md rules out\n")
+        sys.stdout.write(f"{found} words that docs/reference/glossary.md rules out\n")
     return int(found > 0)
 
 

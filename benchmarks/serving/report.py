@@ -237,7 +237,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_markdown(findings: Findings, about: Mapping[str, Any]) -> str:
-    """Return the tables that docs/performance.md shows."""
+    """Return the tables that docs/evaluation/performance.md shows."""
     parts = [
         f"{about['model']}, {about['dtype']}, {about['threads']} threads, medians of "
         f"{about['rounds']} interleaved rounds.",

@@ -8,7 +8,7 @@ from symphony_kernel.protocol import limits
 from symphony_runtime.cli.projects import build, new
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "guest-sdk.md").read_text()
+GUIDE = (ROOT / "docs" / "guides" / "programs.md").read_text()
 
 
 @pytest.mark.slow

@@ -307,7 +307,7 @@ def compilable(snippets: list[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guest-sdk.md"])
+@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guides/programs.md"])
 def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown

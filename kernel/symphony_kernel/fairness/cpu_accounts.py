@@ -4,8 +4,8 @@
     what worker and gateway report    -> charge_reported -> the account of all processors
 
 Time adds a tenant's share to its account, by the weights of all present tenants, and the time that
-it uses is subtracted. While an account is empty the tenant is throttled (docs/fairness.md). A
-tenant that is alone has no account and waits for nothing.
+it uses is subtracted. While an account is empty the tenant is throttled
+(docs/how-it-works/fairness.md). A tenant that is alone has no account and waits for nothing.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
 tenant's account of the device, too, as is reported time where the processors are the device.

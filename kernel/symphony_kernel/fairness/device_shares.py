@@ -3,7 +3,8 @@
     plan     a step has T <= W / w_i * T_i, for each tenant i in it
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
-docs/fairness.md explains both rules. w are tenants' weights, W their sum over the tenants that are
+docs/how-it-works/fairness.md explains both rules. w are tenants' weights, W their sum over the
+tenants that are
 present, T a step's time, and T_i the time that tenant i's rows of it would take alone. So while
 tenant i has requests, the steps with its rows would alone have taken at least w_i / W of the time,
 less a constant (tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing

@@ -4,7 +4,7 @@
 
 `limits.py` has the numbers. A row has the limit's name everywhere (`limits` of a request and of a
 configuration, the label of `limit_hits_total`, `limit` of a run), its default, the maximum that an
-operator may set, and what happens when it is reached. docs/limits.md is made from it
+operator may set, and what happens when it is reached. docs/reference/limits.md is made from it
 (`tools.limits_page`).
 
 A run's children share its limits: every limit of a run applies to the whole tree.

@@ -4,7 +4,7 @@ This file, the README and the syscall table (`symphony_runtime/abi/table.toml`) 
 may use. Only the operator's configuration can raise a limit above the value here.
 
 Every number by which something is refused, cut off, ended or delayed is here and nowhere else. Its
-name ends in _MAX or _MIN, its comment says what it bounds, and docs/limits.md shows it
+name ends in _MAX or _MIN, its comment says what it bounds, and docs/reference/limits.md shows it
 (`tools.limits_page`). Numbers with other names are defaults, or settings that modules share.
 Settings of a single module, without an effect outside, are in that module.
 """

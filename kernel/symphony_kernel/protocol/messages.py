@@ -33,7 +33,7 @@ class Op(IntEnum):
     a negative errno, an int, bytes, or what is after the arrow.
     """
 
-    KV_CREATE = 1  # handle; no reply: a failure is sticky (see docs/abi.md)
+    KV_CREATE = 1  # handle; no reply: a failure is sticky (see docs/reference/abi.md)
     KV_OPEN = 2  # handle, path, rights -> rights granted
     KV_FORK = 3  # handle, source; no reply
     KV_EXTRACT = 4  # handle, source, ranges (u32 pairs, bytes); no reply

@@ -94,8 +94,8 @@ DEFAULT: Final = PredOptions()
 def parse_pred_options(data: bytes) -> PredOptions:
     """Return the options in msgpack `data` (empty: the defaults).
 
-    Raises SyscallError: EINVAL for options that docs/abi.md does not allow, ENOSYS for ones that
-    are not implemented yet (`adapter`), EFBIG above the size limit.
+    Raises SyscallError: EINVAL for options that docs/reference/abi.md does not allow, ENOSYS for
+    ones that are not implemented yet (`adapter`), EFBIG above the size limit.
     """
     if not data:
         return DEFAULT

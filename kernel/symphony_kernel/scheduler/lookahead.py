@@ -12,7 +12,7 @@ pred in when it comes, or keeps the result for it. So the loop must learn of eac
 predictions at once, and there is at most one of them ahead.
 
 A look-ahead step changes nothing before the step in front of it has ended. It is formed while no
-other request wants to run, and revoked when one comes (docs/design/look-ahead.md).
+other request wants to run, and revoked when one comes (docs/how-it-works/look-ahead.md).
 """
 
 from collections.abc import Callable, Container, Iterable

@@ -12,7 +12,7 @@ result is used only when a pred comes that is exactly the predicted one.
 
 A prediction changes nothing that a program, a quota or the journal could see. An entry that begins
 a page is computed into a spare frame (`PagePool.take_spare`). Whether to predict is learned, by
-each run's credit (docs/design/look-ahead.md).
+each run's credit (docs/how-it-works/look-ahead.md).
 """
 
 from collections.abc import Container

@@ -3,8 +3,8 @@
     a worker's frame -> execute -> its handler, or its tenant's queue -> release, a few at a time
 
 While a tenant's account is empty, all its calls wait here, in the order in which they came. A timer
-releases some when there is time for them again (docs/design/scheduling.md). A tenant that is alone
-is never timed.
+releases some when there is time for them again (docs/how-it-works/scheduling.md). A tenant that is
+alone is never timed.
 
 No frame determines when calls begin to wait and when they are released: the journal records both.
 """

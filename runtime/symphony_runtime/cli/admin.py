@@ -217,7 +217,7 @@ def _add_tenants(group: Any) -> None:
         )  # fmt: skip
         command.add_argument(
             "--quota", type=_quota, action="append", metavar="NAME=NUMBER",
-            help="a limit of the tenant (docs/limits.md); NAME=usual resets it",
+            help="a limit of the tenant (docs/reference/limits.md); NAME=usual resets it",
         )  # fmt: skip
     for name, words, action in (
         ("show", "show a tenant", show_tenant),

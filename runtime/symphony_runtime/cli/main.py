@@ -1,4 +1,4 @@
-"""The command line: `symphony run`, `upload`, `runs`, ... (docs/http.md)."""
+"""The command line: `symphony run`, `upload`, `runs`, ... (docs/reference/http.md)."""
 
 import argparse
 import asyncio
@@ -432,7 +432,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--entry", help="the export to run")
     run.add_argument(
         "--limit", type=_limit, action="append", default=[], metavar="NAME=NUMBER",
-        help="lower one of a run's limits (docs/limits.md): wall_ms, cpu_ms, tokens, ...",
+        help="lower one of a run's limits (docs/reference/limits.md): wall_ms, cpu_ms, tokens, ...",
     )  # fmt: skip
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument(

@@ -9,7 +9,8 @@
 
 A number is both the default and the maximum. A tenant's quotas, which administrators set at run
 time, override its table here, and that overrides `limits`. The limits themselves are in
-`symphony_kernel.protocol.limit_table`; `python -m tools.limits_page` writes docs/limits.md.
+`symphony_kernel.protocol.limit_table`; `python -m tools.limits_page` writes
+docs/reference/limits.md.
 """
 
 from collections.abc import Callable, Mapping

@@ -50,7 +50,7 @@ VALUES = (
     '{"type": "json_schema", "json_schema": {"schema": []}}', '{"include_usage": 1}', "", "[",
     '{"', "\x01",
 )  # fmt: skip
-# What the OpenAI routes take, which their schema leaves to docs/http.md.
+# What the OpenAI routes take, which their schema leaves to docs/reference/http.md.
 OPENAI = (
     "prompt", "messages", "input", "instructions", "max_tokens", "max_completion_tokens",
     "max_output_tokens", "min_tokens", "n", "best_of", "logprobs", "top_logprobs", "echo", "stop",

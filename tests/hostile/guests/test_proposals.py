@@ -1,4 +1,4 @@
-"""Each proposal to WebAssembly is on or off, as docs/abi.md says; a module that needs it shows."""
+"""Each proposal to WebAssembly is on or off, as abi.md says; a module that needs it shows."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from symphony_runtime.engine.settings import PROPOSALS_OFF, PROPOSALS_ON
 
 from tests.support.worker.binary import MEMORY, START, problems
 
-ABI = (Path(__file__).parents[3] / "docs/abi.md").read_text()
+ABI = (Path(__file__).parents[3] / "docs/reference/abi.md").read_text()
 V128 = "(v128.const i32x4 0 0 0 0)"
 
 # What the page calls it -> a part of a module that needs it.

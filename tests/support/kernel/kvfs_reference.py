@@ -1,7 +1,8 @@
 """What KVFS should do, in plain Python: lists of entries, pages that are counted one by one.
 
 It knows nothing of the kernel's tables, tiers, queues or journal: calls take effect one behind the
-other, on files that never leave their place. Pages are counted as docs/abi.md and docs/design.md
+other, on files that never leave their place. Pages are counted as docs/reference/abi.md and
+docs/how-it-works/design.md
 have it: forks share all of them, a shared page is copied by who writes into it, whole pages are
 shared where they line up, and who took a page from the pool pays for it.
 """

@@ -1,8 +1,8 @@
 """Attention and operators by FlashInfer, on a GPU.
 
 Written against the Python interface and the C++ of flashinfer-python 0.6.13; the arguments used are
-the same up to 0.6.18. No GPU has run it (docs/gpu.md). Facts from the source that the documentation
-lacks:
+the same up to 0.6.18. No GPU has run it (docs/how-it-works/gpu.md). Facts from the source that the
+documentation lacks:
 
 * A wrapper's `plan` writes into its own pinned memory, which the device reads later. Do not plan
   again before that: see `_PlannedWrapper`.

@@ -2,7 +2,7 @@
 
     KernelMetrics, RunMetrics, roles  ->  families  ->  text
 
-Names are vLLM's where vLLM has the metric (`symphony:` for `vllm:`): see docs/metrics.md.
+Names are vLLM's where vLLM has the metric (`symphony:` for `vllm:`): see docs/reference/metrics.md.
 The admin key sees everything, by tenant. A tenant's key sees the server's sums if it is the only
 tenant, else only its own runs: a sum over two tenants would tell each about the other.
 """

@@ -161,7 +161,9 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
             "disk_bytes": _INTEGER,
         },
     ),
-    "Safetensors": {"description": "a KV file: tokens, positions, K and V (docs/kv-files.md)"},
+    "Safetensors": {
+        "description": "a KV file: tokens, positions, K and V (docs/guides/kv-files.md)"
+    },
     "KvPage": _page("KvFile"),
     "SecretRequest": _object(
         {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}

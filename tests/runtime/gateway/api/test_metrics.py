@@ -94,7 +94,7 @@ async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: Cl
 
 @run_by(with_system, "tmp_path", disk_bytes_max=1 << 40)
 async def test_metrics_page_names_every_family(system: SystemRig, client: Client) -> None:
-    page = (Path(__file__).parents[4] / "docs/metrics.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text()
     rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
     await client.upload(DECODE, "decode")
