@@ -71,10 +71,9 @@ def split(text: str) -> list[str]:
 
 def plain(inline: Token) -> str:
     """Return what a reader sees of a block's text; a span of code is the word `Code`."""
-    seen = {"text": lambda t: t.content, "code_inline": lambda _: "Code"}
-    breaks = {"softbreak": " ", "hardbreak": "\n"}
+    stand_ins = {"code_inline": "Code", "softbreak": " ", "hardbreak": "\n"}
     return "".join(
-        seen[token.type](token) if token.type in seen else breaks.get(token.type, "")
+        token.content if token.type == "text" else stand_ins.get(token.type, "")
         for token in inline.children or []
     )
 
