@@ -9,7 +9,7 @@ from symphony_runtime.cli.projects import build, new
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "programs.md").read_text()
-ENTRY = "symphony::main!(async run);\n"
+ENTRY = "#[symphony::main]\n"
 SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/get-started/*.md"))]
 SHOWN += sorted(ROOT.glob("docs/guides/*.md"))
 TESTS = ROOT / "docs" / "guides" / "testing.md"  # what it shows runs natively
