@@ -158,7 +158,7 @@ def test_crate_core_needs_no_standard_library() -> None:
 @pytest.mark.parametrize("path", RUST_PACKAGES, ids=package)
 def test_crate_sources_are_formatted(path: Path) -> None:
     if not shutil.which("rustfmt"):
-        lacking("rust", "rustfmt is not installed")
+        lacking("rustfmt", "it is not installed")
     cargo("fmt", "--check", cwd=path)
 
 

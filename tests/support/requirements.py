@@ -37,8 +37,9 @@ NEEDS = {
     "postgresql": "a PostgreSQL that runs here: the wheel's or the system's",
     "quiet": "times of a machine that is not too busy to measure",
     "root": "root",
-    "rust": "Rust with rustfmt and the target wasm32-unknown-unknown",
+    "rust": "Rust with the target wasm32-unknown-unknown",
     "rust-pinned": "the compiler that built the shipped program",
+    "rustfmt": "Rust's formatter",
     "user": "a user other than root",
 }
 
