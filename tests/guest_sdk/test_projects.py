@@ -293,7 +293,9 @@ GIVEN = {"prompt": "string", "suffixes": "string[]"}
 
 def compilable(snippets: list[str]) -> str:
     """One program of all snippets: declarations as they are, statements inside functions."""
-    sources = [path for path in (SDK / "assembly").glob("*.ts") if path.stem != "raw"]
+    sources = [
+        path for path in (SDK / "assembly").glob("*.ts") if path.stem not in ("raw", "failure")
+    ]
     exported = {name for path in sources for name in EXPORTED.findall(path.read_text())}
     used = exported & set(re.findall(r"\w+", " ".join(snippets)))
     program = [f'import {{ {", ".join(sorted(used))} }} from "symphony-lip";']
