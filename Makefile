@@ -6,6 +6,8 @@
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
 #   make test      check, then the whole suite                        15 min
+#   make docs      the docs site, into build/site   seconds
+#   make diagrams  the docs' diagrams, from tools/diagrams   seconds
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
 #   make fuzz      random programs, frames and modules: CALLS, SEED, MINUTES   10 min
@@ -29,10 +31,11 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
+.PHONY: help install system compiled shipped-program demo serve check format test docs diagrams react-run bench fuzz \
+	schemathesis examples clean
 
 help:
-	@sed -n '2,13s/^# \{0,1\}//p' Makefile
+	@sed -n '2,15s/^# \{0,1\}//p' Makefile
 
 install: system $(VENV)/installed build/toolchains build/native build/compiled
 
@@ -102,6 +105,19 @@ format: $(VENV)/installed
 test: check build/examples build/native build/compiled
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+docs: $(VENV)/installed
+	@echo "== docs: the site, into build/site (seconds); any warning is an error"
+	@$(RUNNING) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --quiet --strict
+
+diagrams: $(VENV)/installed
+	@echo "== diagrams: docs/how-it-works/figures, from tools/diagrams"
+	@$(RUNNING) python -m tools.diagrams
+
+react-run: build/examples build/native build/compiled
+	@echo "== react-run: one run as a LIP and as a client, recorded for its diagram (seconds)"
+	@$(RUNNING) python -m tools.react_run
+	@$(RUNNING) python -m tools.diagrams
 
 bench: build/examples build/native build/compiled
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"

@@ -10,7 +10,11 @@ from symphony_runtime.cli.projects import build, new
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "programs.md").read_text()
 ENTRY = "#[symphony::main]\n"
-SHOWN = [ROOT / "README.md", *sorted(ROOT.glob("docs/get-started/*.md"))]
+SHOWN = [
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    *sorted(ROOT.glob("docs/get-started/*.md")),
+]
 SHOWN += sorted(ROOT.glob("docs/guides/*.md"))
 TESTS = ROOT / "docs" / "guides" / "testing.md"  # what it shows runs natively
 
