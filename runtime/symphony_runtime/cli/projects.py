@@ -20,6 +20,7 @@ from symphony_runtime.cli.output import CommandError
 LANGUAGES = ("rust", "assemblyscript")
 
 WASM_TARGET = "wasm32-unknown-unknown"
+NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
 _SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -39,9 +40,9 @@ _OUTPUT_LINES_SHOWN = 60
 _NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
   rustup target add {WASM_TARGET}
   apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
-_NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
+_NO_ASC = f"""the AssemblyScript compiler was not found. In the project's folder:
   npm install
-(Node.js 18 or newer, as Debian 12 has it: apt-get install nodejs npm; with Node.js 18 npm warns
+(Node.js {NODE_MIN} or newer: apt-get install nodejs npm; with Debian 12's Node.js 18 npm warns
 that the compiler asks for 20, and it works all the same)"""
 
 
