@@ -31,24 +31,28 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install compiled shipped-program demo serve check format test docs diagrams react-run bench fuzz schemathesis \
-	examples clean
+.PHONY: help install system compiled shipped-program demo serve check format test docs diagrams react-run bench fuzz \
+	schemathesis examples clean
 
 help:
 	@sed -n '2,15s/^# \{0,1\}//p' Makefile
 
-install: $(VENV)/installed build/toolchains build/native build/compiled
+install: system $(VENV)/installed build/toolchains build/native build/compiled
+
+system:
+	@echo "== install: what this system has to have (asks for root only if something is missing)"
+	@bash tools/install_system.sh "$(PYTHON)" server guests
 
 $(VENV)/installed: pyproject.toml constraints.txt $(HOSTCALLS_SOURCE) tools/install_python.sh \
-		tools/install_compiler.sh tools/install_headers.sh
-	@bash tools/install_compiler.sh
-	@bash tools/install_headers.sh "$(PYTHON)"
+		tools/install_system.sh
+	@bash tools/install_system.sh "$(PYTHON)" server
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
 	@bash tools/install_python.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
-build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh
+build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh tools/install_system.sh
 	@echo "== install: guest toolchains, Rust for wasm32 and AssemblyScript (a minute or two)"
+	@bash tools/install_system.sh "$(PYTHON)" guests
 	@bash tools/install_toolchains.sh $(AS)
 	@mkdir -p build && touch $@
 
@@ -91,6 +95,7 @@ check: $(VENV)/installed
 	@$(RUNNING) lint-imports
 	@$(RUNNING) python tools/import_cycles.py
 	@$(RUNNING) python tools/words.py
+	@$(RUNNING) python tools/prose.py
 
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .

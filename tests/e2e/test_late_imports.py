@@ -27,7 +27,7 @@ from tests.support.server.server import REPOSITORY, RunningServer, wait_for_end
 PROBE = REPOSITORY / "tests" / "guest_sdk" / "rust_probe"
 PARTS = (
     "process", "tickets", "tasks", "model", "files", "preds", "sampling", "generation", "streams",
-    "sessions", "children", "channels", "errors", "long", "exit", "none",
+    "sessions", "chats", "completed", "children", "channels", "errors", "long", "exit", "none",
 )  # fmt: skip
 ENTRIES = (
     "files", "passes", "streams", "children", "channels", "panics", "fails", "exits", "deadlock",
@@ -35,8 +35,8 @@ ENTRIES = (
 ABORTS = {
     "bounds": "abort: Index out of range at ~lib/array.ts:",
     "null": "abort: Unexpected 'null' (not assigned or failed cast) at tests/aborts.ts:",
-    "unwrap": "abort: kv_open no/such: ENOENT, there is no such thing at assembly/errno.ts:",
-    "check": "abort: a call: ENOENT, there is no such thing at assembly/errno.ts:",
+    "open": 'abort: KvFile.open("no/such"): ENOENT, there is no file of that name: ',
+    "nested": "abort: KvFile.truncate(1000): EINVAL, ",
     "json": "abort: JSON: ",
     "assert": "abort: é😀 at tests/aborts.ts:",
 }

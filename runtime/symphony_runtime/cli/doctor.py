@@ -150,11 +150,11 @@ async def _ask_ready(url: str) -> tuple[bool, list[dict[str, object]]]:
 
 def _rust() -> Check:
     try:
-        rustc = find_rust_toolchain().rustc
+        toolchain = find_rust_toolchain()
     except ProjectError:
         words = f"no compiler with the target {WASM_TARGET}; programs in Rust cannot be built here"
         return Check("rust", False, words, needed=False)
-    return Check("rust", True, f"{_output(rustc, '--version')} with {WASM_TARGET}", needed=False)
+    return Check("rust", True, f"{toolchain.describe()}; with {WASM_TARGET}", needed=False)
 
 
 def _assemblyscript() -> Check:

@@ -2,12 +2,28 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.config.serve import ServeOptions, read_options
+from symphony_runtime.config.serve import FILE_ONLY, ServeOptions, read_options
 
-_TYPES = {"integer": int, "number": float, "string": str}
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, {text!r} is none") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, {text!r} is none") from None
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {"integer": _integer, "number": _number, "string": str}
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -21,7 +37,7 @@ def serve(options: argparse.Namespace) -> int:
 def add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with options")
     for name, schema in ServeOptions.model_json_schema()["properties"].items():
-        if "description" in schema:
+        if "description" in schema and not schema.keys() & FILE_ONLY.keys():
             _add_flag(serve, name, schema)
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
