@@ -33,7 +33,6 @@ NOT_YET = frozenset(
         "docs/how-it-works/gpu.md",
         "docs/how-it-works/journal.md",
         "docs/how-it-works/scheduling.md",
-        "docs/reference/abi.md",
         "docs/reference/http.md",
         "docs/reference/limits.md",
     }
