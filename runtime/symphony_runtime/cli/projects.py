@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
 
 LANGUAGES = ("rust", "assemblyscript")
@@ -219,8 +220,17 @@ def _build_assemblyscript(directory: Path) -> Path:
     name = _npm_package(directory)
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
-    command = [*_find_asc(directory), "--config", "asconfig.json"]
-    _run([*command, "--outFile", str(target)], directory, dict(os.environ))
+    made = target.with_suffix(f".{os.getpid()}.wasm")
+    source_map = made.with_name(made.name + ".map")
+    command = [*_find_asc(directory), "--config", "asconfig.json", "--debug", "--sourceMap"]
+    try:
+        _run([*command, "--outFile", str(made)], directory, dict(os.environ))
+        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
+        made.write_bytes(named)
+        made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+        source_map.unlink(missing_ok=True)
     return target
 
 
