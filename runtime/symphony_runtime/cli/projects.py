@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
 
 LANGUAGES = ("rust", "assemblyscript")
@@ -252,8 +253,17 @@ def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path
     node, asc = _find_asc(directory)
     compiler = _describe_asc(node, asc)
     say(f"building {name} with {compiler}")
-    command = [node, str(asc), "--config", "asconfig.json", "--outFile", str(target)]
-    _run(command, directory, dict(os.environ), compiler)
+    made = target.with_suffix(f".{os.getpid()}.wasm")
+    source_map = made.with_name(made.name + ".map")
+    command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
+    try:
+        _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
+        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
+        made.write_bytes(named)
+        made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+        source_map.unlink(missing_ok=True)
     return target
 
 
