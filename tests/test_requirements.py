@@ -107,4 +107,12 @@ def test_switch_of_ci_names_all_but_what_its_machine_lacks() -> None:
     assert line is not None
     named = set(line[1].split(","))
     assert named <= set(NEEDS)
-    assert set(NEEDS) - named == {"flashinfer", "gpu", "plot", "quiet", "rustfmt", "user"}
+    assert set(NEEDS) - named == {
+        "chromium",
+        "flashinfer",
+        "gpu",
+        "plot",
+        "quiet",
+        "rustfmt",
+        "user",
+    }

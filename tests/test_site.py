@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.support.browser import find_browser, open_tab
+from tests.support.requirements import requires
 from tools.diagrams.drawn import drawn_diagrams
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +152,7 @@ def test_site_checks_find_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed here")
+@requires("chromium", find_browser() is not None, "no Chromium is installed here")
 async def test_site_pages_render_in_chromium_without_an_error(site: Path, tmp_path: Path) -> None:
     program = find_browser()
     assert program is not None

@@ -20,6 +20,7 @@ NEEDS = {
     "bf16": "a processor that multiplies bfloat16",
     "cc": "a C compiler",
     "cgroup": "the right to make a cgroup with a limit of memory",
+    "chromium": "Chromium",
     "compiled": "a machine that compiles the kernel's modules with mypyc",
     "containment": "every layer that contains a worker: seccomp, Landlock, namespaces, limits",
     "cores": "two processors or more",
