@@ -111,7 +111,7 @@ def test_parallel_suffixes_without_suffixes_sends_nothing() -> None:
     [
         ({"suffixes": []}, 'there is no "prefix"'),
         ({"prefix": "a", "suffixes": "b"}, "expected an array, found a string"),
-        ({"prefix": "", "suffixes": []}, "the prefix: EINVAL"),
+        ({"prefix": "", "suffixes": []}, "EINVAL, no tokens: give at least one"),
         ("plain", "expected a"),
     ],
 )

@@ -100,6 +100,7 @@ class End:
     kind: EndKind
     code: int = 0
     reason: str = ""  # what went wrong
+    where: str = ""  # of a trap: the functions that it came from
 
 
 @dataclass(eq=False, slots=True)
@@ -247,6 +248,16 @@ class Fiber(_hostcalls.Guest):
             self.end = next(self._phases)
         return self.end is not None
 
+    def trap_after_call(self) -> str:
+        """Return where a pending call that never returns was made, such as AssemblyScript's abort.
+
+        The guest continues to the trap behind the call, and is of no use afterwards.
+        """
+        self.resume_void()
+        if self.poll() == ENDED and self.end is not None:
+            return self.end.where
+        return ""
+
     def limit_memory(self, bytes_max: int) -> None:
         """Bound the growth of its memory; a memory that is larger already keeps its size."""
         self.bound = bytes_max
@@ -331,7 +342,7 @@ class Fiber(_hostcalls.Guest):
 def _trapped(trap_at: int) -> End:
     trap = Trap._from_ptr(ctypes.cast(trap_at, ctypes.POINTER(ffi.wasm_trap_t)))
     reason, where = traps.reason(trap), traps.where(trap)
-    return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason)
+    return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason, where=where)
 
 
 def _refused(message: str) -> End:

@@ -26,7 +26,7 @@ REASONS: dict[TrapCode, str] = {
 _OWN_STACK = "the program's own stack overflowed: the recursion is too deep"
 _FRAMES_KNOWN = 20  # the engine's limit, so a longer stack shows as many
 _FRAMES_SHOWN = 8
-_NAME_MAX = 100  # characters of each
+_NAME_MAX = 200  # characters of each
 _SYMBOL_MAX = 1000  # characters of one before it is read
 _LIBRARY = "~lib/"  # AssemblyScript's prefix for functions that are not the program's own
 # What runs in Rust between a panic and the trap. Its message is a line of the run's log.

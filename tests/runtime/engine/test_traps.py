@@ -80,7 +80,7 @@ def test_trap_names_are_cut_and_printable() -> None:
             )
         )
     )
-    assert found == "x" * 100 + "..."
+    assert found == "x" * 200 + "..."
 
 
 def test_trap_without_names_has_a_reason_alone() -> None:
