@@ -314,6 +314,7 @@ def compilable(snippets: list[str]) -> str:
     [
         "guest_sdk/assemblyscript/README.md",
         "docs/get-started/assemblyscript.md",
+        "docs/reference/abi.md",
         "docs/guides/branches.md",
         "docs/guides/chat.md",
         "docs/guides/kv-files.md",
