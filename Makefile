@@ -79,7 +79,7 @@ shipped-program: $(VENV)/installed build/toolchains
 	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"
 	@$(RUNNING) python tools/build_shipped_program.py
 
-demo: build/examples build/native build/compiled
+demo: system build/examples build/native build/compiled
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
 	@$(RUNNING) python examples/demo.py
 

@@ -30,7 +30,6 @@ FRAGMENT_WORDS_MAX = 3
 NOT_YET = frozenset(
     {
         "docs/reference/http.md",
-        "docs/reference/limits.md",
     }
 )
 

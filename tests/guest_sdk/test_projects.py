@@ -199,6 +199,37 @@ def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
         build(project)
 
 
+TRAPS = """\
+import { KvFile, inputText } from "symphony-lip";
+
+function pick(part: string, depth: i32): i32 {
+  if (depth > 0) return pick(part, depth - 1) + part.length;
+  if (part == "open") {
+    KvFile.open("no/such");
+  }
+  return [1, 2][part.length];
+}
+
+export function lip_main(): i32 {
+  return pick(inputText(), 1);
+}
+"""
+
+
+def test_build_lets_a_trap_name_the_authors_functions_and_lines(tmp_path: Path) -> None:
+    project = new("traps", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text(TRAPS)
+    program = build(project).read_bytes()
+    where = "(in pick at assembly/index.ts:4-8, called by pick at assembly/index.ts:4-8, called by"
+    where += " lip_main at assembly/index.ts:12)"
+    assert run(program, b"bounds").reason == f"abort: Index out of range {where}"
+    opened = run(program, b"open").reason
+    assert opened.startswith('abort: KvFile.open("no/such"): ENOENT, ')
+    assert opened.endswith(where)
+    assert b"~lib/symphony-lip" not in program, "names of libraries only make it larger"
+    assert [path.name for path in (project / "build").iterdir()] == ["traps.wasm"]
+
+
 # --- Toolchains ----------------------------------------------------------------------------------
 
 

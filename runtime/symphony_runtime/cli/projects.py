@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
 
 LANGUAGES = ("rust", "assemblyscript")
 
 WASM_TARGET = "wasm32-unknown-unknown"
+NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
 _SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -39,9 +41,9 @@ _OUTPUT_LINES_SHOWN = 60
 _NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
   rustup target add {WASM_TARGET}
   apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
-_NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
+_NO_ASC = f"""the AssemblyScript compiler was not found. In the project's folder:
   npm install
-(Node.js 18 or newer, as Debian 12 has it: apt-get install nodejs npm; with Node.js 18 npm warns
+(Node.js {NODE_MIN} or newer: apt-get install nodejs npm; with Debian 12's Node.js 18 npm warns
 that the compiler asks for 20, and it works all the same)"""
 
 
@@ -251,8 +253,17 @@ def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path
     node, asc = _find_asc(directory)
     compiler = _describe_asc(node, asc)
     say(f"building {name} with {compiler}")
-    command = [node, str(asc), "--config", "asconfig.json", "--outFile", str(target)]
-    _run(command, directory, dict(os.environ), compiler)
+    made = target.with_suffix(f".{os.getpid()}.wasm")
+    source_map = made.with_name(made.name + ".map")
+    command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
+    try:
+        _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
+        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
+        made.write_bytes(named)
+        made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+        source_map.unlink(missing_ok=True)
     return target
 
 

@@ -58,6 +58,10 @@ def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any])
         f"--{flag}",
         type=Path if is_path else _TYPES[kind["type"]],
         choices=kind.get("enum"),
-        metavar=None if "enum" in kind else {"string": "TEXT"}.get(kind["type"], "N"),
+        metavar=None if "enum" in kind else _metavar(kind["type"], is_path=is_path),
         help=words,
     )
+
+
+def _metavar(kind: str, *, is_path: bool) -> str:
+    return "PATH" if is_path else "TEXT" if kind == "string" else "N"

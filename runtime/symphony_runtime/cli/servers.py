@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_runtime.cli.output import CommandError, print_listing, time_of
-from symphony_runtime.config.server_place import ServerPlace, live_servers, place_of, user_servers
+from symphony_runtime.config.server_place import (
+    ServerPlace,
+    announced_ms,
+    live_servers,
+    user_servers,
+)
 
 _NONE = (
     "no server is known: start one with `symphony serve`, or name one with --server "
@@ -99,7 +104,7 @@ def list_servers(options: argparse.Namespace) -> None:
             "url": place.url,
             "pid": place.pid,
             "data_dir": str(place.data_dir),
-            "started_ms": place_of(place.data_dir).stat().st_mtime_ns // 1_000_000,
+            "started_ms": announced_ms(place),
         }
         for place in live_servers()
     ]

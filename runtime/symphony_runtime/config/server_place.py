@@ -73,10 +73,18 @@ def live_servers() -> list[ServerPlace]:
     for path in user_servers().glob("*.json"):
         place = read_place(path)
         if place is not None and is_live(place):
-            found.append((path.stat().st_mtime_ns, place))
+            found.append((announced_ms(place), place))
         else:
             path.unlink(missing_ok=True)
     return [place for _, place in sorted(found, key=lambda each: -each[0])]
+
+
+def announced_ms(place: ServerPlace) -> int:
+    """Return when a server was ready, in Unix milliseconds; 0 if it has ended meanwhile."""
+    try:
+        return place_of(place.data_dir).stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return 0
 
 
 def is_live(place: ServerPlace) -> bool:

@@ -535,7 +535,7 @@ def test_live_servers_are_those_with_a_process_and_a_data_directory(
         ]
         for n, place in enumerate(places):
             announce(place)
-            os.utime(user_servers() / f"{place.pid}.json", (n, n))
+            os.utime(place_of(place.data_dir), (n, n))
         assert live_servers() == places[::-1]
         withdraw(places[2].data_dir, places[1].pid)  # another's: nothing is removed there
         assert read_place(place_of(places[2].data_dir)) == places[2]
