@@ -14,10 +14,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.support.browser import find_browser, open_tab
 from tests.support.requirements import requires
 from tools.diagrams.drawn import drawn_diagrams
+from tools.docs_site.assemblyscript import assemblyscript_page
+from tools.docs_site.http_routes import http_routes_page
+from tools.docs_site.links import MissingError, rewrite_links
 
 ROOT = Path(__file__).resolve().parents[1]
 RUSTDOC = "reference/rustdoc"  # made by cargo: it answers for its own links
@@ -182,6 +186,40 @@ async def test_site_pages_render_in_chromium_without_an_error(site: Path, tmp_pa
                     if not url.startswith((address, "data:", "blob:")):
                         wrong.append((name, "asked another host", url))
     assert wrong == []
+
+
+def test_site_has_a_heading_for_each_route(site: Path) -> None:
+    ids = Reader((site / "reference/http-routes.html").read_text()).ids
+    page = http_routes_page()
+    assert all(f"\n### {route.method} {route.path}\n" in page for route in ROUTES)
+    assert len(ids) > len(ROUTES)
+
+
+def test_assemblyscript_page_has_every_export_and_method() -> None:
+    page = assemblyscript_page()
+    for name in (
+        "`class KvFile`",
+        "`KvFile.fork(): KvFile`",
+        "`enum Errno`",
+        "`send(text: string)",
+    ):
+        assert name in page
+    assert "Copy-on-write" in page or "shares" in page
+
+
+def test_links_lead_into_the_site_or_become_code() -> None:
+    def rewritten(text: str) -> str:
+        return rewrite_links(
+            text, "docs/a/x.md", "a/x.md", {"examples/chat/README.md": "e/chat.md"}
+        )
+
+    assert rewritten("[b](../guides/tools.md#t)") == "[b](../guides/tools.md#t)"
+    assert rewritten("[chat](../../examples/chat)") == "[chat](../e/chat.md)"
+    assert rewritten("[`a<b`](../../Makefile)") == '<code title="Makefile">a&lt;b</code>'
+    for same in ("`[b](c.md)`", "```\n[b](c.md)\n```", "[b](#here)", "[b](https://example.org)"):
+        assert rewritten(same) == same
+    with pytest.raises(MissingError, match=r"docs/a/x\.md: c\.md"):
+        rewritten("[b](c.md)")
 
 
 @pytest.mark.parametrize("path", drawn_diagrams(), ids=lambda path: path.name)

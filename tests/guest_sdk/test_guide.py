@@ -13,6 +13,7 @@ ENTRY = "#[symphony::main]\n"
 SHOWN = [
     ROOT / "README.md",
     ROOT / "docs" / "index.md",
+    ROOT / "docs" / "reference" / "abi.md",
     *sorted(ROOT.glob("docs/get-started/*.md")),
 ]
 SHOWN += sorted(ROOT.glob("docs/guides/*.md"))

@@ -17,6 +17,7 @@ from wasmtime import Engine, FuncType, Module
 from tests.support.assemblyscript import ROOT, SDK
 from tests.support.examples import EXAMPLES, PROGRAMS, built
 from tests.support.executor.byte_model import byte_assets
+from tests.support.requirements import lacking
 from tests.support.worker.rig import RunResult, WorkerRig
 
 TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
@@ -137,7 +138,7 @@ fn run(Json(given): Json<Given>) -> Json<Told> {
 
 def test_new_rust_project_takes_and_returns_what_serde_knows(tmp_path: Path) -> None:
     if not all(list(CRATES.glob(f"{name}-1*")) for name in ("serde", "serde_json")):
-        pytest.skip("no serde without a registry: apt-get install librust-serde-json-dev")
+        lacking("serde", "no serde without a registry: apt-get install librust-serde-json-dev")
     project = new("typed", "rust", tmp_path)
     (project / "src" / "lib.rs").write_text(TYPED)
     manifest = (project / "Cargo.toml").read_text()
@@ -432,6 +433,7 @@ def compilable(snippets: list[str]) -> str:
     [
         "guest_sdk/assemblyscript/README.md",
         "docs/get-started/assemblyscript.md",
+        "docs/reference/abi.md",
         "docs/guides/branches.md",
         "docs/guides/chat.md",
         "docs/guides/kv-files.md",

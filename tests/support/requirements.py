@@ -41,6 +41,7 @@ NEEDS = {
     "rust": "Rust with the target wasm32-unknown-unknown",
     "rust-pinned": "the compiler that built the shipped program",
     "rustfmt": "Rust's formatter",
+    "serde": "the crates of serde in Debian's folder",
     "user": "a user other than root",
 }
 
