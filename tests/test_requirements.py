@@ -114,5 +114,6 @@ def test_switch_of_ci_names_all_but_what_its_machine_lacks() -> None:
         "plot",
         "quiet",
         "rustfmt",
+        "serde",
         "user",
     }
