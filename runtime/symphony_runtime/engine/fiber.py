@@ -29,6 +29,7 @@ from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from wasmtime import (
     Config,
     Engine,
+    Frame,
     FuncType,
     Linker,
     Module,
@@ -43,6 +44,7 @@ from symphony_runtime.abi import Signature
 from symphony_runtime.engine import bindings as c
 from symphony_runtime.engine.epoch_ticker import Board, Ticker
 from symphony_runtime.engine.settings import ENGINE_SETTINGS, unseal
+from symphony_runtime.engine.source_lines import find_line
 
 try:
     from symphony_runtime.engine import _hostcalls
@@ -128,6 +130,7 @@ class Program:
     entries: dict[str, int]
     initialize: bool
     table_bytes: int = 0  # the most that an instance's tables can take
+    lines: bytes = b""  # of its sources, for traps
 
     @property
     def default_entry(self) -> str:
@@ -173,7 +176,7 @@ class FiberHost:
 
         Raises HostFault: it is for another engine, or an import is missing.
         """
-        code, table_bytes = unseal(artefact)
+        code, table_bytes, lines = unseal(artefact)
         try:
             module = Module.deserialize(self._engine, code)
         except WasmtimeError as error:
@@ -186,7 +189,7 @@ class FiberHost:
             raise HostFault(f"a program does not link: {WasmtimeError._from_ptr(failed)}")
         functions = {e.name: e.type for e in module.exports if isinstance(e.type, FuncType)}
         entries = {n: len(t.results) for n, t in functions.items() if is_entry(n, t)}
-        return Program(module, pre, entries, "_initialize" in functions, table_bytes)
+        return Program(module, pre, entries, "_initialize" in functions, table_bytes, lines)
 
     def unload(self, program: Program) -> None:
         """Free a program; all its fibers must be closed."""
@@ -347,7 +350,7 @@ class Fiber(_hostcalls.Guest):
         trap_at, error_at = words[c.TRAP // 8], words[c.ERROR // 8]
         if trap_at:
             words[c.TRAP // 8] = 0
-            return _trapped(trap_at)
+            return _trapped(trap_at, self.program.lines)
         if error_at:
             words[c.ERROR // 8] = 0
             pointer = ctypes.cast(error_at, ctypes.POINTER(ffi.wasmtime_error_t))
@@ -355,21 +358,30 @@ class Fiber(_hostcalls.Guest):
         return None
 
 
-def _trapped(trap_at: int) -> End:
+def _trapped(trap_at: int, lines: bytes) -> End:
     trap = Trap._from_ptr(ctypes.cast(trap_at, ctypes.POINTER(ffi.wasm_trap_t)))
     code = trap.trap_code
     reason = TRAP_REASONS.get(code, "") if code is not None else ""
     if not reason:
         reason = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
-    where = _where(trap)
+    where = _where(trap, lines)
     return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason, where=where)
 
 
-def _where(trap: Trap) -> str:
+def _where(trap: Trap, lines: bytes) -> str:
     """Return the innermost named functions of a trap, those of libraries only without others."""
-    named = [frame.func_name for frame in trap.frames if frame.func_name]
-    own = [name for name in named if not name.startswith(_LIBRARY)]
-    return ", called by ".join(_readable(name) for name in (own or named)[:_TRAP_FRAMES_MAX])
+    named = [frame for frame in trap.frames if frame.func_name]
+    own = [frame for frame in named if not (frame.func_name or "").startswith(_LIBRARY)]
+    return ", called by ".join(
+        _readable(frame.func_name or "") + _line(frame, lines)
+        for frame in (own or named)[:_TRAP_FRAMES_MAX]
+    )
+
+
+def _line(frame: Frame, lines: bytes) -> str:
+    offset = frame.module_offset
+    line = find_line(lines, offset - frame.func_offset, offset)
+    return f" {_readable(line)}" if line else ""
 
 
 def _readable(name: str) -> str:
