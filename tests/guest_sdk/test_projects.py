@@ -18,8 +18,9 @@ from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
 TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
-SIZE_MAX = 100_000
+SIZE_MAX = 125_000  # a fifth of it the functions' names, for traps
 ASSEMBLYSCRIPT_SIZE_MAX = 60_000
+CRATES = Path("/usr/share/cargo/registry")  # where Debian puts sources of crates
 CALLS = {call.name for call in table().calls}
 SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
 
@@ -67,6 +68,92 @@ def test_new_rust_project_outside_the_repository_builds_and_runs(tmp_path: Path)
     result = run(wasm.read_bytes(), b"def main(")
     assert (result.status, result.exit_code) == ("exited", 0)
     assert result.output
+
+
+TRAPS = """
+use symphony::{Input, KvFile};
+
+#[symphony::main]
+async fn run(input: Input) -> Result<String, Box<dyn std::error::Error>> {
+    let way = input.text("prompt")?;
+    match way {
+        "walk" => Ok(walk(1, &[0; 100]).to_string()),
+        "index" => Ok(third(&[1, 2]).to_string()),
+        _ => Ok(format!("{}", KvFile::open(way)?.len()?)),
+    }
+}
+
+#[inline(never)]
+fn walk(depth: u64, before: &[u64]) -> u64 {
+    let own = [depth ^ before[before.len() - 1]; 100];
+    walk(depth + 1, &own) + own[(depth % 100) as usize]
+}
+
+#[inline(never)]
+fn third(numbers: &[u64]) -> u64 {
+    numbers[numbers.len()]
+}
+"""
+
+
+def test_new_rust_project_that_fails_says_where(tmp_path: Path) -> None:
+    project = new("lost", "rust", tmp_path)
+    (project / "src" / "lib.rs").write_text(TRAPS)
+    wasm = build(project).read_bytes()
+    deep = run(wasm, b"walk")
+    assert deep.status == "trapped"
+    assert deep.reason.startswith("stack overflow: the recursion is too deep for the program's own")
+    assert "(in lost::walk" in deep.reason
+    index = run(wasm, b"index")
+    assert b"src/lib.rs:22:5" in index.logs[0][1]
+    assert index.reason == "unreachable instruction (in lost::third, called by lip_main)"
+    opened = run(wasm, b"nope")
+    assert (opened.status, opened.exit_code) == ("exited", 1)
+    told = 'kv_open("nope"): ENOENT (no such name) at src/lib.rs:10'
+    assert opened.logs == [(3, told.encode())]
+
+
+TYPED = """
+use serde::{Deserialize, Serialize};
+use symphony_serde::Json;
+
+#[derive(Deserialize)]
+struct Given { names: Vec<String>, #[serde(default)] upper: bool }
+
+#[derive(Serialize)]
+struct Told { longest: Option<String>, count: usize }
+
+#[symphony::main]
+fn run(Json(given): Json<Given>) -> Json<Told> {
+    let count = given.names.len();
+    let longest = given.names.into_iter().max_by_key(String::len);
+    let longest = if given.upper { longest.map(|name| name.to_uppercase()) } else { longest };
+    Json(Told { longest, count })
+}
+"""
+
+
+def test_new_rust_project_takes_and_returns_what_serde_knows(tmp_path: Path) -> None:
+    if not all(list(CRATES.glob(f"{name}-1*")) for name in ("serde", "serde_json")):
+        pytest.skip("no serde without a registry: apt-get install librust-serde-json-dev")
+    project = new("typed", "rust", tmp_path)
+    (project / "src" / "lib.rs").write_text(TYPED)
+    manifest = (project / "Cargo.toml").read_text()
+    needed = """symphony-serde = { path = "vendor/symphony/serde" }
+        serde = { version = "1", features = ["derive"] }"""
+    (project / "Cargo.toml").write_text(
+        manifest.replace("[dependencies]", f"[dependencies]\n{needed}")
+    )
+    (project / ".cargo").mkdir()
+    (project / ".cargo" / "config.toml").write_text(
+        f'[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "{CRATES}"\n'
+    )
+    wasm = build(project).read_bytes()
+    told = run(wasm, b'{"names": ["a", "bcd"], "upper": true}')
+    assert [json.loads(message) for message in told.messages] == [{"longest": "BCD", "count": 2}]
+    wrong = run(wasm, b'{"names": 7}')
+    assert (wrong.status, wrong.exit_code) == ("exited", 1)
+    assert wrong.logs[0][1].startswith(b"the input: invalid type: integer `7`, expected a sequence")
 
 
 def test_new_assemblyscript_project_outside_the_repository_builds(tmp_path: Path) -> None:
@@ -197,7 +284,7 @@ def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
         build(project)
 
 
-TRAPS = """\
+SCRIPT_TRAPS = """\
 import { KvFile, inputText } from "symphony-lip";
 
 function pick(part: string, depth: i32): i32 {
@@ -216,7 +303,7 @@ export function lip_main(): i32 {
 
 def test_build_lets_a_trap_name_the_authors_functions_and_lines(tmp_path: Path) -> None:
     project = new("traps", "assemblyscript", tmp_path)
-    (project / "assembly" / "index.ts").write_text(TRAPS)
+    (project / "assembly" / "index.ts").write_text(SCRIPT_TRAPS)
     program = build(project).read_bytes()
     where = "called by pick at assembly/index.ts:4, called by lip_main at assembly/index.ts:12)"
     reason = f"abort: Index out of range (in pick near assembly/index.ts:8, {where}"

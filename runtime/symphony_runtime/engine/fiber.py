@@ -29,12 +29,10 @@ from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from wasmtime import (
     Config,
     Engine,
-    Frame,
     FuncType,
     Linker,
     Module,
     Trap,
-    TrapCode,
     ValType,
     WasmtimeError,
 )
@@ -42,9 +40,9 @@ from wasmtime import _ffi as ffi
 
 from symphony_runtime.abi import Signature
 from symphony_runtime.engine import bindings as c
+from symphony_runtime.engine import traps
 from symphony_runtime.engine.epoch_ticker import Board, Ticker
 from symphony_runtime.engine.settings import ENGINE_SETTINGS, unseal
-from symphony_runtime.engine.source_lines import find_line
 
 try:
     from symphony_runtime.engine import _hostcalls
@@ -66,22 +64,6 @@ _ENGINE_FUNCTIONS = (
     "wasmtime_memory_data",
     "wasmtime_caller_export_get",
 )
-
-TRAP_REASONS: dict[TrapCode, str] = {
-    TrapCode.STACK_OVERFLOW: "stack overflow: the recursion is too deep",
-    TrapCode.MEMORY_OUT_OF_BOUNDS: "out-of-bounds memory access",
-    TrapCode.TABLE_OUT_OF_BOUNDS: "out-of-bounds table access",
-    TrapCode.INDIRECT_CALL_TO_NULL: "indirect call to a null function",
-    TrapCode.BAD_SIGNATURE: "indirect call to a function of another type",
-    TrapCode.INTEGER_OVERFLOW: "integer overflow",
-    TrapCode.INTEGER_DIVISION_BY_ZERO: "integer division by zero",
-    TrapCode.BAD_CONVERSION_TO_INTEGER: "conversion of a float that is no integer",
-    TrapCode.UNREACHABLE: "unreachable instruction",
-    TrapCode.NULL_REFERENCE: "use of a null reference",
-}
-_TRAP_FRAMES_MAX = 3  # functions in an end's `reason`
-_LIBRARY = "~lib/"  # AssemblyScript's prefix for functions that are not the program's own
-_TRAP_NAME_MAX = 200  # characters of each
 
 
 def layout() -> tuple[int, ...]:
@@ -360,34 +342,8 @@ class Fiber(_hostcalls.Guest):
 
 def _trapped(trap_at: int, lines: bytes) -> End:
     trap = Trap._from_ptr(ctypes.cast(trap_at, ctypes.POINTER(ffi.wasm_trap_t)))
-    code = trap.trap_code
-    reason = TRAP_REASONS.get(code, "") if code is not None else ""
-    if not reason:
-        reason = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
-    where = _where(trap, lines)
+    reason, where = traps.reason(trap), traps.where(trap, lines)
     return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason, where=where)
-
-
-def _where(trap: Trap, lines: bytes) -> str:
-    """Return the innermost named functions of a trap, those of libraries only without others."""
-    named = [frame for frame in trap.frames if frame.func_name]
-    own = [frame for frame in named if not (frame.func_name or "").startswith(_LIBRARY)]
-    return ", called by ".join(
-        _readable(frame.func_name or "") + _line(frame, lines)
-        for frame in (own or named)[:_TRAP_FRAMES_MAX]
-    )
-
-
-def _line(frame: Frame, lines: bytes) -> str:
-    offset = frame.module_offset
-    line = find_line(lines, offset - frame.func_offset, offset)
-    return f" {_readable(line)}" if line else ""
-
-
-def _readable(name: str) -> str:
-    """Return a function's name, cut and printable: a guest chooses it freely."""
-    cut = name[:_TRAP_NAME_MAX]
-    return "".join(c if c.isprintable() else "?" for c in cut) + ("..." if cut != name else "")
 
 
 def _refused(message: str) -> End:
