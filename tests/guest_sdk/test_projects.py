@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -325,6 +327,43 @@ def test_rust_toolchain_that_is_found_compiles_to_wasm() -> None:
     assert asked.stdout.startswith("rustc ")
 
 
+def test_build_with_another_compiler_than_the_paths_says_which_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = find_rust_toolchain()
+    found = [shutil.which(usual.cargo), shutil.which(usual.rustc)]
+    assert all(found)
+    path = tmp_path / "bin"
+    path.mkdir()
+    for name, words in (("cargo", "cargo"), ("rustc", "rustc 9.99.0 (a nightly)")):
+        (path / name).write_text(f"#!/bin/sh\necho '{words}'\n")
+        (path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CARGO", raising=False)
+    monkeypatch.delenv("RUSTC", raising=False)
+    monkeypatch.setattr(projects, "_SYSTEM_RUST", tuple(found))
+    (tmp_path / "bare").mkdir()
+    said: list[str] = []
+    with pytest.raises(ProjectError) as failed:
+        build(crate(tmp_path / "bare", "pub fn f() -> i32 { true }"), said.append)
+    used, first = re.escape(str(found[1])), re.escape(str(path / "rustc"))
+    words = (
+        rf"rustc \d+\.\d+\.\d+\S* \({used}\), as rustc 9\.99\.0 \({first}\) "
+        r"lacks the target: rustup target add wasm32-unknown-unknown"
+    )
+    assert re.fullmatch(f"building bare with {words}", said[0])
+    assert re.search(f"mismatched types(?s:.*)\nThe compiler is {words}$", str(failed.value))
+
+
+def test_build_in_assemblyscript_says_with_what(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
+    said: list[str] = []
+    with pytest.raises(ProjectError, match=r"\nThe compiler is asc \d+\.\d+\.\d+ on node v\d+\."):
+        build(project, said.append)
+    assert re.fullmatch(r"building hello with asc [\d.]+ on node v[\d.]+ \(/.*node\)", said[0])
+
+
 def test_build_without_a_wasm_target_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +427,19 @@ def compilable(snippets: list[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guides/programs.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guest_sdk/assemblyscript/README.md",
+        "docs/get-started/assemblyscript.md",
+        "docs/guides/branches.md",
+        "docs/guides/chat.md",
+        "docs/guides/kv-files.md",
+        "docs/guides/programs.md",
+        "docs/guides/sampling.md",
+        "docs/guides/tools.md",
+    ],
+)
 def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown

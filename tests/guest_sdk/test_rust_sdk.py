@@ -20,6 +20,7 @@ from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store
 
 from tests.support.executor.byte_model import byte_assets
 from tests.support.json_values import close
+from tests.support.requirements import lacking
 from tests.support.worker.rig import RunResult, WorkerRig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +158,7 @@ def test_crate_core_needs_no_standard_library() -> None:
 @pytest.mark.parametrize("path", RUST_PACKAGES, ids=package)
 def test_crate_sources_are_formatted(path: Path) -> None:
     if not shutil.which("rustfmt"):
-        pytest.skip("rustfmt is not installed")
+        lacking("rustfmt", "it is not installed")
     cargo("fmt", "--check", cwd=path)
 
 
