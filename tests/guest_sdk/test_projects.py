@@ -287,7 +287,7 @@ def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
         build(project)
 
 
-TRAPS = """\
+SCRIPT_TRAPS = """\
 import { KvFile, inputText } from "symphony-lip";
 
 function pick(part: string, depth: i32): i32 {
@@ -306,14 +306,14 @@ export function lip_main(): i32 {
 
 def test_build_lets_a_trap_name_the_authors_functions_and_lines(tmp_path: Path) -> None:
     project = new("traps", "assemblyscript", tmp_path)
-    (project / "assembly" / "index.ts").write_text(TRAPS)
+    (project / "assembly" / "index.ts").write_text(SCRIPT_TRAPS)
     program = build(project).read_bytes()
-    where = "(in pick at assembly/index.ts:4-8, called by pick at assembly/index.ts:4-8, called by"
-    where += " lip_main at assembly/index.ts:12)"
-    assert run(program, b"bounds").reason == f"abort: Index out of range {where}"
+    where = "called by pick at assembly/index.ts:4, called by lip_main at assembly/index.ts:12)"
+    reason = f"abort: Index out of range (in pick near assembly/index.ts:8, {where}"
+    assert run(program, b"bounds").reason == reason
     opened = run(program, b"open").reason
     assert opened.startswith('abort: KvFile.open("no/such"): ENOENT, ')
-    assert opened.endswith(where)
+    assert opened.endswith(f"(in pick near assembly/index.ts:5, {where}")
     assert b"~lib/symphony-lip" not in program, "names of libraries only make it larger"
     assert [path.name for path in (project / "build").iterdir()] == ["traps.wasm"]
 

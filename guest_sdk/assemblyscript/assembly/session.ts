@@ -118,11 +118,14 @@ export class Session {
     return session;
   }
 
-  /** A conversation through the model's own chat template: `system`, `user` and `reply` are its turns. */
-  static chat(): Session {
+  /**
+   * A conversation through the model's own chat template, with instructions for the model unless they
+   * are empty: `user` and `reply` are its turns.
+   */
+  static chat(system: string = ""): Session {
     const session = new Session();
     session.turns = new Chat();
-    return session;
+    return system.length ? session.system(system) : session;
   }
 
   /** Adds instructions for the model to a conversation. */

@@ -329,7 +329,7 @@ function sessionsPart(): i32 {
 }
 
 function chatsPart(): i32 {
-  const talk = Session.chat().system("Be brief.").user("hello");
+  const talk = Session.chat("Be brief.").user("hello");
   const first = talk.reply({ maxTokens: 5 });
   let pieces = "";
   for (let piece = first.next(); piece !== null; piece = first.next()) pieces += piece;

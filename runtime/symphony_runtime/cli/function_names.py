@@ -1,17 +1,22 @@
-"""The names of an AssemblyScript program's functions, by which a trap says where it was.
+"""Names and lines of an AssemblyScript program's own functions, for the reason of a trap.
 
-The compiler's name section takes a fifth of the module, for names of libraries mostly. Here each of
-the program's own functions gets its name, its file and its lines, and the others get none: so the
-reason of a trap names what the author wrote. The lines are those of the compiler's source map.
+The compiler's name section takes a fifth of the module, for names of libraries mostly. It is
+replaced by the names of the program's own functions, and the compiler's source map by a section of
+the lines of its own sources: so the reason of a trap names what the author wrote.
 """
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterator
 
-from symphony_runtime.compiler.module_outline import HEADER, read_number, read_sections
+from symphony_runtime.compiler.module_outline import (
+    CUSTOM,
+    HEADER,
+    read_number,
+    read_sections,
+    read_text,
+)
+from symphony_runtime.engine.source_lines import SECTION, pack_lines
 
-_CUSTOM, _CODE = 0, 10  # sections
 _FUNCTIONS = 1  # subsection of the name section
 _REPLACED = ("name", "sourceMappingURL")  # custom sections
 _LIBRARY = "~lib/"
@@ -19,48 +24,25 @@ _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def name_own_functions(wasm: bytes, source_map: str) -> bytes:
-    """Return asc's module, built with `--debug`, with the names of its own functions alone."""
-    kept, names, bodies = [HEADER], dict[int, str](), list[tuple[int, int]]()
+    """Return asc's module, built with `--debug`, with names and lines of its own sources alone."""
+    parsed = json.loads(source_map)
+    own = [source for source in parsed["sources"] if not source.startswith(_LIBRARY)]
+    kept, names = [HEADER], b""
     for section, at, size in read_sections(wasm):
-        title, inside = _read_text(wasm, at) if section == _CUSTOM else ("", at)
+        title, inside = read_text(wasm, at) if section == CUSTOM else ("", at)
         if title == "name":
-            names = _read_names(wasm, inside, at + size)
-        elif section == _CODE:
-            bodies = list(_read_bodies(wasm, at))
+            names = _own_names(wasm, inside, at + size, [_stem(source) for source in own])
         if title not in _REPLACED:
             kept.append(_section(section, wasm[at : at + size]))
-    lines = _Lines(source_map)
-    own = {}
-    # asc names every function that has a body.
-    for (index, full_name), (start, end) in zip(sorted(names.items()), bodies, strict=True):
-        if name := lines.describe(full_name, start, end):
-            own[index] = name
-    return b"".join([*kept, _name_section(own)])
+    sources = [source if source in own else "" for source in parsed["sources"]]
+    lines = pack_lines(_read_places(sources, parsed["mappings"]))
+    kept += [_custom("name", names), _custom(SECTION, lines)]
+    return b"".join(kept)
 
 
-class _Lines:
-    """The lines of the program's own sources, by place in the module."""
-
-    def __init__(self, source_map: str) -> None:
-        parsed = json.loads(source_map)
-        self.sources = [name for name in parsed["sources"] if not name.startswith(_LIBRARY)]
-        self.places = list(_read_places(parsed["sources"], parsed["mappings"]))
-
-    def describe(self, name: str, start: int, end: int) -> str:
-        """Return a function's name with its file and lines; "" of a library's."""
-        plain = name.removeprefix("start:")
-        for source in self.sources:
-            stem = source.removesuffix(".ts")
-            if plain != stem and not plain.startswith(stem + "/"):
-                continue
-            first = bisect_left(self.places, (start,))
-            inside = self.places[first : bisect_left(self.places, (end,))]
-            lines = [line for _, of, line in inside if of == source]
-            place = f"{source}:{min(lines)}-{max(lines)}" if lines else source
-            if lines and min(lines) == max(lines):
-                place = f"{source}:{lines[0]}"
-            return f"{plain[len(stem) + 1 :] or 'the start'} at {place}"
-        return ""
+def _stem(source: str) -> str:
+    """Return what asc's names of a source's functions begin with."""
+    return source.removesuffix(".ts") + "/"
 
 
 def _read_places(sources: list[str], mappings: str) -> Iterator[tuple[int, str, int]]:
@@ -87,38 +69,24 @@ def _read_fields(segment: str) -> Iterator[int]:
             value = shift = 0
 
 
-def _read_bodies(wasm: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each function in the code section."""
-    count, at = read_number(wasm, at)
-    for _ in range(count):
-        size, at = read_number(wasm, at)
-        yield at, at + size
-        at += size
-
-
-def _read_names(wasm: bytes, at: int, end: int) -> dict[int, str]:
-    """Return the functions' names of a name section."""
-    names: dict[int, str] = {}
+def _own_names(wasm: bytes, at: int, end: int, stems: list[str]) -> bytes:
+    """Return the name section that has the functions of these sources alone."""
+    kept = []
     while at < end:
         size, inside = read_number(wasm, at + 1)
-        if wasm[at] == _FUNCTIONS:
-            count, place = read_number(wasm, inside)
-            for _ in range(count):
-                index, place = read_number(wasm, place)
-                names[index], place = _read_text(wasm, place)
+        count, place = read_number(wasm, inside) if wasm[at] == _FUNCTIONS else (0, inside)
+        for _ in range(count):
+            index, place = read_number(wasm, place)
+            name, place = read_text(wasm, place)
+            stem = next((stem for stem in stems if name.startswith(stem)), "")
+            if stem:
+                kept.append(_number(index) + _text(name.removeprefix(stem)))
         at = inside + size
-    return names
+    return _section(_FUNCTIONS, _number(len(kept)) + b"".join(kept))
 
 
-def _read_text(wasm: bytes, at: int) -> tuple[str, int]:
-    size, at = read_number(wasm, at)
-    return wasm[at : at + size].decode(), at + size
-
-
-def _name_section(names: dict[int, str]) -> bytes:
-    items = [_number(index) + _text(name) for index, name in names.items()]
-    functions = _number(len(items)) + b"".join(items)
-    return _section(_CUSTOM, _text("name") + _section(_FUNCTIONS, functions))
+def _custom(title: str, content: bytes) -> bytes:
+    return _section(CUSTOM, _text(title) + content)
 
 
 def _section(number: int, content: bytes) -> bytes:

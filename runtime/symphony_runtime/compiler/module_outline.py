@@ -21,7 +21,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 HEADER: Final = b"\0asm\x01\0\0\0"
-TYPE, IMPORT, FUNCTION, TABLE, GLOBAL, EXPORT, ELEMENT = 1, 2, 3, 4, 6, 7, 9
+CUSTOM, TYPE, IMPORT, FUNCTION, TABLE, GLOBAL, EXPORT, ELEMENT, CODE = 0, 1, 2, 3, 4, 6, 7, 9, 10
 _LISTS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11})  # sections that begin with a count
 _NULLABLE: Final = 0x63  # prefix of a reference type
 _NUMBER_BYTES_MAX: Final = 5  # of a u32 in LEB128
@@ -80,6 +80,22 @@ def table_elements(wasm: bytes) -> int:
     The module must be valid and use only proposals that the ABI lists.
     """
     return sum(_elements(wasm, at) for section, at, _ in read_sections(wasm) if section == TABLE)
+
+
+def read_text(wasm: bytes, at: int) -> tuple[str, int]:
+    """Return the text at `at`, and what follows it. Raise ValueError."""
+    size, at = read_number(wasm, at)
+    return wasm[at : at + size].decode(errors="replace"), at + size
+
+
+def read_custom(wasm: bytes, title: str) -> bytes:
+    """Return the content of a valid module's first custom section with this title, if any."""
+    for section, at, size in read_sections(wasm):
+        if section == CUSTOM:
+            found, inside = read_text(wasm, at)
+            if found == title:
+                return wasm[inside : at + size]
+    return b""
 
 
 def read_sections(wasm: bytes) -> Iterator[tuple[int, int, int]]:

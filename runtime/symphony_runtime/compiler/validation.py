@@ -25,9 +25,16 @@ from wasmtime import (
 )
 
 from symphony_runtime.abi import Signature, allowed_imports
-from symphony_runtime.compiler.module_outline import FUNCTION, HEADER, read_outline, table_elements
+from symphony_runtime.compiler.module_outline import (
+    FUNCTION,
+    HEADER,
+    read_custom,
+    read_outline,
+    table_elements,
+)
 from symphony_runtime.engine.fiber import is_entry, new_engine
 from symphony_runtime.engine.settings import seal
+from symphony_runtime.engine.source_lines import BYTES_MAX, SECTION
 
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
 WASM_PAGE_BYTES = 65_536
@@ -86,13 +93,14 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
     problems = check_imports(imports) + check_exports(exports)
     if problems:
         return CompileOutcome(_readable(problems))
+    lines = read_custom(wasm, SECTION)
     return CompileOutcome(
         imports=[f"{i.module}.{i.name}" for i in imports],
         exports=[e.name for e in exports],
         entries=[
             e.name for e in exports if isinstance(e.type, FuncType) and is_entry(e.name, e.type)
         ],
-        artefact=seal(bytes(module.serialize()), table_elements(wasm)),
+        artefact=seal(bytes(module.serialize()), table_elements(wasm), lines[:BYTES_MAX]),
     )
 
 

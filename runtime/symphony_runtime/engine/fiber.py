@@ -112,6 +112,7 @@ class Program:
     entries: dict[str, int]
     initialize: bool
     table_bytes: int = 0  # the most that an instance's tables can take
+    lines: bytes = b""  # of its sources, for traps
 
     @property
     def default_entry(self) -> str:
@@ -157,7 +158,7 @@ class FiberHost:
 
         Raises HostFault: it is for another engine, or an import is missing.
         """
-        code, table_bytes = unseal(artefact)
+        code, table_bytes, lines = unseal(artefact)
         try:
             module = Module.deserialize(self._engine, code)
         except WasmtimeError as error:
@@ -170,7 +171,7 @@ class FiberHost:
             raise HostFault(f"a program does not link: {WasmtimeError._from_ptr(failed)}")
         functions = {e.name: e.type for e in module.exports if isinstance(e.type, FuncType)}
         entries = {n: len(t.results) for n, t in functions.items() if is_entry(n, t)}
-        return Program(module, pre, entries, "_initialize" in functions, table_bytes)
+        return Program(module, pre, entries, "_initialize" in functions, table_bytes, lines)
 
     def unload(self, program: Program) -> None:
         """Free a program; all its fibers must be closed."""
@@ -331,7 +332,7 @@ class Fiber(_hostcalls.Guest):
         trap_at, error_at = words[c.TRAP // 8], words[c.ERROR // 8]
         if trap_at:
             words[c.TRAP // 8] = 0
-            return _trapped(trap_at)
+            return _trapped(trap_at, self.program.lines)
         if error_at:
             words[c.ERROR // 8] = 0
             pointer = ctypes.cast(error_at, ctypes.POINTER(ffi.wasmtime_error_t))
@@ -339,9 +340,9 @@ class Fiber(_hostcalls.Guest):
         return None
 
 
-def _trapped(trap_at: int) -> End:
+def _trapped(trap_at: int, lines: bytes) -> End:
     trap = Trap._from_ptr(ctypes.cast(trap_at, ctypes.POINTER(ffi.wasm_trap_t)))
-    reason, where = traps.reason(trap), traps.where(trap)
+    reason, where = traps.reason(trap), traps.where(trap, lines)
     return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason, where=where)
 
 

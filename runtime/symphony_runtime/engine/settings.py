@@ -3,7 +3,8 @@
 Compiler and workers must agree on every setting, or an artefact does not load. This module does not
 import wasmtime, so that code that needs only `cache_identity` stays light.
 
-An artefact is [machine code][elements that its tables can grow to together: u64]["symphony"].
+An artefact is [machine code][lines of its sources][elements that its tables can grow to together:
+u64][bytes of the lines: u64]["symphony"].
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from symphony_kernel.protocol.limits import (
 )
 
 TABLE_ELEMENT_BYTES: Final = 8  # a function's address
-_TRAILER = struct.Struct("<Q8s")
+_TRAILER = struct.Struct("<QQ8s")
 _MAGIC: Final = b"symphony"
-_FORMAT = 2  # version of the trailer, part of `cache_identity`
+_FORMAT = 3  # version of the trailer, part of `cache_identity`
 
 # Proposals that the ABI lists.
 PROPOSALS_ON = ("wasm_bulk_memory", "wasm_multi_value", "wasm_reference_types", "wasm_simd")
@@ -58,21 +59,23 @@ ENGINE_SETTINGS: dict[str, bool | int] = {
 }
 
 
-def seal(code: bytes, table_elements: int) -> bytes:
-    """Return an artefact."""
-    return code + _TRAILER.pack(table_elements, _MAGIC)
+def seal(code: bytes, table_elements: int, lines: bytes = b"") -> bytes:
+    """Return an artefact; `lines` are of `source_lines`."""
+    return code + lines + _TRAILER.pack(table_elements, len(lines), _MAGIC)
 
 
-def unseal(artefact: bytes) -> tuple[bytes, int]:
-    """Return the code, and the most bytes that an instance's tables can take.
+def unseal(artefact: bytes) -> tuple[bytes, int, bytes]:
+    """Return the code, the most bytes that an instance's tables can take, and the lines.
 
-    Without a trailer, that is the most that any module may have.
+    Without a trailer, those bytes are the most that any module may have.
     """
-    if len(artefact) >= _TRAILER.size:
-        elements, magic = _TRAILER.unpack_from(artefact, len(artefact) - _TRAILER.size)
-        if magic == _MAGIC:
-            return artefact[: -_TRAILER.size], elements * TABLE_ELEMENT_BYTES
-    return artefact, TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES
+    end = len(artefact) - _TRAILER.size
+    if end >= 0:
+        elements, size, magic = _TRAILER.unpack_from(artefact, end)
+        if magic == _MAGIC and size <= end:
+            code, lines = artefact[: end - size], artefact[end - size : end]
+            return code, elements * TABLE_ELEMENT_BYTES, lines
+    return artefact, TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES, b""
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,9 @@ import re
 from collections.abc import Sequence
 from itertools import dropwhile, groupby
 
-from wasmtime import Trap, TrapCode
+from wasmtime import Frame, Trap, TrapCode
+
+from symphony_runtime.engine.source_lines import find_line
 
 REASONS: dict[TrapCode, str] = {
     TrapCode.STACK_OVERFLOW: "stack overflow: the recursion is too deep",
@@ -55,12 +57,25 @@ def reason(trap: Trap) -> str:
     return str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
 
 
-def where(trap: Trap) -> str:
-    """Return the functions it came from, innermost first; empty where the module has no names."""
-    names = [_readable(demangle(f.func_name[:_SYMBOL_MAX])) for f in trap.frames if f.func_name]
+def where(trap: Trap, lines: bytes = b"") -> str:
+    """Return the functions it came from, innermost first; empty where the module has no names.
+
+    `lines` are the module's, of `source_lines`.
+    """
+    names = [
+        _readable(demangle(frame.func_name[:_SYMBOL_MAX])) + _line(frame, lines)
+        for frame in trap.frames
+        if frame.func_name
+    ]
     names = list(dropwhile(_PANIC.match, names)) or names
     names = [name for name in names if not name.startswith(_LIBRARY)] or names
     return ", called by ".join([name for name, _ in groupby(names)][:_FRAMES_SHOWN])
+
+
+def _line(frame: Frame, lines: bytes) -> str:
+    offset = frame.module_offset
+    line = find_line(lines, offset - frame.func_offset, offset) if lines else ""
+    return f" {_readable(line)}" if line else ""
 
 
 def demangle(symbol: str) -> str:

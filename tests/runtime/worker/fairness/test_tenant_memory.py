@@ -162,8 +162,8 @@ def test_tenant_memory_without_a_limit_is_not_watched() -> None:
 
 
 def test_artefact_holds_the_memory_of_its_tables() -> None:
-    assert unseal(seal(b"code", 7)) == (b"code", 7 * TABLE_ELEMENT_BYTES)
-    assert unseal(b"code") == (b"code", TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES)
+    assert unseal(seal(b"code", 7, b"lines")) == (b"code", 7 * TABLE_ELEMENT_BYTES, b"lines")
+    assert unseal(b"code") == (b"code", TABLES_MAX * TABLE_ELEMENTS_MAX * TABLE_ELEMENT_BYTES, b"")
 
 
 def test_table_elements_are_added_up() -> None:
