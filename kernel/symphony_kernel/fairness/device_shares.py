@@ -4,11 +4,11 @@
     charge   T is divided among the step's tenants by weight, and none pays more than its T_i
 
 docs/how-it-works/fairness.md explains both rules. w are tenants' weights, W their sum over the
-tenants that are
-present, T a step's time, and T_i the time that tenant i's rows of it would take alone. So while
-tenant i has requests, the steps with its rows would alone have taken at least w_i / W of the time,
-less a constant (tests/kernel/fairness/test_device_shares.py). This is start-time fair queueing
-(Goyal, Vin, Cheng, SIGCOMM '96) for a server that serves several flows at once.
+tenants that are present, T a step's time, and T_i the time that tenant i's rows of it would take
+alone. So while tenant i has requests, the steps with its rows would alone have taken at least
+w_i / W of the time, less a constant (tests/kernel/fairness/test_device_shares.py). This is
+start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96) for a server that serves several flows at
+once.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -22,7 +22,7 @@ from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN, PRESENT_MS
 _MARGIN: Final = 0.9  # of the time that others may have: no prediction is exact
 _SLACK_STEPS: Final = 2.0  # by which one tenant may be ahead of another
 _SLACK_BATCHED: Final = 1.0  # likewise, where a tenant's tokens are delivered in batches
-_BATCH_STEPS: Final = 6  # of a tenant's own steps: the longest batch
+_BATCH_STEPS: Final = 4  # of a tenant's own steps: the longest batch
 # Rows that are always in steps with others' do not show what they take alone. So one of this many
 # steps has a single tenant's rows: where not all rows fit, and otherwise.
 _PROBE_STEPS: Final = 16
@@ -132,18 +132,24 @@ class DeviceShares:
             return None
         steps = _SLACK_BATCHED if batched else _SLACK_STEPS
         self._slack = steps * min([each.alone for each in demands]) / weight_sum
-        counter_max = min([queue.counter(each.name) for each in demands]) + self._slack
-        taken = [each for each in demands if queue.counter(each.name) <= counter_max]
+        least = min([queue.counter(each.name) for each in demands])
+        # A tenant with many rows may be further ahead, by its part of a step. Otherwise several of
+        # them would have long steps one after the other, while a small tenant waits for all.
+        longest = min(absent, *[each.alone + each.others for each in demands])
+        taken = [
+            each
+            for each in demands
+            if queue.counter(each.name) - least
+            <= max(self._slack, min(each.alone, longest) / weight_sum)
+        ]
+        counter_max = least + self._slack
         fit = self._make_room(taken, weight_sum, now)
         # Tenants ahead of the others do not run, but their wait is bounded, too.
-        bounds = [
-            each.others + (each.alone if queue.counter(each.name) <= counter_max else 0.0)
-            for each in demands
-        ]
+        bounds = [each.others + (each.alone if each in taken else 0.0) for each in demands]
         seconds = min(absent, *bounds)
         if fit:
-            whole = total_load([each.load for each in taken])
-            fit = self._costs.seconds(whole) <= seconds
+            formed = len(taken) > 1
+            fit = self._seconds([each.load for each in taken], formed=formed) <= seconds
         probe = self._to_probe(taken, crowded=not fit) if len(taken) > 1 else -1
         if fit and probe < 0 and len(taken) == len(waiting):
             return None
@@ -232,6 +238,8 @@ class DeviceShares:
     ) -> StepBudget:
         """Divide a step of `most` seconds. `probe`: the tenant that has it alone, or -1."""
         costs = self._costs
+        if len(demands) > 1 and probe < 0:
+            most = max(most - costs.host_seconds, 0.0)
         first, tokens = costs.base(1), costs.tokens_within(most)
         slope = (costs.base(tokens) - first) / (tokens - 1) if tokens > 1 else 0.0
         wanted = [slope * each.load.tokens + costs.rows_seconds(each.load) for each in demands]
@@ -289,31 +297,50 @@ class DeviceShares:
         if probe or not (queue.several and loads):  # a probe delays all alike: no tenant pays
             return
         self._shared += len(loads) > 1
-        least = min(self._charge(loads, seconds, formed))
-        for name in self._absent:
-            if name in queue.present:
-                queue.charge_tenant(name, least * queue.tenant_weight(name))
+        paid = self._charge(loads, seconds, formed)
+        absent = [name for name in self._absent if name in queue.present]
+        if not absent:
+            return
+        weights = sum([queue.tenant_weight(name) for name in queue.present if name not in absent])
+        for name in absent:
+            queue.charge_tenant(name, paid * queue.tenant_weight(name) / weights)
 
-    def _charge(self, loads: dict[str, StepLoad], seconds: float, formed: bool) -> list[float]:
-        """Divide a step's time; return each tenant's advance in virtual time."""
+    def _charge(self, loads: dict[str, StepLoad], seconds: float, formed: bool) -> float:
+        """Divide a step's time; return what the tenants paid together."""
         queue = self._queue
         names = list(loads)
         # A machine that is slow for a moment is slow for all.
-        whole = total_load(loads.values())
-        slow = min(max(seconds / max(self._costs.seconds(whole), 1e-9), 1.0), _SLOW_MOST)
+        predicted = self._seconds(loads.values(), formed=formed)
+        slow = min(max(seconds / max(predicted, 1e-9), 1.0), _SLOW_MOST)
         alone = [slow * self._costs.seconds(loads[name]) for name in names]
         paid = divide(seconds, alone, [queue.tenant_weight(name) for name in names])
         known = sum(alone)
         rest = max(seconds - known, 0.0)  # it took longer than predicted
         if formed and not any(loads[name].features[FORMED] for name in names):
             # Had no other tenant waited, it would have been a look-ahead step.
-            rest = max(rest - self._costs.host_seconds, 0.0)
-        steps = []
+            host = min(slow * self._costs.host_seconds, rest)
+            rest -= host
+            self._charge_waiting(host, loads)
+        total = 0.0
         for name, own, each in zip(names, alone, paid, strict=True):
             part = each + rest * (own / known if known else 1.0 / len(names))
             queue.charge_tenant(name, part)
-            steps.append(part / queue.tenant_weight(name))
-        return steps
+            total += part
+        return total
+
+    def _charge_waiting(self, seconds: float, loads: Container[str]) -> None:
+        """Divide what a step took longer among the tenants that wait, by weight."""
+        queue = self._queue
+        waiting = [name for name in queue.present if name not in loads and queue.is_active(name)]
+        weights = sum([queue.tenant_weight(name) for name in waiting])
+        for name in waiting:
+            queue.charge_tenant(name, seconds * queue.tenant_weight(name) / weights)
+
+    def _seconds(self, loads: Iterable[StepLoad], *, formed: bool) -> float:
+        """Return the time of a step. `formed`: by the host, not a look-ahead step."""
+        whole = total_load(loads)
+        whole.features[FORMED] = float(formed)
+        return self._costs.seconds(whole)
 
     def may_follow(self, loads: dict[str, StepLoad], now: float) -> bool:
         """Whether the next step may have the same tenants' rows without a plan."""
@@ -321,7 +348,6 @@ class DeviceShares:
             return True
         if self._shared >= _PROBE_STEPS_MOST:
             return False
-        whole = total_load(loads.values())
         weight_sum = sum([self._queue.tenant_weight(name) for name in loads])
         most = min(
             [
@@ -329,7 +355,7 @@ class DeviceShares:
                 for name, load in loads.items()
             ]
         )
-        return self._costs.seconds(whole) <= most
+        return self._seconds(loads.values(), formed=False) <= most
 
     def reached(self, loads: dict[str, StepLoad], steps: int) -> float:
         """Return the counter past which tenants wait while those of `loads` have `steps` alone."""
