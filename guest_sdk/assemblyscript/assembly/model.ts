@@ -95,6 +95,23 @@ export function detokenize(tokens: Array<u32>): Result<string> {
   return success(decodeUtf8(bytes.unwrap()));
 }
 
+/**
+ * The tokens of a conversation with tools: msgpack of a map of `messages`, and of `tools`,
+ * `variables`, `add_generation_prompt` and `continue_final_message`, as the ABI has them.
+ */
+export function chatWith(conversation: ArrayBuffer): Result<Array<u32>> {
+  const from = changetype<usize>(conversation);
+  let tokens = new Array<u32>(conversation.byteLength + 64);
+  let count = raw.chat_with(from, conversation.byteLength, tokens.dataStart, tokens.length);
+  if (count > tokens.length) {
+    tokens = new Array<u32>(count);
+    count = raw.chat_with(from, conversation.byteLength, tokens.dataStart, count);
+  }
+  if (count < 0) return failure<Array<u32>>(errnoOf(count), "chat_with");
+  tokens.length = count;
+  return success(tokens);
+}
+
 /** A conversation, for `tokens` through the model's own chat template. */
 export class Chat {
   private encoder: Encoder = new Encoder();

@@ -32,6 +32,15 @@ pub fn info() -> Result<Info> {
     read_info(&bytes).ok_or(Error::new("model_info", Errno::EIO))
 }
 
+/// The tokens of a conversation with tools: a map of `messages`, and of `tools`, `variables`,
+/// `add_generation_prompt` and `continue_final_message` where they are wanted, as the ABI has them.
+pub fn chat_with(conversation: &Value) -> Result<Vec<u32>> {
+    let request = msgpack::encode(conversation);
+    filled("chat_with", request.len() / 2 + 64, |out, cap| unsafe {
+        raw::chat_with(request.as_ptr(), request.len(), out, cap)
+    })
+}
+
 fn read_info(bytes: &[u8]) -> Option<Info> {
     let value = msgpack::decode(bytes).ok()?;
     let number = |key| value.get(key).and_then(Value::as_u32);

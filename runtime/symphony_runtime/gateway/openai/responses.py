@@ -6,7 +6,7 @@ from typing import Any
 
 from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.program_messages import Piece, Usage
+from symphony_runtime.gateway.openai.program_messages import Part, Piece, Usage
 
 _END_TIMES = 6  # copies of a stream's text in memory, at its end
 # The fields of the request that a response repeats, with their defaults.
@@ -69,6 +69,9 @@ class ResponseShape:
         number = self._sequence
         self._sequence += 1
         return self._delta + f'{number},"delta":{encode_basestring(piece.text)}}}\n\n'.encode()
+
+    def part(self, part: Part) -> bytes:
+        raise AssertionError(f"only chat has parts: {part}")
 
     def kept_bytes(self, piece: Piece) -> int:
         """Return about the bytes that a stream keeps of a piece: its end repeats the text."""

@@ -4,7 +4,7 @@ Unknown fields are refused by name, so that no request is answered as if it had 
 """
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from symphony_kernel.protocol.limits import (
@@ -17,6 +17,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.requests.tools import ToolChoice, Tools
 from symphony_runtime.validation import FieldError, StrictModel, check_model, fields_at_most
 
 # Taken without effect: they change nothing in an answer of this server.
@@ -59,6 +60,8 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0)]
 _Logprobs = Annotated[int, Field(ge=0, le=PRED_LOGPROBS_MAX)]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(StrictModel):
@@ -117,12 +120,20 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """The body of `/v1/chat/completions`."""
 
-    messages: Any = Field(description="a list of messages, {role, content}")
+    messages: Any = Field(description="a list of messages, {role, content, tool_calls?, ..}")
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: _Logprobs | None = None
     response_format: dict[str, Any] | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: _Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 class ResponseBody(GenerationBody):
