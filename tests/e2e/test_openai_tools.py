@@ -6,7 +6,6 @@ The tiny model knows nothing of tools: constraints make its answers certain.
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -189,7 +188,7 @@ def test_refused_requests_name_the_field(client: openai.OpenAI) -> None:
         ({"tools": function(name="a b")}, "tools", "name"),
         ({"tools": function(parameters=[])}, "tools", "parameters"),
         ({"tools": function(parameters=wrong), "tool_choice": "required"}, "tools",
-         "f: #/properties/age: Invalid type: intger"),
+         "f: at #/properties/age: Invalid type: intger"),
         ({"tools": function(parameters=wrong, strict=True)}, "tools", "intger"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
          "tool_choice", "'g'"),
@@ -246,29 +245,41 @@ def test_reasoning_is_told_apart_from_content_and_calls(family: tuple[str, opena
         assert (streamed["content"], len(streamed["tool_calls"])) == (content or "", calls)
 
 
+def thought_of(message: Any) -> str:
+    return getattr(message, "reasoning_content", None) or ""
+
+
 def test_reasoning_budget_ends_the_reasoning(family: tuple[str, openai.OpenAI]) -> None:
     name, client = family
     if name != "hermes":
         pytest.skip("it does not reason")
     # The prompt ends within reasoning, so the answer begins with it.
     begun = [*ASKED, {"role": "assistant", "content": "<think>"}]
-    asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0}
-    more = {"continue_final_message": True}
+    asked: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 11}
+    more = {"continue_final_message": True, "ignore_eos": True}
     free = chat(client, begun, **asked, extra_body=more).choices[0].message
-    for budget in (1, 5):
+    assert len(free.reasoning_content) > 40
+    for budget in (1, 8):
         limited = {**more, "thinking_token_budget": budget}
-        message = chat(client, begun, **asked, extra_body=limited).choices[0].message
+        answer = chat(client, begun, **asked, extra_body=limited)
+        message = answer.choices[0].message
+        assert answer.usage.completion_tokens == 40
         assert message.content
-        assert free.reasoning_content.startswith(message.reasoning_content)
-        assert len(message.reasoning_content) < len(free.reasoning_content)
-        answer = streamed_message(client, messages=begun, **asked, extra_body=limited)
-        assert answer["content"] == message.content
-        penal = chat(client, begun, **asked, presence_penalty=0.1, extra_body=limited)
-        assert penal.choices[0].message.content
+        assert free.reasoning_content.startswith(thought_of(message))
+        assert len(thought_of(message)) < 10 * budget
+        streamed = streamed_message(client, messages=begun, **asked, extra_body=limited)
+        assert (streamed["content"], streamed["reasoning_content"]) == (
+            message.content, thought_of(message),
+        )  # fmt: skip
+        # A pass a token, and log-probabilities.
+        penal = chat(client, begun, **asked, presence_penalty=0.1, logprobs=True,
+                     extra_body=limited).choices[0]  # fmt: skip
+        assert penal.message.content
+        assert len(penal.logprobs.content) == 40
     none = {**more, "thinking_token_budget": 0}
     message = chat(client, begun, **asked, extra_body=none).choices[0].message
     assert message.content
-    assert getattr(message, "reasoning_content", None) is None
+    assert not thought_of(message)
 
 
 def test_template_arguments_reach_the_template(family: tuple[str, openai.OpenAI]) -> None:
@@ -285,7 +296,7 @@ def test_template_arguments_reach_the_template(family: tuple[str, openai.OpenAI]
 
 
 def test_message_that_continues_is_the_answers_beginning(client: openai.OpenAI) -> None:
-    begun = [*ASKED, {"role": "assistant", "content": "import os\n\n\ndef "}]
+    begun = [*ASKED, {"role": "assistant", "content": "import os\n\n\ndef add("}]
     more: Any = {"continue_final_message": True}
     answer = chat(client, begun, max_tokens=12, extra_body=more)
     ended = chat(client, begun, max_tokens=12)
