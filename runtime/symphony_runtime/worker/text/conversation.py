@@ -83,7 +83,7 @@ def read_conversation(data: bytes) -> Conversation:
     if not isinstance(given, dict) or not _KEYS.issuperset(given):
         raise SyscallError(Errno.EINVAL, f"a conversation must be a map of {sorted(_KEYS)}")
     messages = _messages(given.get("messages"), _MESSAGE_KEYS_WITH)
-    tools, variables = given.get("tools"), given.get("variables") or {}
+    tools, variables = given.get("tools"), given.get("variables", {})
     if not isinstance(tools, list | None) or not isinstance(variables, dict):
         raise SyscallError(Errno.EINVAL, "tools must be a list, and variables a map")
     if reserved := _KEYS.intersection(variables):
