@@ -143,7 +143,7 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "extra_body": {"guided_regex": "a"}},
