@@ -158,7 +158,10 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"asked": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
+        ({"asked": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+         "input[0].tool_call_id"),
+        ({"asked": [{"type": "file_search_call", "id": "x"}]}, "input[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
     ],
 }  # fmt: skip

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.support.gateway.families import family_model
-from tests.support.gateway.openai_client import MODEL, chat, connect
+from tests.support.gateway.openai_client import MODEL, chat, connect, respond
 from tests.support.server.server import RunningServer, running_server
 
 CITY: dict[str, Any] = {"type": "string", "enum": ["Paris", "Rome"]}
@@ -302,3 +302,74 @@ def test_message_that_continues_is_the_answers_beginning(client: openai.OpenAI) 
     ended = chat(client, begun, max_tokens=12)
     assert answer.usage.prompt_tokens < ended.usage.prompt_tokens
     assert answer.choices[0].message.content != ended.choices[0].message.content
+
+
+# --- Responses -----------------------------------------------------------------------------------
+RESPONSE_TOOLS: Any = [{"type": "function", **function} for function in (WEATHER, TIME)]
+RESPONSE_WANTED: dict[str, Any] = {
+    "max_output_tokens": 200, "temperature": 1.0, "tools": RESPONSE_TOOLS,
+    "extra_body": {"seed": 3},
+}  # fmt: skip
+
+
+def test_response_calls_a_named_tool_and_continues_with_its_output(
+    family: tuple[str, openai.OpenAI],
+) -> None:
+    _, client = family
+    named: Any = {"type": "function", "name": "get_weather"}
+    response = respond(client, "Is it warm?", **RESPONSE_WANTED, tool_choice=named)
+    assert (response.status, response.output_text) == ("completed", "")
+    (call,) = response.output
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+    jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+    told = [
+        {"role": "user", "content": "Is it warm?"},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "18"},
+    ]
+    answer = respond(client, told, **{**RESPONSE_WANTED, "max_output_tokens": 8},
+                     tool_choice="none")  # fmt: skip
+    assert answer.usage.input_tokens > 20
+
+
+def test_response_streams_the_events_of_a_call(client: openai.OpenAI) -> None:
+    asked = {**RESPONSE_WANTED, "tool_choice": {"type": "function", "name": "get_weather"}}
+    (whole,) = respond(client, "Is it warm?", **asked).output
+    events = list(respond(client, "Is it warm?", stream=True, **asked))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done",
+                          "response.completed"]  # fmt: skip
+    assert set(kinds[3:-3]) == {"response.function_call_arguments.delta"}
+    assert events[2].item.name == "get_weather"
+    assert "".join(event.delta for event in events[3:-3]) == whole.arguments
+    assert events[-3].arguments == events[-2].item.arguments == whole.arguments
+    assert events[-1].response.output[0].arguments == whole.arguments
+
+
+def test_response_has_reasoning_text_and_calls_as_items(
+    family: tuple[str, openai.OpenAI],
+) -> None:
+    name, client = family
+    if name != "hermes":
+        pytest.skip("it does not reason")
+    grammar = r"""start: <[4094]> "what time?" <[4095]> "I look." <[4092]>
+        "{\"name\": \"get_time\", \"arguments\": {}}" <[4093]>"""
+    asked = {**RESPONSE_WANTED, "extra_body": {"guided_grammar": grammar}}
+    response = respond(client, "When?", **asked, reasoning={"effort": "low"})
+    thought, said, call = response.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "what time?")
+    assert (said.type, response.output_text) == ("message", "I look.")
+    assert (call.type, call.name, call.arguments) == ("function_call", "get_time", "{}")
+    events = list(respond(client, "When?", stream=True, **asked))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    output = events[-1].response.output
+    assert [item.type for item in output] == ["reasoning", "message", "function_call"]
+    assert output[0].content[0].text == "what time?"
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.output_index for event in done] == [0, 1, 2]
+    told = [{"role": "user", "content": "When?"}, *(item.model_dump() for item in output)]
+    told.append({"type": "function_call_output", "call_id": output[2].call_id, "output": "12"})
+    usage = respond(client, told, max_output_tokens=1).usage
+    assert usage.input_tokens > 20

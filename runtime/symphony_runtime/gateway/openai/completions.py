@@ -84,7 +84,7 @@ class Shape(ABC):
         }
         return compact(answer).encode()
 
-    def kept_bytes(self, piece: Piece) -> int:  # noqa: ARG002
+    def kept_bytes(self, piece: Piece | Part) -> int:  # noqa: ARG002
         return 0
 
     @abstractmethod

@@ -134,8 +134,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    def shape(run: Record, name: str, _: ParsedRequest, body: dict[str, Any]) -> Answer:
-        return ResponseShape(run.id, name, _seconds(run), body)
+    def shape(run: Record, name: str, wanted: ParsedRequest, body: dict[str, Any]) -> Answer:
+        return ResponseShape(run.id, name, _seconds(run), body, wanted.call_id_characters)
 
     return await _create(request, parse_response, shape)
 

@@ -15,6 +15,7 @@ from symphony_runtime.gateway.http.responses import EVENT_STREAM
 from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    CallArguments,
     CallBegin,
     Failure,
     Part,
@@ -33,6 +34,7 @@ _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
 Answer = Shape | ResponseShape  # the format of an answer
+_TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
 
@@ -133,8 +135,8 @@ async def answer_stream(
             await response.prepare(request)
             begin = answer.begin()
         try:
-            for piece in (piece for piece in batch if isinstance(piece, Piece)):
-                if size := answer.kept_bytes(piece):
+            for part in (record for record in batch if isinstance(record, _TOLD)):
+                if size := answer.kept_bytes(part):
                     hold(size)
         except Problem as problem:
             error = OpenAIError(problem.status, problem.detail, code=problem.kind)

@@ -1,10 +1,10 @@
-"""The conversation of a chat request, in the form that the shipped program renders."""
+"""The conversation of a request, in the form that the shipped program renders."""
 
 from typing import Any, Final
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.formats import AnswerFormat
-from symphony_runtime.gateway.openai.requests.bodies import ChatBody
+from symphony_runtime.gateway.openai.requests.bodies import ConversationBody
 from symphony_runtime.gateway.openai.requests.json_fallback import tell_tools
 from symphony_runtime.gateway.openai.requests.tools import ToolUse
 
@@ -17,13 +17,17 @@ _BEYOND_TEXT: Final = frozenset({"tool_calls", "tool_call_id", "reasoning_conten
 
 
 def conversation_of(
-    request: ChatBody, messages: list[dict[str, Any]], use: ToolUse, form: AnswerFormat
+    request: ConversationBody,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    form: AnswerFormat,
+    effort: str | None,
 ) -> dict[str, Any] | None:
     """Return what the call `chat_with` takes; None if `chat` with the messages does.
 
-    Raises OpenAIError: 400.
+    `effort` is that of reasoning. Raises OpenAIError: 400.
     """
-    variables = _variables(request, use, form)
+    variables = _variables(request, use, form, effort)
     _check_continued(request, messages)
     conversation: dict[str, Any] = {"messages": messages}
     if not form.tools.in_template:
@@ -40,7 +44,9 @@ def conversation_of(
     return None if plain and conversation == {"messages": messages} else conversation
 
 
-def put_format(request: ChatBody, use: ToolUse, form: AnswerFormat, job: dict[str, Any]) -> None:
+def put_format(
+    request: ConversationBody, use: ToolUse, form: AnswerFormat, job: dict[str, Any]
+) -> None:
     """Put into a job how its answers are split into reasoning, content and calls."""
     if use.tools:
         names = [tool.name for tool in use.tools]
@@ -53,14 +59,15 @@ def put_format(request: ChatBody, use: ToolUse, form: AnswerFormat, job: dict[st
         job["spelt"] = spelt
 
 
-def _variables(request: ChatBody, use: ToolUse, form: AnswerFormat) -> dict[str, Any]:
+def _variables(
+    request: ConversationBody, use: ToolUse, form: AnswerFormat, effort: str | None
+) -> dict[str, Any]:
     """Return the template's variables; families call the switch of reasoning differently."""
     given = request.chat_template_kwargs or {}
     if reserved := sorted(_RESERVED.intersection(given)):
         raise refused(f"`chat_template_kwargs` must not have {reserved[0]!r}",
                       "chat_template_kwargs")  # fmt: skip
     variables: dict[str, Any] = {}
-    effort = request.reasoning_effort
     if effort is not None:
         reasons = effort != "none"
         variables = {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons}
@@ -69,7 +76,7 @@ def _variables(request: ChatBody, use: ToolUse, form: AnswerFormat) -> dict[str,
     return variables | given
 
 
-def _check_continued(request: ChatBody, messages: list[dict[str, Any]]) -> None:
+def _check_continued(request: ConversationBody, messages: list[dict[str, Any]]) -> None:
     if not request.continue_final_message:
         return
     if request.add_generation_prompt:

@@ -1,6 +1,7 @@
 """Messages of a conversation, checked, as a chat template gets them."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from symphony_runtime.chat_escaping import ROLES
@@ -9,12 +10,18 @@ from symphony_runtime.gateway.openai.errors import refused
 _REFUSED: Final = ("function_call", "audio", "refusal")
 
 
-def read_messages(value: Any, param: str) -> list[dict[str, Any]]:
-    """Return a conversation for the chat template; OpenAIError 400."""
+def read_messages(
+    value: Any, param: str, places: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return a conversation for the chat template; OpenAIError 400.
+
+    `places` are the indices that a refusal names.
+    """
     if not isinstance(value, list) or not value:
         raise refused(f"`{param}` must be a list of messages, one at least", param)
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
-    return [_message(item, f"{param}[{i}]", names) for i, item in enumerate(value)]
+    numbered = zip(places or range(len(value)), value, strict=True)
+    return [_message(item, f"{param}[{i}]", names) for i, item in numbered]
 
 
 def _message(value: Any, param: str, names: dict[str, str]) -> dict[str, Any]:

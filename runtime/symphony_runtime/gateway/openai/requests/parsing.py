@@ -16,6 +16,7 @@ from symphony_runtime.gateway.openai.requests.bodies import (
     Body,
     ChatBody,
     CompletionBody,
+    ConversationBody,
     GenerationBody,
     ResponseBody,
     read_body,
@@ -24,7 +25,8 @@ from symphony_runtime.gateway.openai.requests.constraints import read_constraint
 from symphony_runtime.gateway.openai.requests.conversation import conversation_of, put_format
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.messages import read_messages
-from symphony_runtime.gateway.openai.requests.tools import read_tool_use
+from symphony_runtime.gateway.openai.requests.response_items import read_items
+from symphony_runtime.gateway.openai.requests.tools import ToolUse, read_tool_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,7 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
     messages = read_messages(request.messages, "messages")
     job = _common(request, "max_completion_tokens", model, limits)
     use = read_tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
-    conversation = conversation_of(request, messages, use, model.answers)
-    if conversation is None:
-        job["messages"] = pack(messages)
-    else:
-        job["conversation"] = pack(conversation)
-    put_format(request, use, model.answers, job)
+    _put_conversation(request, messages, use, model, job)
     read_constraint(request, "response_format", request.response_format, job, model, use)
     if request.logprobs:
         job["logprobs"] = request.top_logprobs or 0
@@ -97,7 +94,8 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     request = read_body(ResponseBody, body)
     _check_echoed(request)
     asked = request.input
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _items(asked)
+    user = [{"role": "user", "content": asked}]
+    messages = user if isinstance(asked, str) else read_items(asked, "input")
     if request.instructions:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     job = _common(request, "max_output_tokens", model, limits)
@@ -106,16 +104,31 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     text = request.text or {}
     if not {"format", "verbosity"}.issuperset(text):
         raise refused("`text` must be an object with a `format`", "text")
-    read_constraint(request, "text", text.get("format"), job, model)
-    job["messages"] = pack(messages)
-    return _parsed(job, 1, request)
+    tools = [tool.tool() for tool in request.tools]
+    use = read_tool_use(tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    effort = request.reasoning.effort if request.reasoning else None
+    _put_conversation(request, messages, use, model, job, effort)
+    read_constraint(request, "text", text.get("format"), job, model, use)
+    parsed = _parsed(job, 1, request)
+    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
 
 
-def _items(value: Any) -> list[dict[str, Any]]:
-    for i, item in enumerate(value if isinstance(value, list) else []):
-        if isinstance(item, dict) and item.get("type", "message") != "message":
-            raise refused(f"items of type {item['type']!r} are not supported", f"input[{i}]")
-    return read_messages(value, "input")
+def _put_conversation(
+    request: ConversationBody,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    model: Model,
+    job: dict[str, Any],
+    effort: str | None = None,
+) -> None:
+    """Put a conversation into a job, and how its answers are split; OpenAIError 400."""
+    effort = effort or request.reasoning_effort
+    conversation = conversation_of(request, messages, use, model.answers, effort)
+    if conversation is None:
+        job["messages"] = pack(messages)
+    else:
+        job["conversation"] = pack(conversation)
+    put_format(request, use, model.answers, job)
 
 
 def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
@@ -136,7 +149,7 @@ def _check_echoed(request: ResponseBody) -> None:
         if len(text) > OPENAI_METADATA_CHARACTERS_MAX:
             most = f"at most {OPENAI_METADATA_CHARACTERS_MAX} characters"
             raise refused(f"`user`, and each of `metadata` with its name, has {most}", field)
-    pack([request.metadata, request.user])
+    pack([request.metadata, request.user, [tool.model_dump() for tool in request.tools]])
 
 
 def pack(value: Any) -> bytes:

@@ -53,6 +53,24 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
+class ResponseTool(Function):
+    """A tool of a request to `/v1/responses`."""
+
+    type: Literal["function"]
+
+    def tool(self) -> Tool:
+        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+
+
+class NamedResponseTool(StrictModel):
+    """The choice of one tool there."""
+
+    type: Literal["function"]
+    name: str
+
+
+ResponseTools = Annotated[list[ResponseTool], Field(max_length=OPENAI_TOOLS_MAX)]
+ResponseToolChoice = Literal["none", "auto", "required"] | NamedResponseTool
 Tools = Annotated[list[Tool], Field(max_length=OPENAI_TOOLS_MAX)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
@@ -72,7 +90,9 @@ class ToolUse:
         return self.forced or any(tool.strict for tool in self.tools)
 
 
-def read_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
+def read_tool_use(
+    tools: Sequence[Tool], choice: ToolChoice | NamedResponseTool | None, *, parallel: bool
+) -> ToolUse:
     """Return the tools that an answer may call; OpenAIError 400."""
     functions = [tool.function for tool in tools]
     names = [function.name for function in functions]
@@ -85,11 +105,12 @@ def read_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel:
     definitions = tuple(map(_definition, functions))
     if choice == "none":
         return ToolUse()
-    if isinstance(choice, NamedTool):
-        if choice.function.name not in names:
-            words = f"`tool_choice` names {choice.function.name!r}, which is not in `tools`"
+    if isinstance(choice, NamedTool | NamedResponseTool):
+        name = choice.function.name if isinstance(choice, NamedTool) else choice.name
+        if name not in names:
+            words = f"`tool_choice` names {name!r}, which is not in `tools`"
             raise refused(words, "tool_choice")
-        chosen = functions[names.index(choice.function.name)]
+        chosen = functions[names.index(name)]
         return ToolUse((chosen,), definitions, forced=True, single=True)
     return ToolUse(tuple(functions), definitions, choice == "required", not parallel)
 
