@@ -354,8 +354,8 @@ def test_response_has_reasoning_text_and_calls_as_items(
     name, client = family
     if name != "hermes":
         pytest.skip("it does not reason")
-    grammar = r"""start: <[4094]> "what time?" <[4095]> "I look." <[4092]>
-        "{\"name\": \"get_time\", \"arguments\": {}}" <[4093]>"""
+    call_text = json.dumps('{"name": "get_time", "arguments": {}}')
+    grammar = f'start: <[4094]> "what time?" <[4095]> "I look." <[4092]> {call_text} <[4093]>'
     asked = {**RESPONSE_WANTED, "extra_body": {"guided_grammar": grammar}}
     response = respond(client, "When?", **asked, reasoning={"effort": "low"})
     thought, said, call = response.output

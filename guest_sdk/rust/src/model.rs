@@ -34,6 +34,16 @@ pub fn info() -> Result<Info> {
 
 /// The tokens of a conversation with tools: a map of `messages`, and of `tools`, `variables`,
 /// `add_generation_prompt` and `continue_final_message` where they are wanted, as the ABI has them.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| {
+/// use symphony::{json, model};
+///
+/// let text = br#"{"messages": [{"role": "user", "content": "hi"}], "tools": []}"#;
+/// let tokens = model::chat_with(&json::decode(text).unwrap()).unwrap();
+/// assert_eq!(model::detokenize(&tokens).unwrap(), b"<user>hi\n<assistant>");
+/// # });
+/// ```
 pub fn chat_with(conversation: &Value) -> Result<Vec<u32>> {
     let request = msgpack::encode(conversation);
     filled("chat_with", request.len() / 2 + 64, |out, cap| unsafe {

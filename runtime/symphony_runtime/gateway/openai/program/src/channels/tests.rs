@@ -94,8 +94,16 @@ fn marked_calls_are_split_from_content_and_reasoning() {
 
 #[test]
 fn marker_that_opens_no_call_is_content() {
-    for text in ["a <tool_call> b", "<tool_call>", "<tool_call>\n{\"name\": 5}", "<tool_cal",
-        "<thin", " x\n", "\n", "a\n<tool_call>{\"x\": 1} \n"] {
+    for text in [
+        "a <tool_call> b",
+        "<tool_call>",
+        "<tool_call>\n{\"name\": 5}",
+        "<tool_cal",
+        "<thin",
+        " x\n",
+        "\n",
+        "a\n<tool_call>{\"x\": 1} \n",
+    ] {
         let answer = read_in_all_splits(&hermes(), text, false);
         // Spaces before a marker are the format's.
         assert_eq!(answer.content.replace('\n', ""), text.replace('\n', "").replace("a <", "a<"));
@@ -166,7 +174,10 @@ fn rendered_answers_are_split_as_they_were_given() {
         assert_eq!(answer.calls.len(), expected.len(), "{}", text("text"));
         for ((name, arguments), call) in answer.calls.iter().zip(expected) {
             assert_eq!(call.get("name").unwrap().as_str(), Some(name.as_str()));
-            assert_eq!(&json::decode(arguments.as_bytes()).unwrap(), call.get("arguments").unwrap());
+            assert_eq!(
+                &json::decode(arguments.as_bytes()).unwrap(),
+                call.get("arguments").unwrap()
+            );
         }
     }
 }
