@@ -12,8 +12,14 @@ import msgpack
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from symphony_kernel import tiny_model
 from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
-from symphony_runtime.gateway.openai.formats import AnswerFormat, detect_format
+from symphony_runtime.gateway.openai.formats import (
+    TOOL_FORMATS,
+    AnswerFormat,
+    ToolFormat,
+    detect_format,
+)
 from symphony_runtime.gateway.openai.requests.json_fallback import tell_tools
 from symphony_runtime.gateway.openai.requests.tools import (
     Tool,
@@ -201,9 +207,12 @@ def parser_case(
 # --- Grammars ------------------------------------------------------------------------------------
 def accepts(family: str, use: ToolUse, text: str, answer: str | None = None) -> bool:
     """Return whether a text is a whole answer under the constraint of the tools."""
-    form, source = form_of(family), json.dumps(family_tokenizer(family))
-    if family == "json":
-        form = AnswerFormat()
+    return allows(form_of(family), json.dumps(family_tokenizer(family)), use, text, answer)
+
+
+def allows(
+    form: AnswerFormat, source: str, use: ToolUse, text: str, answer: str | None = None
+) -> bool:
     job: dict[str, Any] = {}
     hold_calls(use, form, job, answer)
     kind, grammar, origin = job["constraint"]
@@ -261,6 +270,23 @@ def test_grammar_of_strict_tools_accepts_text_or_calls_of_the_schema(
     assert not accepts(family, use, text.replace("city", "town"))
     if family == "hermes":
         assert accepts(family, use, f"Let me see.\n{text}")
+
+
+@pytest.mark.parametrize("form", [TOOL_FORMATS[0], TOOL_FORMATS[-1]], ids=["hermes", "json"])
+def test_grammar_of_markers_that_are_no_tokens_accepts_their_texts(form: ToolFormat) -> None:
+    source = (tiny_model.path() / "tokenizer.json").read_text()
+    call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    if form.begin:
+        call = f"{form.begin}\n{call}\n{form.end}"
+    strict = use_of("auto", {**WEATHER, "strict": True})
+    for use in (strict, use_of("required", WEATHER)):
+        assert allows(AnswerFormat(form), source, use, call)
+        assert allows(AnswerFormat(form), source, use, f"{call}\n{call}")
+        assert not allows(AnswerFormat(form), source, use, call.replace("city", "town"))
+    assert allows(AnswerFormat(form), source, strict, "a <b> c")
+    if form.begin:
+        assert allows(AnswerFormat(form), source, strict, f"Well.\n{call}")
+        assert not allows(AnswerFormat(form), source, strict, f"Well. {form.begin} x")
 
 
 def test_grammar_of_a_format_and_tools_accepts_either() -> None:

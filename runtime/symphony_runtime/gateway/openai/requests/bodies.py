@@ -3,6 +3,7 @@
 Unknown fields are refused by name, so that no request is answered as if it had asked for less.
 """
 
+import json
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -186,8 +187,9 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
         elif name not in _NEUTRAL:
             raise _unrecognized(name)
         elif value not in _NEUTRAL[name]:
-            raise refused(f"`{name}` is not supported, or not with this value", name,
-                          "unsupported_parameter")  # fmt: skip
+            taken = " and ".join(map(json.dumps, _NEUTRAL[name]))
+            raise refused(f"`{name}` is not supported; of its values only {taken} may be given",
+                          name, "unsupported_parameter")  # fmt: skip
     return _checked(kind, given)
 
 
@@ -202,7 +204,7 @@ def _checked(kind: type[AnyBody], given: dict[str, Any]) -> AnyBody:
     if options is not None and not checked.stream:
         raise refused("`stream_options` needs `stream: true`", "stream_options")
     if options is not None and options.continuous_usage_stats:
-        raise refused("`continuous_usage_stats` is not supported, or not with this value",
+        raise refused("`continuous_usage_stats` is not supported; it may only be false",
                       "continuous_usage_stats", "unsupported_parameter")  # fmt: skip
     return checked
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from symphony_runtime.chat_escaping import ROLES
 from symphony_runtime.gateway.openai.errors import refused
 
+_IMAGES: Final = ("image_url", "input_image", "image")  # types of parts
 _REFUSED: Final = ("function_call", "audio", "refusal")
 
 
@@ -108,8 +109,15 @@ def _content(value: Any, param: str) -> str:
     parts: list[Any] = value if isinstance(value, list) else [None]
     texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
     if len(texts) != len(parts):
-        raise refused("content must be a string or a list of text parts", f"{param}.content")
+        raise refused(_other_parts(parts), f"{param}.content")
     return "".join(texts)
+
+
+def _other_parts(parts: list[Any]) -> str:
+    """Return why parts of a message, of which one is no text, are refused."""
+    words = "content must be a string or a list of text parts"
+    images = any(isinstance(part, dict) and part.get("type") in _IMAGES for part in parts)
+    return f"images are not supported: {words}" if images else words
 
 
 def _is_text(part: dict[str, Any]) -> bool:

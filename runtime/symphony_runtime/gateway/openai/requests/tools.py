@@ -135,7 +135,7 @@ def hold_calls(use: ToolUse, form: AnswerFormat, job: dict[str, Any], answer: st
         start = calls
     elif answer is not None:
         start = f"{calls} | answer"
-        rules.append(f"answer: %json {answer}")
+        rules.append(f"answer: %json {json.dumps(_SPACING | json.loads(answer))}")
     elif form.tools.bare:
         start = f"{calls} | TEXT"
         rules.append(r"TEXT: /([^{ \n\r\t](.|\n)*)?/")

@@ -20,7 +20,7 @@ use failure::Failure;
 use job::{Job, Prompt};
 use wire::Wire;
 
-symphony::main!(run);
+symphony::entry!("lip_main", run);
 
 /// Bytes that are taken from a ticket at once.
 const ROOM: usize = 16 << 10;
