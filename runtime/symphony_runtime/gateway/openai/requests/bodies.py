@@ -66,6 +66,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0)]
 _Logprobs = Annotated[int, Field(ge=0, le=PRED_LOGPROBS_MAX)]
 
+Summary = Literal["auto", "concise", "detailed"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -137,8 +138,8 @@ class ReasoningOptions(StrictModel):
     """How much a response reasons; no summaries are made."""
 
     effort: ReasoningEffort | None = None
-    summary: Any = None
-    generate_summary: Any = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
 
 
 class ChatBody(ConversationBody):

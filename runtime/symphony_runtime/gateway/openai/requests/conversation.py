@@ -6,6 +6,7 @@ from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.formats import AnswerFormat
 from symphony_runtime.gateway.openai.requests.bodies import ConversationBody
 from symphony_runtime.gateway.openai.requests.json_fallback import tell_tools
+from symphony_runtime.gateway.openai.requests.messages import check_depth
 from symphony_runtime.gateway.openai.requests.tools import ToolUse
 
 # Variables of a chat template that are not the client's.
@@ -67,6 +68,7 @@ def _variables(
     if reserved := sorted(_RESERVED.intersection(given)):
         raise refused(f"`chat_template_kwargs` must not have {reserved[0]!r}",
                       "chat_template_kwargs")  # fmt: skip
+    check_depth(given, "chat_template_kwargs")
     variables: dict[str, Any] = {}
     if effort is not None:
         reasons = effort != "none"

@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
+
 from symphony_runtime.chat_escaping import ROLES
 from symphony_runtime.gateway.openai.errors import refused
 
 _IMAGES: Final = ("image_url", "input_image", "image")  # types of parts
+_DEPTH_MAX: Final = CHAT_DEPTH_MAX - 8  # within a message, a list and the like
 _REFUSED: Final = ("function_call", "audio", "refusal")
 
 
@@ -98,7 +101,20 @@ def read_arguments(value: Any, param: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise refused(f"`{param}` must be the text of a JSON object", param)
+    check_depth(arguments, param)
     return arguments
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Check how deep a value nests, which a chat template may write; OpenAIError 400."""
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        if depth > _DEPTH_MAX:
+            raise refused(f"`{param}` may nest at most {_DEPTH_MAX} deep", param)
+        level = [
+            child for each in level for child in (each.values() if isinstance(each, dict) else each)
+        ]
 
 
 def _content(value: Any, param: str) -> str:

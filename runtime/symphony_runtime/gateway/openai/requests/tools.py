@@ -11,6 +11,7 @@ from symphony_kernel.protocol.limits import CONSTRAINT_BYTES_MAX, OPENAI_TOOLS_M
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.formats import AnswerFormat
+from symphony_runtime.gateway.openai.requests.messages import check_depth
 from symphony_runtime.validation import FieldError, StrictModel, check_model
 
 _LARK: Final = 2
@@ -98,6 +99,8 @@ def read_tool_use(
     names = [function.name for function in functions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise refused(f"`tools` has two functions with the name {twice[0]!r}", "tools")
+    for function in functions:
+        check_depth(function.parameters, "tools")
     if not functions:
         if choice in (None, "none", "auto"):
             return ToolUse()

@@ -1,5 +1,6 @@
 """What chat requests may say of tools and reasoning, and the jobs they become."""
 
+import json
 from typing import Any
 
 import msgpack
@@ -20,6 +21,9 @@ FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 CALLED = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+DEEP: dict[str, Any] = {}
+for _ in range(600):
+    DEEP = {"a": DEEP}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "18"}]}
 
 
@@ -138,6 +142,12 @@ def test_continued_message_reaches_the_template() -> None:
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"a": 1 << 70}}, None),
+        ({"chat_template_kwargs": {"a": DEEP}}, "chat_template_kwargs"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
+         "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {**CALL, "function": {"name": "f", "arguments": json.dumps(DEEP)}}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
     ],
 )  # fmt: skip
 def test_wrong_field_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
