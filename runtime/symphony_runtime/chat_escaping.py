@@ -34,10 +34,14 @@ def controls_of(added: Iterable[str], template: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """`inside` is removed before encoding; `cut` splits the text into two encodings."""
+    """`inside` is removed before encoding; `cut` splits the text into two encodings.
+
+    `end` marks the end of a message that continues.
+    """
 
     inside: str
     cut: str
+    end: str
 
     def removed(self, text: str) -> str:
         return text.replace(self.inside, "").replace(self.cut, "")
@@ -74,11 +78,11 @@ class ChatEscaping:
         """Return marks that are in none of the texts. Raise EINVAL if there are none."""
         used = set().union(*texts)
         free = [each for each in _NONCHARACTERS if each not in used]
-        if len(free) < 2:
+        if len(free) < 3:
             raise SyscallError(
                 Errno.EINVAL, "the messages contain all Unicode noncharacters; remove some"
             )
-        return Marks(free[0], free[1])
+        return Marks(*free[:3])
 
     def marked(self, text: str, marks: Marks, key: bool = False) -> str:
         """Return a text with marks where it could become a control string.

@@ -218,6 +218,19 @@ def _chat(rng: Random) -> bytes:
     return _packed([{"role": r, "content": rng.choice(("hi", "<|end|>", 5))} for r in roles])
 
 
+def _chat_with(rng: Random) -> bytes:
+    request: dict[str, Any] = {"messages": msgpack.unpackb(_chat(rng))}
+    if rng.random() < 0.5:
+        function = {"name": "f", "parameters": rng.choice(({}, {"<|end|>": "<|end|>"}, 5))}
+        request["tools"] = rng.choice(([{"type": "function", "function": function}], [], 5))
+    if rng.random() < 0.5:
+        request["variables"] = rng.choice(({"a": "<|end|>"}, {"messages": 5}, {}, []))
+    for flag in ("add_generation_prompt", "continue_final_message"):
+        if rng.random() < 0.3:
+            request[flag] = rng.choice((True, False, 5))
+    return _packed(request)
+
+
 def _ranges(rng: Random) -> bytes:
     pairs: list[int] = []
     for _ in range(rng.choice((0, 1, 1, 2, 5))):
@@ -253,6 +266,7 @@ _PIECES: dict[str, Callable[[Random], bytes]] = {
     "http": _http,
     "tool": _tool,
     "chat": _chat,
+    "chat_with": _chat_with,
     "ranges": _ranges,
     "grammar": _one_of('{"type": "integer"}', "a+b", 'start: "x" start | "y"', "(", "{"),
     "text": _one_of("hello", "é", "\0", "a" * 300, ""),
@@ -262,7 +276,8 @@ _COPIES = {"path": 4, "tokens": 6, "positions": 3, "pred": 8, "generate": 4, "sp
 # What a call's pointers lead to; "out" is written to. Others lead to text.
 POINTERS: dict[tuple[str, str], str] = {
     ("spawn", "ptr"): "spawn", ("http", "ptr"): "http", ("tool", "ptr"): "tool",
-    ("chat", "ptr"): "chat", ("constraint", "ptr"): "grammar", ("pred", "opts"): "pred",
+    ("chat", "ptr"): "chat", ("chat_with", "ptr"): "chat_with",
+    ("constraint", "ptr"): "grammar", ("pred", "opts"): "pred",
     ("pred_claim", "opts"): "pred", ("generate", "opts"): "generate", ("kv_grant", "name"): "grant",
     ("kv_granted", "name"): "grant", ("channel_send", "name_ptr"): "channel",
     ("channel_recv", "name_ptr"): "channel", ("random", "ptr"): "out",

@@ -102,6 +102,28 @@ export function detokenize(tokens: Array<u32>): string {
   return decodeUtf8(detokenizeBytes(tokens));
 }
 
+/**
+ * The tokens of a conversation with tools: msgpack of a map of `messages`, and of `tools`,
+ * `variables`, `add_generation_prompt` and `continue_final_message`, as the ABI has them.
+ */
+export function chatWith(conversation: ArrayBuffer): Array<u32> {
+  return tryChatWith(conversation).value;
+}
+
+export function tryChatWith(conversation: ArrayBuffer): Result<Array<u32>> {
+  const from = changetype<usize>(conversation);
+  const length = conversation.byteLength;
+  let tokens = new Array<u32>(length + 64);
+  let count = raw.chat_with(from, length, tokens.dataStart, tokens.length);
+  if (count > tokens.length) {
+    tokens = new Array<u32>(count);
+    count = raw.chat_with(from, length, tokens.dataStart, count);
+  }
+  if (count < 0) return failure<Array<u32>>(errnoOf(count), `chat_with(${length} bytes)`);
+  tokens.length = count;
+  return success(tokens);
+}
+
 /** A conversation, rendered by the model's own chat template; `Session.chat` is the simpler way. */
 export class Chat {
   private encoder: Encoder = new Encoder();

@@ -122,6 +122,14 @@ export declare function detokenize(tokens: usize, n: u32, out: usize, cap: u32):
 @external("lip", "chat")
 export declare function chat(ptr: usize, len: u32, out: usize, cap: u32): i32;
 
+/**
+ * msgpack {messages, tools?, variables?, add_generation_prompt?, continue_final_message?} through
+ * the model's chat template -> u32 tokens; `cap` counts tokens.
+ */
+// @ts-ignore: decorator
+@external("lip", "chat_with")
+export declare function chat_with(ptr: usize, len: u32, out: usize, cap: u32): i32;
+
 /** One forward pass: appends n tokens to the file and gives the distributions asked for. */
 // @ts-ignore: decorator
 @external("lip", "pred")

@@ -33,6 +33,26 @@ pub fn info() -> Result<Info> {
     read_info(&bytes).ok_or_else(|| Error::new("model_info", Errno::EIO))
 }
 
+/// The tokens of a conversation with tools: a map of `messages`, and of `tools`, `variables`,
+/// `add_generation_prompt` and `continue_final_message` where they are wanted, as the ABI has them.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| {
+/// use symphony::{json, model};
+///
+/// let text = br#"{"messages": [{"role": "user", "content": "hi"}], "tools": []}"#;
+/// let tokens = model::chat_with(&json::decode(text).unwrap()).unwrap();
+/// assert_eq!(model::detokenize(&tokens).unwrap(), b"<user>hi\n<assistant>");
+/// # });
+/// ```
+#[track_caller]
+pub fn chat_with(conversation: &Value) -> Result<Vec<u32>> {
+    let request = msgpack::encode(conversation);
+    filled("chat_with", request.len() / 2 + 64, |out, cap| unsafe {
+        raw::chat_with(request.as_ptr(), request.len(), out, cap)
+    })
+}
+
 fn read_info(bytes: &[u8]) -> Option<Info> {
     let value = msgpack::decode(bytes).ok()?;
     let number = |key| value.get(key).and_then(Value::as_u32);

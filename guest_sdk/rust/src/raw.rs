@@ -62,6 +62,8 @@ mod imports {
         pub fn detokenize(tokens: *const u32, n: usize, out: *mut u8, cap: usize) -> i32;
         /// msgpack messages through the model's chat template -> u32 tokens.
         pub fn chat(ptr: *const u8, len: usize, out: *mut u32, cap: usize) -> i32;
+        /// msgpack {messages, tools?, variables?, ..} through the model's chat template -> u32 tokens.
+        pub fn chat_with(ptr: *const u8, len: usize, out: *mut u32, cap: usize) -> i32;
         /// Ticket: one forward pass.
         pub fn pred(kv: i32, tokens: *const u32, n: usize, positions: *const u32, opts: *const u8, opts_len: usize) -> i32;
         /// Suspends: `pred` and `claim` of its ticket; where the result is longer than `cap`, its length.

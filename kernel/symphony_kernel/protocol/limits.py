@@ -190,7 +190,7 @@ WORKER_DESCRIPTORS_MAX = 256  # open at once: two links, and those of the event 
 WORKER_THREADS_MAX = 1_024
 TOKENIZE_BYTES_MAX = 1 << 20  # of one text
 CHAT_TEXT_MAX = 8 << 20  # characters that a chat template makes of one conversation
-CHAT_DEPTH_MAX = 16  # of maps and lists in one conversation
+CHAT_DEPTH_MAX = 32  # of maps and lists in one conversation
 CHAT_CONTAINERS_MAX = 65_536  # maps and lists in one conversation
 IOVECS_MAX = 1_024  # of one WASI write
 # Calls without a reply, of one instance in a row: then it waits for the reply of one.
@@ -290,6 +290,7 @@ OPENAI_STOP_CHARACTERS_MAX = 1_024  # of each text
 OPENAI_METADATA_MAX = 16  # entries, which the server ignores
 OPENAI_METADATA_CHARACTERS_MAX = 64 + 512  # of a name with its text
 OPENAI_MODELS_SHOWN_MAX = 500  # of the tenant's programs, among the models
+OPENAI_TOOLS_MAX = 128  # of a request
 GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
 OPENAI_COMPILES_WAIT_MS_MAX = 10_000  # for which a request's schema is retried at EAGAIN: then 503
 

@@ -91,6 +91,9 @@ class ServeOptions(StrictModel):
     quantize: Literal["none", "int8"] = _flag(
         "none", "of the weights on the CPU; it loses a little accuracy"
     )
+    tool_format: Literal["auto", "hermes", "mistral", "llama3", "json"] = _flag(
+        "auto", "how the model writes tool calls; auto: as its chat template shows"
+    )
     executor: Literal["torch", "simulated"] = "torch"
     tensor_parallel: int = _flag(
         1, "devices that share the model, a process for each", ge=1, le=DEVICES_MAX

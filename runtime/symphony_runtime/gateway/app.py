@@ -149,7 +149,7 @@ async def serve(
         stack.callback(services.slow.readers.stop)
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
-        app = build_app(services)
+        app = build_app(services, config.tool_format)
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
@@ -237,11 +237,11 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
 
 
-def build_app(services: Services) -> web.Application:
+def build_app(services: Services, tool_format: str = "auto") -> web.Application:
     middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
-    app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency)
+    app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.append(_add_rate_headers)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:

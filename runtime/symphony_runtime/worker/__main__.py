@@ -38,6 +38,7 @@ _LATE = (
     "encodings.idna",
     "encodings.unicode_escape",
     "encodings.utf_16_le",
+    "jinja2.debug",
     "jinja2.ext",
     "traceback",
 )

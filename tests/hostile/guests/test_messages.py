@@ -64,10 +64,11 @@ async def test_malformed_options_are_einval_in_every_call(what: str) -> None:
             ("pred", result(0), 0, 1, 0, AT, len(content)),
             ("generate", result(0), 0, 1, AT, len(content)),
             ("chat", AT, len(content), 0, 0),
+            ("chat_with", AT, len(content), 0, 0),
             ("kv_len", result(0)),
         ]
         found = await rig.play(*steps, parts=(data(AT, content),))
-        assert found[1:] == [EINVAL] * 6 + [0]
+        assert found[1:] == [EINVAL] * 7 + [0]
 
 
 async def test_error_message_about_malformed_options_is_short(rig: WorkerRig) -> None:

@@ -29,7 +29,7 @@ U32 = 1 << 32
 STEPS_MAX = 300  # of one script
 
 WIDTHS = {"tokens": 4, "tickets_ptr": 4, "positions": 4, "ranges": 8}  # bytes of an item, else 1
-WIDE_OUT = {"tokenize", "chat", "kv_tokens"}  # whose `out` takes u32 tokens
+WIDE_OUT = {"tokenize", "chat", "chat_with", "kv_tokens"}  # whose `out` takes u32 tokens
 FIRST: list[Step] = [("kv_create",), ("sleep", 1 << 40)]
 PARTS = (data(NAME_AT, "x"), data(0, b"\xa5" * 64), data(END - 64, b"\x5a" * 64))
 

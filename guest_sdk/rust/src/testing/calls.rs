@@ -280,6 +280,17 @@ pub unsafe fn chat(ptr: *const u8, len: usize, out: *mut u32, cap: usize) -> i32
     })
 }
 
+pub unsafe fn chat_with(ptr: *const u8, len: usize, out: *mut u32, cap: usize) -> i32 {
+    let request = msgpack::decode(unsafe { items(ptr, len) }).ok();
+    match request.as_ref().and_then(|request| request.get("messages")) {
+        Some(messages) => {
+            let bytes = msgpack::encode(messages);
+            unsafe { chat(bytes.as_ptr(), bytes.len(), out, cap) }
+        }
+        None => with(|_| Err(Errno::EINVAL)),
+    }
+}
+
 pub unsafe fn pred(
     kv: i32,
     tokens: *const u32,

@@ -3,6 +3,7 @@
 requests/          bodies, checked, as jobs for the program
 shipped            the program (its source: `program/`)
 program_messages   what the program sends
+formats            how families of models write tool calls and reasoning
 run_records        the records of any run; the inbox of a run that is not stored
 completions        answers in OpenAI's JSON; responses: those of `/v1/responses`
 serving            whole answers and streams of them

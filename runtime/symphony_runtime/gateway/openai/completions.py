@@ -3,6 +3,7 @@
 A chunk is joined from bytes that are the same in all chunks of a stream, so a token needs no dict.
 """
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
@@ -10,10 +11,19 @@ from typing import Any
 
 from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.program_messages import Piece, TokenLogprob, Usage
+from symphony_runtime.gateway.openai.program_messages import (
+    CallArguments,
+    CallBegin,
+    Part,
+    Piece,
+    Reasoning,
+    TokenLogprob,
+    Usage,
+)
 
 DONE = b"data: [DONE]\n\n"
 _TEXT, _CHAT = "text_completion", "chat.completion"
+_CALL_ID_CHARACTERS = 24  # as usual
 
 
 class Shape(ABC):
@@ -23,11 +33,20 @@ class Shape(ABC):
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, run: str, model: str, created: int, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        run: str,
+        model: str,
+        created: int,
+        *,
+        include_usage: bool,
+        call_id_characters: int = _CALL_ID_CHARACTERS,
+    ) -> None:
         self.id = self.prefix + run.removeprefix("run_")
         self.model = model
         self.created = created
         self._include_usage = include_usage
+        self._call_id_characters = call_id_characters
         self._lengths: dict[int, int] = {}  # characters of each choice so far
         head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
         self._head = b"data: " + compact(head)[:-1].encode() + b',"choices":['
@@ -39,6 +58,10 @@ class Shape(ABC):
     def chunk(self, piece: Piece) -> bytes:
         """Return a piece of a stream as a server-sent event."""
         return self._head + self._choice_chunk(piece).encode() + self._tail
+
+    def part(self, part: Part) -> bytes:
+        """Return a part of a stream that is no content as a server-sent event."""
+        raise AssertionError(f"only chat has parts: {part}")
 
     def end(self, usage: Usage) -> bytes:
         if not self._include_usage:
@@ -61,7 +84,7 @@ class Shape(ABC):
         }
         return compact(answer).encode()
 
-    def kept_bytes(self, piece: Piece) -> int:  # noqa: ARG002
+    def kept_bytes(self, piece: Piece | Part) -> int:  # noqa: ARG002
         return 0
 
     @abstractmethod
@@ -124,12 +147,50 @@ class ChatShape(Shape):
     prefix, kind, chunk_kind = "chatcmpl-", _CHAT, _CHAT + ".chunk"
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.reasoning:
+            message["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [
+                {
+                    "id": self._call_id(piece.choice, index),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for index, (name, arguments) in enumerate(piece.calls)
+            ]
         return {
             "index": piece.choice,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish,
         }
+
+    def part(self, part: Part) -> bytes:
+        delta: dict[str, Any]
+        if isinstance(part, Reasoning):
+            delta = {"reasoning_content": part.text}
+        elif isinstance(part, CallBegin):
+            call = {
+                "index": part.index,
+                "id": self._call_id(part.choice, part.index),
+                "type": "function",
+                "function": {"name": part.name, "arguments": ""},
+            }
+            delta = {"tool_calls": [call]}
+        else:
+            assert isinstance(part, CallArguments)
+            function = {"arguments": part.text}
+            delta = {"tool_calls": [{"index": part.index, "function": function}]}
+        if part.choice not in self._lengths:
+            self._lengths[part.choice] = 0
+            delta = {"role": "assistant", **delta}
+        choice = {"index": part.choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._head + compact(choice).encode() + self._tail
+
+    def _call_id(self, choice: int, index: int) -> str:
+        return call_id(self.id, choice, index, self._call_id_characters)
 
     def _choice_chunk(self, piece: Piece) -> str:
         logprobs = "null" if piece.logprobs is None else compact(self._logprobs(piece))
@@ -137,6 +198,11 @@ class ChatShape(Shape):
         if piece.choice not in self._lengths:
             self._lengths[piece.choice] = 0
             role = '"role":"assistant",'
+        if piece.finish == "tool_calls" and not piece.text:
+            return (
+                f'{{"index":{piece.choice},"delta":{{}},"logprobs":{logprobs},'
+                f'"finish_reason":"tool_calls"}}'
+            )
         return (
             f'{{"index":{piece.choice},"delta":{{{role}"content":{encode_basestring(piece.text)}}},'
             f'"logprobs":{logprobs},"finish_reason":{_finish(piece)}}}'
@@ -153,6 +219,15 @@ class ChatShape(Shape):
             for entry in piece.logprobs
         ]
         return {"content": content, "refusal": None}
+
+
+def call_id(answer: str, choice: int, index: int, characters: int) -> str:
+    """Return the id of a call, the same each time that an answer is told.
+
+    Families whose ids are short want nothing but letters and digits.
+    """
+    digest = hashlib.sha256(f"{answer}/{choice}/{index}".encode()).hexdigest()[:characters]
+    return digest if characters < _CALL_ID_CHARACTERS else f"call_{digest}"
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -70,8 +70,11 @@ MakeShape = Callable[[Record, str, ParsedRequest, dict[str, Any]], Answer]
 class OpenAI:
     """The state of the routes."""
 
-    def __init__(self, runs: Runs, programs: Programs, idempotency: Idempotency) -> None:
+    def __init__(
+        self, runs: Runs, programs: Programs, idempotency: Idempotency, tool_format: str
+    ) -> None:
         self.runs = runs
+        self._tool_format = tool_format
         self.idempotency = idempotency
         self.programs = programs
         self.shipped = ShippedProgram(programs)
@@ -96,7 +99,7 @@ class OpenAI:
         if self._model is None or self._model[0] is not kernel.about:
             about = kernel.about
             # In a thread: a tokenizer may have many megabytes.
-            self._model = about, await asyncio.to_thread(read_model, about)
+            self._model = about, await asyncio.to_thread(read_model, about, self._tool_format)
         return self._model[1]
 
 
@@ -131,15 +134,19 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    def shape(run: Record, name: str, _: ParsedRequest, body: dict[str, Any]) -> Answer:
-        return ResponseShape(run.id, name, _seconds(run), body)
+    def shape(run: Record, name: str, wanted: ParsedRequest, body: dict[str, Any]) -> Answer:
+        return ResponseShape(run.id, name, _seconds(run), body, wanted.call_id_characters)
 
     return await _create(request, parse_response, shape)
 
 
 def _shaped(shape: type[Shape]) -> MakeShape:
     return lambda run, name, wanted, _: shape(
-        run.id, name, _seconds(run), include_usage=wanted.include_usage
+        run.id,
+        name,
+        _seconds(run),
+        include_usage=wanted.include_usage,
+        call_id_characters=wanted.call_id_characters,
     )
 
 

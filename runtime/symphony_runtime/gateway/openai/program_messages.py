@@ -11,8 +11,10 @@ _PIECE = struct.Struct("<HB")
 _CHOICE = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
-_FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 255: None}
+_CALL = struct.Struct("<HH")
+_FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 2: "tool_calls", 255: None}
 _PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltue"
+_REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND = b"rca"
 
 
 @dataclass(slots=True)
@@ -36,7 +38,8 @@ class Tokens:
 class Piece:
     """The next text of a choice. `finish` says why it has ended, None: it has not.
 
-    `ids` are the tokens of a whole choice, if the request wants them.
+    `ids` are the tokens of a whole choice, if the request wants them; `reasoning` and `calls`
+    (names with arguments) are those of a whole choice.
     """
 
     choice: int
@@ -44,6 +47,34 @@ class Piece:
     finish: str | None
     logprobs: list[TokenLogprob] | None = None
     ids: list[int] | None = None
+    reasoning: str = ""
+    calls: list[tuple[str, str]] | None = None
+
+
+@dataclass(slots=True)
+class Reasoning:
+    """The next text of a choice's reasoning."""
+
+    choice: int
+    text: str
+
+
+@dataclass(slots=True)
+class CallBegin:
+    """A choice's call of a tool begins. `index` counts the choice's calls."""
+
+    choice: int
+    index: int
+    name: str
+
+
+@dataclass(slots=True)
+class CallArguments:
+    """The next text of a call's arguments."""
+
+    choice: int
+    index: int
+    text: str
 
 
 @dataclass(slots=True)
@@ -65,7 +96,8 @@ class Failure:
     message: str
 
 
-Record = Piece | Tokens | Usage | Failure
+Part = Reasoning | CallBegin | CallArguments
+Record = Piece | Tokens | Part | Usage | Failure
 
 
 class Records:
@@ -105,6 +137,13 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (choice,) = _CHOICE.unpack_from(data, at)
         begin = at + _CHOICE.size
         return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
+    if kind == _REASONING_KIND:
+        (choice,) = _CHOICE.unpack_from(data, at)
+        return Reasoning(choice, data[at + _CHOICE.size : end].decode())
+    if kind in (_CALL_KIND, _ARGUMENTS_KIND):
+        choice, index = _CALL.unpack_from(data, at)
+        part = CallBegin if kind == _CALL_KIND else CallArguments
+        return part(choice, index, data[at + _CALL.size : end].decode())
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind

@@ -27,7 +27,7 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
         batch = records.feed(data)
         if batch:
             yield batch
-            if not isinstance(batch[-1], Piece):
+            if isinstance(batch[-1], Usage | Failure):
                 return
     yield [_failure(run.end or run.record, shipped=True)]
 
@@ -71,7 +71,7 @@ async def _read_stored(
             messages = b"".join(event.data for event in events if event.kind == "message")
             if messages and (batch := feed(messages)):
                 yield batch
-                if not isinstance(batch[-1], Piece):
+                if isinstance(batch[-1], Usage | Failure):
                     return
     finally:
         reader.close()

@@ -14,7 +14,17 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
 from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Tokens, Usage
+from symphony_runtime.gateway.openai.program_messages import (
+    CallArguments,
+    CallBegin,
+    Failure,
+    Part,
+    Piece,
+    Reasoning,
+    Record,
+    Tokens,
+    Usage,
+)
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
@@ -24,6 +34,7 @@ _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
 Answer = Shape | ResponseShape  # the format of an answer
+_TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
 
@@ -76,12 +87,15 @@ async def answer_whole(
         Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
-    usage, ids = Usage(), dict[int, list[int]]()
+    usage, ids, said = Usage(), dict[int, list[int]](), list[Part]()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
                 hold(_size(record))
                 parts[record.choice].append(record)
+            elif isinstance(record, Part):
+                hold(_part_size(record))
+                said.append(record)
             elif isinstance(record, Usage):
                 usage = record
             elif isinstance(record, Tokens):
@@ -93,6 +107,8 @@ async def answer_whole(
     pieces = [_joined(pieces) for pieces in parts]
     for choice, tokens in ids.items():
         pieces[choice].ids = tokens
+    for part in said:
+        _add_part(pieces[part.choice], part)
     return answer.whole(pieces, usage)
 
 
@@ -119,8 +135,8 @@ async def answer_stream(
             await response.prepare(request)
             begin = answer.begin()
         try:
-            for piece in (piece for piece in batch if isinstance(piece, Piece)):
-                if size := answer.kept_bytes(piece):
+            for part in (record for record in batch if isinstance(record, _TOLD)):
+                if size := answer.kept_bytes(part):
                     hold(size)
         except Problem as problem:
             error = OpenAIError(problem.status, problem.detail, code=problem.kind)
@@ -159,6 +175,8 @@ def _event(record: Record, answer: Answer) -> bytes:
         return answer.chunk(record)
     if isinstance(record, Usage):
         return answer.end(record)
+    if isinstance(record, Part):
+        return answer.part(record)
     assert isinstance(record, Failure), "only whole answers have tokens"
     return answer.failed(failure_error(record))
 
@@ -167,6 +185,23 @@ def _size(piece: Piece) -> int:
     """Return about how many bytes of memory a piece takes."""
     entries = sum(1 + len(token.top) for token in piece.logprobs or ())
     return sys.getsizeof(piece.text) + _LOGPROB_BYTES * entries
+
+
+def _part_size(part: Part) -> int:
+    return sys.getsizeof(part.name if isinstance(part, CallBegin) else part.text)
+
+
+def _add_part(piece: Piece, part: Part) -> None:
+    """Add a part to a whole choice; its calls come in order."""
+    if isinstance(part, Reasoning):
+        piece.reasoning += part.text
+        return
+    piece.calls = piece.calls or []
+    if isinstance(part, CallBegin):
+        piece.calls.append((part.name, ""))
+    else:
+        name, arguments = piece.calls[part.index]
+        piece.calls[part.index] = name, arguments + part.text
 
 
 def _joined(pieces: list[Piece]) -> Piece:

@@ -9,6 +9,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.generate_options import parse_generate_options
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BYTES_MAX,
+    CONSTRAINT_WORDS_MAX,
     PRED_OPTIONS_BYTES_MAX,
     PRED_RESULT_BYTES_MAX,
     PRED_TOKENS_MAX,
@@ -58,6 +59,25 @@ def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int)
     process = instance.services.text.chat_pieces
     puts = partial(validation.put_tokens, instance, out, capacity)
     return _process_text(instance, process, pointer, length, puts)
+
+
+def chat_with(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
+    """Write the u32 tokens of a msgpack conversation with tools and template variables."""
+    instance.fiber.check(out, 4 * capacity)
+    pieces = instance.services.text.chat_with_pieces
+    puts = partial(validation.put_tokens, instance, out, capacity)
+    return _process_text(
+        instance, lambda data: _explained(instance, pieces(data)), pointer, length, puts
+    )
+
+
+def _explained(instance: Instance, pieces: Pieces) -> Pieces:
+    """Keep what is wrong with a text for `last_error`: a chat template may say it."""
+    try:
+        return (yield from pieces)
+    except SyscallError as error:
+        instance.last_error = error.detail[:CONSTRAINT_WORDS_MAX].encode(errors="replace")
+        raise
 
 
 def pred(

@@ -20,17 +20,14 @@ import numpy as np
 from jinja2 import Template, TemplateError
 from symphony_kernel.protocol.chat_templates import chat_environment
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import CHAT_CONTAINERS_MAX, CHAT_DEPTH_MAX, CHAT_TEXT_MAX
-from symphony_kernel.protocol.untrusted import unpack_untrusted
+from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
 from tokenizers import Tokenizer
 
-from symphony_runtime.chat_escaping import (
-    ChatEscaping,
-    Marks,
-    controls_of,
-    texts_of,
-    unknown_token,
-    with_texts,
+from symphony_runtime.chat_escaping import ChatEscaping, Marks, controls_of, unknown_token
+from symphony_runtime.worker.text.conversation import (
+    Conversation,
+    read_conversation,
+    read_messages,
 )
 from symphony_runtime.worker.text.splits import split_pattern
 
@@ -38,7 +35,6 @@ Pieces = Generator[int, None, bytes]
 
 PIECE_CHARS = 16 << 10  # about 5 ms of a processor
 _LOOK_CHARS = 64 << 10  # searched for a cut, in one piece
-_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 # Errors of a template on messages that its author did not expect.
 _TEMPLATE_ERRORS = (
     TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
@@ -93,6 +89,10 @@ class ModelTokenizer:
         """
         return whole(self.chat_pieces(data))
 
+    def chat_with(self, data: bytes) -> bytes:
+        """Return u32 tokens of a msgpack conversation with tools and variables; as `chat`."""
+        return whole(self.chat_with_pieces(data))
+
     def tokenize_pieces(self, text: bytes) -> Pieces:
         return (yield from self._encode(self._tokenizer, decode(text)))
 
@@ -107,22 +107,29 @@ class ModelTokenizer:
         return b"".join(made)
 
     def chat_pieces(self, data: bytes) -> Pieces:
+        return self._chat_pieces(data, read_messages)
+
+    def chat_with_pieces(self, data: bytes) -> Pieces:
+        return self._chat_pieces(data, read_conversation)
+
+    def _chat_pieces(self, data: bytes, read: Callable[[bytes], Conversation]) -> Pieces:
         tokenizer, template = self._tokenizer, self._template
         if template is None:
             raise SyscallError(Errno.ENOSYS, "the model has no chat template")
         yield len(data)
-        messages = _messages(data)
-        guard, texts = self._guard, texts_of(messages, _strings)
+        conversation = read(data)
+        guard, texts = self._guard, conversation.texts()
         if not guard.suspects(texts):
             yield 0
-            filled = yield from self._render(template, messages)
+            end = guard.marks(texts).end if conversation.continues else ""
+            filled = yield from self._render(template, conversation, end)
             tokens = yield from self._encode_filled(filled)
             if tokens is not None:
                 return tokens
         yield len(data)
         marks = guard.marks(texts)
-        marked = with_texts(messages, lambda value: _marked(value, guard, marks))
-        filled = yield from self._render(template, marked)
+        marked = conversation.with_texts(lambda value: _marked(value, guard, marks))
+        filled = yield from self._render(template, marked, marks.end)
         yield len(filled)
         clean = marks.removed(filled)
         if guard.is_as_written(filled, clean, marks):
@@ -138,15 +145,13 @@ class ModelTokenizer:
         return self._plain
 
     def _render(
-        self, template: Template, messages: list[dict[str, Any]]
+        self, template: Template, conversation: Conversation, end: str
     ) -> Generator[int, None, str]:
-        prompt = messages[-1]["role"] != "assistant"
+        """Fill the template. `end` marks where the last message ends, if it continues."""
         made: list[str] = []
         length = 0
         try:
-            for part in template.generate(
-                messages=messages, add_generation_prompt=prompt, **self._names
-            ):
+            for part in template.generate(conversation.values(self._names, end)):
                 made.append(part)
                 length += len(part)
                 if length > CHAT_TEXT_MAX:
@@ -155,7 +160,7 @@ class ModelTokenizer:
                 yield 0
         except _TEMPLATE_ERRORS as error:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
-        return "".join(made)
+        return conversation.cut("".join(made), end)
 
     def _encode(self, tokenizer: Tokenizer, text: str) -> Pieces:
         made: list[bytes] = []
@@ -274,40 +279,6 @@ def _sentence_piece(spelling: str) -> bytes:
     if byte:
         return bytes((int(byte[1], 16),))
     return spelling.replace(_METASPACE, " ").encode("utf-8")
-
-
-# --- Conversations -------------------------------------------------------------------------------
-def _messages(data: bytes) -> list[dict[str, Any]]:
-    try:
-        messages = unpack_untrusted(data, CHAT_CONTAINERS_MAX)
-    except ValueError as error:
-        raise SyscallError(Errno.EINVAL, f"messages: {error}") from error
-    if not isinstance(messages, list) or not messages:
-        raise SyscallError(Errno.EINVAL, "messages must be a list")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SyscallError(Errno.EINVAL, "a message must be a map with a role")
-        if not _MESSAGE_KEYS.issuperset(message):
-            raise SyscallError(Errno.EINVAL, f"a message has other keys than {_MESSAGE_KEYS}")
-    return messages
-
-
-def _strings(value: Any, depth: int = 2) -> list[str]:
-    """Return every string in msgpack data, keys too: a template may write both.
-
-    Raise EINVAL for bytes and for data nested too deep.
-    """
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, bytes | msgpack.ExtType | msgpack.Timestamp) or depth > CHAT_DEPTH_MAX:
-        raise SyscallError(
-            Errno.EINVAL, f"messages may hold only text, nested at most {CHAT_DEPTH_MAX} deep"
-        )
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item, depth + 1)]
-    return []
 
 
 def decode(text: bytes) -> str:

@@ -5,7 +5,7 @@ Unknown fields are refused by name, so that no request is answered as if it had 
 
 import json
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from symphony_kernel.protocol.limits import (
@@ -18,6 +18,12 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.requests.tools import (
+    ResponseToolChoice,
+    ResponseTools,
+    ToolChoice,
+    Tools,
+)
 from symphony_runtime.validation import FieldError, StrictModel, check_model, fields_at_most
 
 # Taken without effect: they change nothing in an answer of this server.
@@ -41,8 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "background": (False,),
-    "include": ([],),
-    "reasoning": ({},),
+    "include": ([], ["reasoning.encrypted_content"]),
     "truncation": ("disabled",),
 }
 _Text = Annotated[str, Field(min_length=1)]
@@ -60,6 +65,9 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0)]
 _Logprobs = Annotated[int, Field(ge=0, le=PRED_LOGPROBS_MAX)]
+
+Summary = Literal["auto", "concise", "detailed"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(StrictModel):
@@ -115,25 +123,49 @@ class CompletionBody(GenerationBody):
     response_format: dict[str, Any] | None = None
 
 
-class ChatBody(GenerationBody):
+class ConversationBody(GenerationBody):
+    """The fields of the routes that have a conversation."""
+
+    parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: _Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+
+class ReasoningOptions(StrictModel):
+    """How much a response reasons; no summaries are made."""
+
+    effort: ReasoningEffort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+
+
+class ChatBody(ConversationBody):
     """The body of `/v1/chat/completions`."""
 
-    messages: Any = Field(description="a list of messages, {role, content}")
+    messages: Any = Field(description="a list of messages, {role, content, tool_calls?, ..}")
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: _Logprobs | None = None
     response_format: dict[str, Any] | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice | None = None
 
 
-class ResponseBody(GenerationBody):
+class ResponseBody(ConversationBody):
     """The body of `/v1/responses`."""
 
-    input: Any = Field(description="a string, or a list of messages")
+    input: Any = Field(description="a string, or a list of messages, calls and their outputs")
     instructions: str = ""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     text: dict[str, Any] | None = None
+    tools: ResponseTools = []
+    tool_choice: ResponseToolChoice | None = None
+    reasoning: ReasoningOptions | None = None
     metadata: _Metadata = {}
     user: str = ""
 

@@ -2,24 +2,31 @@
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from symphony_kernel.protocol.limits import CONSTRAINT_BYTES_MAX, OPENAI_COMPILES_WAIT_MS_MAX
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.requests.bodies import GenerationBody
+from symphony_runtime.gateway.openai.requests.limits import Model
+from symphony_runtime.gateway.openai.requests.tools import ToolUse, hold_calls
 
 _JSON_SCHEMA, _REGEX, _LARK = 0, 1, 2
 _FORMAT_KEYS = frozenset({"type", "name", "description", "schema", "strict", "json_schema"})
 
 
 def read_constraint(
-    request: GenerationBody, param: str, form: Any, job: dict[str, Any], eos: Iterable[int]
+    request: GenerationBody,
+    param: str,
+    form: Any,
+    job: dict[str, Any],
+    model: Model,
+    use: ToolUse | None = None,
 ) -> None:
-    """Put the constraint of the answers into a job: [kind, text, whether it is a format].
+    """Put the constraint of the answers into a job: [kind, text, which field it comes from].
 
-    `form` is the format of the field `param`, None for none.
+    `form` is the format of the field `param`, None for none; `use` are the tools. An answer with
+    both is a call or has the format.
 
     Raises OpenAIError: 400.
     """
@@ -31,20 +38,26 @@ def read_constraint(
     ]
     formatted = _schema_of_format(form, param)
     wanted = [(kind, text) for kind, text in [(_JSON_SCHEMA, formatted), *guided] if text]
+    use = use or ToolUse()
     if len(wanted) > 1:
         raise refused("an answer can have one `response_format` or `guided_` field", param)
-    if not wanted:
+    if use.held and wanted and formatted is None:
+        raise refused("a `guided_` field leaves no choice of tools", "tool_choice")
+    if not wanted and not use.held:
         return
-    if job["min"] or not set(eos).issubset(job["ends"]):
+    if job["min"] or not set(model.eos).issubset(job["ends"]):
         raise refused(
             "an answer with a format ends with it: no `min_tokens`, no `ignore_eos`", param
         )
+    job["patience_ms"] = OPENAI_COMPILES_WAIT_MS_MAX
+    if use.held or (use.tools and formatted is not None):
+        hold_calls(use, model.answers, job, formatted)
+        return
     kind, text = wanted[0]
     data = text.encode("utf-8", "surrogatepass")
     if len(data) > CONSTRAINT_BYTES_MAX:
         raise refused(f"a schema has at most {CONSTRAINT_BYTES_MAX} bytes", param)
-    job["constraint"] = [kind, data, formatted is not None]
-    job["patience_ms"] = OPENAI_COMPILES_WAIT_MS_MAX
+    job["constraint"] = [kind, data, "guided" if formatted is None else "format"]
 
 
 def _schema_of_format(value: dict[str, Any] | None, param: str) -> str | None:

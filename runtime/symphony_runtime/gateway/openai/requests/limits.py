@@ -12,7 +12,7 @@ prompt's tokens: the program does, and gets `tokens` and `kv_tokens` with its jo
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from symphony_kernel.protocol.limits import (
@@ -23,6 +23,7 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.gateway.openai.errors import refused
+from symphony_runtime.gateway.openai.formats import AnswerFormat, detect_format
 
 # What each limit is in one instance; a run may have several.
 _OF_INSTANCE: Final = {
@@ -44,23 +45,26 @@ class Model:
     eos: tuple[int, ...]
     context: int
     prefix: tuple[int, ...] = ()
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
 
 
-def read_model(about: dict[str, Any]) -> Model:
-    """Return the model in a kernel's `Welcome`."""
+def read_model(about: dict[str, Any], tool_format: str = "auto") -> Model:
+    """Return the model in a kernel's `Welcome`; `tool_format` is the operator's."""
     model = about["model"]
+    tokenizer = json.loads(about.get("tokenizer") or b"{}")
     return Model(
         model["name"],
         model["vocab_size"],
         tuple(model["eos"]),
         model["max_context"],
-        text_prefix(about.get("tokenizer") or b"{}"),
+        text_prefix(tokenizer),
+        detect_format(about.get("chat_template"), tokenizer, tool_format),
     )
 
 
-def text_prefix(tokenizer: bytes) -> tuple[int, ...]:
+def text_prefix(tokenizer: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the special tokens that a tokenizer.json puts before a single text."""
-    processor = json.loads(tokenizer).get("post_processor") or {}
+    processor = tokenizer.get("post_processor") or {}
     templates = [p for p in (processor, *processor.get("processors", ())) if "single" in p]
     ids: list[int] = []
     for template in templates:

@@ -1,7 +1,7 @@
 """Jobs for the shipped program, from bodies of the OpenAI routes."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -11,30 +11,36 @@ from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
 )
 
-from symphony_runtime.chat_escaping import ROLES
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.requests.bodies import (
     Body,
     ChatBody,
     CompletionBody,
+    ConversationBody,
     GenerationBody,
     ResponseBody,
     read_body,
 )
 from symphony_runtime.gateway.openai.requests.constraints import read_constraint
+from symphony_runtime.gateway.openai.requests.conversation import conversation_of, put_format
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
-
-_IMAGES = ("image_url", "input_image", "image")  # types of parts
+from symphony_runtime.gateway.openai.requests.messages import read_messages
+from symphony_runtime.gateway.openai.requests.response_items import read_items
+from symphony_runtime.gateway.openai.requests.tools import ToolUse, read_tool_use
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request for the shipped program. `choices`: how many answers it gets."""
+    """A request for the shipped program. `choices`: how many answers it gets.
+
+    `call_id_characters` are those of the ids of tool calls.
+    """
 
     job: bytes
     choices: int
     stream: bool
     include_usage: bool
+    call_id_characters: int = 24
 
 
 def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
@@ -49,7 +55,7 @@ def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) 
         job["prefix"] = model.prefix
     job["echo"] = request.echo
     job["ids"] = request.return_token_ids
-    read_constraint(request, "response_format", request.response_format, job, model.eos)
+    read_constraint(request, "response_format", request.response_format, job, model)
     best_of = request.n if request.best_of is None else request.best_of
     most, limit = limits.answers_max()
     limits.check_field("best_of", best_of, limit, most)
@@ -71,14 +77,16 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
     request = read_body(ChatBody, body)
     messages = read_messages(request.messages, "messages")
     job = _common(request, "max_completion_tokens", model, limits)
-    job["messages"] = pack(messages)
-    read_constraint(request, "response_format", request.response_format, job, model.eos)
+    use = read_tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    _put_conversation(request, messages, use, model, job)
+    read_constraint(request, "response_format", request.response_format, job, model, use)
     if request.logprobs:
         job["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs is not None:
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     limits.check_answers(1, request.n, job.get("logprobs"))
-    return _parsed(job, request.n, request)
+    parsed = _parsed(job, request.n, request)
+    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
 
 
 def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
@@ -86,7 +94,8 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     request = read_body(ResponseBody, body)
     _check_echoed(request)
     asked = request.input
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _items(asked)
+    user = [{"role": "user", "content": asked}]
+    messages = user if isinstance(asked, str) else read_items(asked, "input")
     if request.instructions:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     job = _common(request, "max_output_tokens", model, limits)
@@ -95,16 +104,31 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     text = request.text or {}
     if not {"format", "verbosity"}.issuperset(text):
         raise refused("`text` must be an object with a `format`", "text")
-    read_constraint(request, "text", text.get("format"), job, model.eos)
-    job["messages"] = pack(messages)
-    return _parsed(job, 1, request)
+    tools = [tool.tool() for tool in request.tools]
+    use = read_tool_use(tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    effort = request.reasoning.effort if request.reasoning else None
+    _put_conversation(request, messages, use, model, job, effort)
+    read_constraint(request, "text", text.get("format"), job, model, use)
+    parsed = _parsed(job, 1, request)
+    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
 
 
-def _items(value: Any) -> list[dict[str, str]]:
-    for i, item in enumerate(value if isinstance(value, list) else []):
-        if isinstance(item, dict) and item.get("type", "message") != "message":
-            raise refused(f"items of type {item['type']!r} are not supported", f"input[{i}]")
-    return read_messages(value, "input")
+def _put_conversation(
+    request: ConversationBody,
+    messages: list[dict[str, Any]],
+    use: ToolUse,
+    model: Model,
+    job: dict[str, Any],
+    effort: str | None = None,
+) -> None:
+    """Put a conversation into a job, and how its answers are split; OpenAIError 400."""
+    effort = effort or request.reasoning_effort
+    conversation = conversation_of(request, messages, use, model.answers, effort)
+    if conversation is None:
+        job["messages"] = pack(messages)
+    else:
+        job["conversation"] = pack(conversation)
+    put_format(request, use, model.answers, job)
 
 
 def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
@@ -125,14 +149,7 @@ def _check_echoed(request: ResponseBody) -> None:
         if len(text) > OPENAI_METADATA_CHARACTERS_MAX:
             most = f"at most {OPENAI_METADATA_CHARACTERS_MAX} characters"
             raise refused(f"`user`, and each of `metadata` with its name, has {most}", field)
-    pack([request.metadata, request.user])
-
-
-def read_messages(value: Any, param: str) -> list[dict[str, str]]:
-    """Return a conversation for the chat template; OpenAIError 400."""
-    if not isinstance(value, list) or not value:
-        raise refused(f"`{param}` must be a list of messages, one at least", param)
-    return [_message(item, f"{param}[{i}]") for i, item in enumerate(value)]
+    pack([request.metadata, request.user, [tool.model_dump() for tool in request.tools]])
 
 
 def pack(value: Any) -> bytes:
@@ -141,6 +158,8 @@ def pack(value: Any) -> bytes:
         packed: bytes = msgpack.packb(value)
     except UnicodeEncodeError as error:
         raise refused("the request holds a lone surrogate, which is not a character") from error
+    except OverflowError as error:
+        raise refused("the request holds an integer of more than 64 bits") from error
     return packed
 
 
@@ -172,44 +191,6 @@ def _token_ids(value: Any, model: Model) -> bytes:
     if min(value) < 0 or max(value) >= model.vocab_size:
         raise refused(f"a token id in `prompt` must be below {model.vocab_size}", "prompt")
     return struct.pack(f"<{len(value)}I", *value)
-
-
-def _message(value: Any, param: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise refused(f"`{param}` must be an object with a `role`", param)
-    if value["role"] not in ROLES:
-        raise refused(f"`role` must be one of {', '.join(sorted(ROLES))}", f"{param}.role")
-    for key in ("tool_calls", "function_call", "tool_call_id", "audio", "refusal"):
-        if value.get(key):
-            raise refused(f"`{key}` is not supported", f"{param}.{key}")
-    message = {"role": value["role"], "content": _content(value.get("content"), param)}
-    if isinstance(value.get("name"), str):
-        message["name"] = value["name"]
-    return message
-
-
-def _content(value: Any, param: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    parts: list[Any] = value if isinstance(value, list) else [None]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
-    if len(texts) != len(parts):
-        raise refused(_other_parts(parts), f"{param}.content")
-    return "".join(texts)
-
-
-def _other_parts(parts: list[Any]) -> str:
-    """Return why parts of a message, of which one is no text, are refused."""
-    words = "content must be a string or a list of text parts"
-    images = any(isinstance(part, dict) and part.get("type") in _IMAGES for part in parts)
-    return f"images are not supported: {words}" if images else words
-
-
-def _is_text(part: dict[str, Any]) -> bool:
-    kinds = ("text", "input_text", "output_text")
-    return part.get("type") in kinds and isinstance(part.get("text"), str)
 
 
 # --- What all routes share -----------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What a request may ask for follows its tenant's limits, and a refusal names the limit."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,7 @@ TEMPLATE = {
     ],
 )
 def test_text_prefix_is_the_tokenizer_templates(processor: Any, prefix: tuple[int, ...]) -> None:
-    assert text_prefix(json.dumps({"post_processor": processor}).encode()) == prefix
+    assert text_prefix({"post_processor": processor}) == prefix
 
 
 def test_text_prefix_without_a_tokenizer_is_empty() -> None:

@@ -1,6 +1,8 @@
 //! One answer: its KV file, the tokens that come, its text.
 
 use crate::calls;
+use crate::channels::{Channels, Part};
+use crate::conversation;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::logprobs::{Entries, Entry};
@@ -48,6 +50,9 @@ pub struct Branch {
     ready: String,
     ready_entries: Entries,
     seen: BTreeMap<u32, u32>,
+    /// Splits the text, where the job has a format; the parts are to be told next.
+    channels: Option<Channels>,
+    parts: Vec<Part>,
     finish: Finish,
     told: bool,
 }
@@ -71,9 +76,16 @@ impl Branch {
             ready: String::new(),
             ready_entries: Entries::default(),
             seen: BTreeMap::new(),
+            channels: None,
+            parts: Vec::new(),
             finish: if max == 0 { Finish::Length } else { Finish::Going },
             told: false,
         }
+    }
+
+    /// Splits the answer into reasoning, content and calls. `thinks`: the prompt began reasoning.
+    pub fn split(&mut self, thinks: bool) {
+        self.channels = Some(Channels::new(thinks));
     }
 
     pub fn going(&self) -> bool {
@@ -154,17 +166,45 @@ impl Branch {
 
     /// Starts the next pass where one is needed.
     fn proceed(&mut self, job: &Job) -> Result<(), Failure> {
+        let spent = job.budget == Some(self.count);
         let again = match self.decoding {
             Decoding::Stepwise => true,
             // The part without an end is over: from here on the answer may end.
-            Decoding::Ahead => self.count == self.minimum(job) && self.count > 0,
+            Decoding::Ahead => spent || self.count == self.minimum(job) && self.count > 0,
         };
         if !self.going() || !again {
             return Ok(());
         }
         self.cancel();
-        let last = *self.tokens.last().expect("it goes on, so there is a token");
-        self.start(&[last], job)
+        let from = self.tokens.len() - 1;
+        if spent {
+            self.end_reasoning(job)?;
+        }
+        if self.going() {
+            let next = self.tokens[from..].to_vec();
+            self.start(&next, job)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the reasoning, if it has not ended by itself: its tokens are used up.
+    fn end_reasoning(&mut self, job: &Job) -> Result<(), Failure> {
+        self.look(job)?;
+        if !self.going() || !self.channels.as_ref().map_or(false, Channels::thinks) {
+            return Ok(());
+        }
+        for token in conversation::reasoning_end(job)? {
+            self.count += 1;
+            self.tokens.push(token);
+            if job.logprobs.is_some() {
+                let (start, top) = (usize::MAX, Vec::new());
+                self.entries.push(Entry { start, token, logprob: Some(0.0), top });
+            }
+        }
+        if self.count >= self.max {
+            self.finish = Finish::Length;
+        }
+        Ok(())
     }
 
     /// Tokens before which the answer must not end.
@@ -191,18 +231,19 @@ impl Branch {
             self.finish = Finish::Stop;
             self.entries.retain(|entry| entry.start < self.text.released);
         }
+        self.split_ready(job, false);
         self.encode_entries()
     }
 
     /// Gives the tokens that came last their text.
     fn decode(&mut self, job: &Job) -> Result<(), Failure> {
         if job.logprobs.is_none() {
-            calls::detokenize(&self.tokens[self.decoded..], self.text.tail())?;
+            conversation::spell(&self.tokens[self.decoded..], job, self.text.tail())?;
         } else {
             let fresh = self.entries.len() - (self.tokens.len() - self.decoded);
             for entry in &mut self.entries[fresh..] {
                 entry.start = self.text.end();
-                calls::detokenize(&[entry.token], self.text.tail())?;
+                conversation::spell(&[entry.token], job, self.text.tail())?;
             }
         }
         self.decoded = self.tokens.len();
@@ -227,7 +268,27 @@ impl Branch {
             self.decode(job)?;
         }
         self.text.finish(&mut self.ready);
+        self.split_ready(job, true);
         self.encode_entries()
+    }
+
+    /// Splits the text that is ready into parts.
+    fn split_ready(&mut self, job: &Job, ended: bool) {
+        let (channels, format) = match (&mut self.channels, &job.format) {
+            (Some(channels), Some(format)) => (channels, format),
+            _ => return,
+        };
+        channels.feed(&self.ready, format, &mut self.parts);
+        self.ready.clear();
+        if channels.over && self.finish == Finish::Going {
+            self.finish = Finish::Stop;
+        }
+        if ended {
+            channels.finish(format, &mut self.parts);
+            if channels.called() && self.finish == Finish::Stop {
+                self.finish = Finish::ToolCalls;
+            }
+        }
     }
 
     /// Says something before the answer.
@@ -245,7 +306,7 @@ impl Branch {
 
     /// Whether there is something to tell.
     pub fn speaks(&self) -> bool {
-        !self.told && (!self.going() || !self.ready.is_empty())
+        !self.told && (!self.going() || !self.ready.is_empty() || !self.parts.is_empty())
     }
 
     /// How likely the answer is, a token on average.
@@ -255,17 +316,37 @@ impl Branch {
 
     /// Tells what is ready.
     pub fn tell(&mut self, choice: u16, job: &Job, wire: &mut Wire) {
+        if self.channels.is_some() {
+            self.tell_parts(choice, wire);
+        }
         if job.ids {
             wire.tokens(choice, &self.tokens);
         }
         if job.logprobs.is_some() {
             let entries = core::mem::take(&mut self.ready_entries).into_bytes();
             wire.piece_with(choice, self.finish, &self.ready, &entries);
-        } else {
+        } else if self.channels.is_none() || !self.going() || !self.ready.is_empty() {
             wire.piece(choice, self.finish, &self.ready);
         }
         self.ready.clear();
         self.told = !self.going();
+    }
+
+    /// Tells what is split; content at the end stays ready.
+    fn tell_parts(&mut self, choice: u16, wire: &mut Wire) {
+        if let Some(Part::Content(_)) = self.parts.last() {
+            if let Some(Part::Content(text)) = self.parts.pop() {
+                self.ready = text;
+            }
+        }
+        for part in self.parts.drain(..) {
+            match part {
+                Part::Content(text) => wire.piece(choice, Finish::Going, &text),
+                Part::Reasoning(text) => wire.part(b'r', choice, None, &text),
+                Part::Call(call, name) => wire.part(b'c', choice, Some(call), &name),
+                Part::Arguments(call, text) => wire.part(b'a', choice, Some(call), &text),
+            }
+        }
     }
 
     /// The file of the prompt and the answer.
@@ -311,8 +392,11 @@ impl Branch {
             out.str("constraint").int(i64::from(job.constraint));
         }
         if ahead {
-            let (max, ends): (usize, &[u32]) =
+            let (mut max, ends): (usize, &[u32]) =
                 if forbids { (minimum, &[]) } else { (self.max - self.count, &job.ends) };
+            if let Some(left) = job.budget.and_then(|most| most.checked_sub(self.count)) {
+                max = if left > 0 { max.min(left) } else { max };
+            }
             let (ahead, lot) = match (job.stream, job.stop.is_empty()) {
                 (true, _) => (AHEAD, 1),
                 (false, false) => (AHEAD, LOT),

@@ -69,6 +69,22 @@ pub fn sleep(ms: i64) -> Result<()> {
     claim(ticket as i32, &mut []).map(|_| ())
 }
 
+/// The tokens of a msgpack conversation with tools; or what the chat template has against it.
+pub fn chat_with(conversation: &[u8]) -> core::result::Result<Vec<u32>, (Error, String)> {
+    let mut room = conversation.len() / 2 + 64;
+    loop {
+        let (from, length) = (conversation.as_ptr(), conversation.len());
+        let mut out = vec![0; room];
+        let result = unsafe { raw::chat_with(from, length, out.as_mut_ptr(), room) };
+        let count = check("chat_with", result).map_err(|error| (error, last_error()))? as usize;
+        if count <= room {
+            out.truncate(count);
+            return Ok(out);
+        }
+        room = count;
+    }
+}
+
 fn last_error() -> String {
     let mut words = vec![0; 1024];
     let length = unsafe { raw::last_error(words.as_mut_ptr(), words.len()) };

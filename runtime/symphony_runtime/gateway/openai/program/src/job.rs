@@ -1,6 +1,8 @@
 //! What the gateway asks for: one msgpack map, checked there and so believed here.
 
 use crate::calls;
+use crate::channels::Format;
+use crate::conversation;
 use crate::failure::Failure;
 use symphony::msgpack::Writer;
 use symphony::{model, msgpack, process, Errno, Error, Value};
@@ -13,6 +15,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// msgpack messages, as `chat` takes them.
     Messages(Vec<u8>),
+    /// A msgpack conversation, as `chat_with` takes it.
+    Conversation(Vec<u8>),
 }
 
 impl Prompt {
@@ -23,6 +27,7 @@ impl Prompt {
             Prompt::Text(text) => [prefix, &model::tokenize(text)?].concat(),
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Messages(messages) => calls::chat(messages)?,
+            Prompt::Conversation(conversation) => conversation::tokens(conversation)?,
         })
     }
 }
@@ -66,6 +71,12 @@ pub struct Job {
     /// Whether the client wants the answer's tokens, too.
     pub ids: bool,
     pub stream: bool,
+    /// How the model's family writes calls and reasoning, where answers are split.
+    pub format: Option<Format>,
+    /// Special tokens that are a part of the format, with their texts.
+    pub spelt: Vec<(u32, String)>,
+    /// Tokens of reasoning at most.
+    pub budget: Option<usize>,
 }
 
 impl Job {
@@ -76,7 +87,7 @@ impl Job {
             let patience = value.get("patience_ms").and_then(Value::as_u32).unwrap_or(0);
             match compile(constraint, i64::from(patience))? {
                 Ok(handle) => job.constraint = handle,
-                Err(failure) => return Some(Err(failure)),
+                Err(failure) => return Some(Err(conversation::explained(failure, &value))),
             }
         }
         Some(Ok(job))
@@ -112,6 +123,9 @@ impl Job {
             echo: flag("echo"),
             ids: flag("ids"),
             stream: flag("stream"),
+            format: Format::of(value),
+            spelt: value.get("spelt").and_then(conversation::read_spelt).unwrap_or_default(),
+            budget: count("budget"),
         })
     }
 
@@ -127,7 +141,10 @@ impl Job {
 
     /// Whether text is looked at as it grows, not at the end alone.
     pub fn watches(&self) -> bool {
-        self.stream || !self.stop.is_empty() || self.logprobs.is_some()
+        self.stream
+            || !self.stop.is_empty()
+            || self.logprobs.is_some()
+            || self.format.as_ref().map_or(false, Format::single)
     }
 
     /// Bytes of one token in a result.
@@ -154,14 +171,15 @@ impl Job {
     }
 }
 
-/// The handle of [kind, text, whether it came as `response_format`].
+/// The handle of [kind, text, "tools", "format" (it came as `response_format`) or "guided"].
 fn compile(value: &Value, patience_ms: i64) -> Option<Result<i32, Failure>> {
-    let (kind, text, format) = match value.as_array()? {
-        [kind, text, format] => (kind.as_u32()?, text.as_bytes()?, format.as_bool()?),
+    let (kind, text, origin) = match value.as_array()? {
+        [kind, text, origin] => (kind.as_u32()?, text.as_bytes()?, origin.as_str()?),
         _ => return None,
     };
     let param = match kind {
-        _ if format => "response_format",
+        _ if origin == "tools" => "tools",
+        _ if origin == "format" => "response_format",
         0 => "guided_json",
         1 => "guided_regex",
         _ => "guided_grammar",
@@ -182,7 +200,7 @@ fn compile(value: &Value, patience_ms: i64) -> Option<Result<i32, Failure>> {
 }
 
 /// A compiled grammar; while too many of the tenant's wait to be compiled it tries again.
-fn constraint(kind: i32, text: &[u8], patience_ms: i64) -> Result<i32, (Error, String)> {
+pub fn constraint(kind: i32, text: &[u8], patience_ms: i64) -> Result<i32, (Error, String)> {
     let (mut pause, mut left) = (PAUSE_MS.0, patience_ms);
     loop {
         match calls::constraint(kind, text) {
@@ -205,6 +223,9 @@ fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
         }
         _ => None,
     };
+    if let Some(conversation) = value.get("conversation") {
+        return Some(vec![Prompt::Conversation(conversation.as_bytes()?.to_vec())]);
+    }
     match value.get("messages") {
         Some(messages) => Some(vec![Prompt::Messages(messages.as_bytes()?.to_vec())]),
         None => value.get("prompts")?.as_array()?.iter().map(prompt).collect(),

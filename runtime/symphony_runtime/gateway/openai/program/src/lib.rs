@@ -4,7 +4,10 @@
 //! is a branch of its own, and all passes of a step are under way before it waits.
 
 mod branch;
+mod call;
 mod calls;
+mod channels;
+mod conversation;
 mod failure;
 mod job;
 mod logprobs;
@@ -48,10 +51,15 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     let mut usage = Usage::default();
     let mut branches = Vec::with_capacity(job.prompts.len() * job.best_of);
     for prompt in &job.prompts {
-        let tokens = prompt.tokens(&job.prefix)?;
+        let mut tokens = prompt.tokens(&job.prefix)?;
+        let thinks = conversation::begin_answer(job, &mut tokens)?;
         let max = room_for_answer(job, tokens.len())?;
         usage.prompt += tokens.len();
+        let first = branches.len();
         begin(job, &tokens, max, &mut usage, &mut branches)?;
+        if job.format.is_some() {
+            branches[first..].iter_mut().for_each(|branch| branch.split(thinks));
+        }
         if job.echo {
             echo(job, prompt, &tokens, &mut branches)?;
         }

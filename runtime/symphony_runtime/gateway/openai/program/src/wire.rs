@@ -4,6 +4,9 @@
 //! - `l` piece with log-probabilities: choice u16, finish u8, the text's length u32, its text, then
 //!   msgpack [[bytes, log-probability or nil, [[bytes, log-probability], ...]], ...]
 //! - `t` tokens of a choice, before the piece with its end: choice u16, then u32 each
+//! - `r` reasoning: choice u16, then its text
+//! - `c` a call of a tool begins: choice u16, the call's number u16, then its name
+//! - `a` more of a call's arguments: choice u16, the call's number u16, then the text
 //! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
@@ -17,6 +20,7 @@ use symphony::process;
 pub enum Finish {
     Stop = 0,
     Length = 1,
+    ToolCalls = 2,
     Going = 255,
 }
 
@@ -42,6 +46,14 @@ impl Wire {
         self.head(b't', 2 + 4 * tokens.len());
         self.out.extend_from_slice(&choice.to_le_bytes());
         self.out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    }
+
+    /// A part of an answer that is no content: of the kind `r`, `c` or `a`.
+    pub fn part(&mut self, kind: u8, choice: u16, call: Option<u16>, text: &str) {
+        self.head(kind, 2 + 2 * usize::from(call.is_some()) + text.len());
+        self.out.extend_from_slice(&choice.to_le_bytes());
+        call.iter().for_each(|call| self.out.extend_from_slice(&call.to_le_bytes()));
+        self.out.extend_from_slice(text.as_bytes());
     }
 
     pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
