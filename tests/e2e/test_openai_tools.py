@@ -211,20 +211,18 @@ def test_refused_requests_name_the_field(client: openai.OpenAI) -> None:
         assert words in refused.value.message, refused.value.message
 
 
+@pytest.mark.parametrize("family", ["mistral"], indirect=True)
 def test_template_that_refuses_a_dialogue_says_why(family: tuple[str, openai.OpenAI]) -> None:
-    name, client = family
-    if name != "mistral":
-        pytest.skip("its template takes any id")
+    _, client = family
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     with pytest.raises(openai.BadRequestError, match="length 9"):
         chat(client, [*ASKED, {"role": "assistant", "tool_calls": [call]}], max_tokens=1)
 
 
 # --- Reasoning -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", ["hermes"], indirect=True)
 def test_reasoning_is_told_apart_from_content_and_calls(family: tuple[str, openai.OpenAI]) -> None:
-    name, client = family
-    if name != "hermes":
-        pytest.skip("it does not reason")
+    _, client = family
     call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     thought = "<think>\nwhat time?\n</think>\n\n"
     # A token is not its text in a grammar: they are named by their numbers.
@@ -249,10 +247,9 @@ def thought_of(message: Any) -> str:
     return getattr(message, "reasoning_content", None) or ""
 
 
+@pytest.mark.parametrize("family", ["hermes"], indirect=True)
 def test_reasoning_budget_ends_the_reasoning(family: tuple[str, openai.OpenAI]) -> None:
-    name, client = family
-    if name != "hermes":
-        pytest.skip("it does not reason")
+    _, client = family
     # The prompt ends within reasoning, so the answer begins with it.
     begun = [*ASKED, {"role": "assistant", "content": "<think>"}]
     asked: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 11}
@@ -282,10 +279,9 @@ def test_reasoning_budget_ends_the_reasoning(family: tuple[str, openai.OpenAI]) 
     assert not thought_of(message)
 
 
+@pytest.mark.parametrize("family", ["hermes"], indirect=True)
 def test_template_arguments_reach_the_template(family: tuple[str, openai.OpenAI]) -> None:
-    name, client = family
-    if name != "hermes":
-        pytest.skip("its template has none")
+    _, client = family
     usual = chat(client, ASKED, max_tokens=1).usage.prompt_tokens
     off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
     more = chat(client, ASKED, max_tokens=1, extra_body=off).usage.prompt_tokens
@@ -348,12 +344,11 @@ def test_response_streams_the_events_of_a_call(client: openai.OpenAI) -> None:
     assert events[-1].response.output[0].arguments == whole.arguments
 
 
+@pytest.mark.parametrize("family", ["hermes"], indirect=True)
 def test_response_has_reasoning_text_and_calls_as_items(
     family: tuple[str, openai.OpenAI],
 ) -> None:
-    name, client = family
-    if name != "hermes":
-        pytest.skip("it does not reason")
+    _, client = family
     call_text = json.dumps('{"name": "get_time", "arguments": {}}')
     grammar = f'start: <[4094]> "what time?" <[4095]> "I look." <[4092]> {call_text} <[4093]>'
     asked = {**RESPONSE_WANTED, "extra_body": {"guided_grammar": grammar}}

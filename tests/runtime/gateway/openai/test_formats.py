@@ -38,6 +38,7 @@ from tests.support.gateway.families import (
     family_tokenizer,
     reference_tokenizer,
 )
+from tests.support.requirements import lacking
 from tools.build_shipped_program import PROGRAM
 
 FAMILIES = tuple(TEMPLATES)
@@ -146,7 +147,7 @@ def test_rendered_calls_are_parsed_back_in_every_split(tmp_path: Path) -> None:
     try:
         toolchain = find_rust_toolchain()
     except ProjectError as error:
-        pytest.skip(f"no Rust here: {error}")
+        lacking("rust", f"no Rust here: {error}")
     rng = Random(5)
     cases = [
         case
