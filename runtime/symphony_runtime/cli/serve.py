@@ -2,12 +2,15 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from symphony_runtime.config.serve import ServeOptions, read_options
 
-_TYPES = {"integer": int, "number": float, "string": str}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "integer": int, "number": float, "string": str, "array": lambda text: text.split(",")
+}  # fmt: skip
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -42,6 +45,8 @@ def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any])
         f"--{flag}",
         type=Path if is_path else _TYPES[kind["type"]],
         choices=kind.get("enum"),
-        metavar=None if "enum" in kind else {"string": "TEXT"}.get(kind["type"], "N"),
+        metavar=None
+        if "enum" in kind
+        else {"string": "TEXT", "array": "TEXT"}.get(kind["type"], "N"),
         help=words,
     )

@@ -7,7 +7,10 @@ from aiohttp import web
 from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
-_PATHS = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"}
+_PATHS = {
+    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
+    "/v1/score", "/v1/rerank", "/tokenize", "/detokenize",
+}  # fmt: skip
 
 
 class OpenAIError(Problem):

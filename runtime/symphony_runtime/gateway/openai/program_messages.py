@@ -12,7 +12,7 @@ _CHOICE = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 255: None}
-_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltue"
+_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltdue"
 
 
 @dataclass(slots=True)
@@ -47,6 +47,13 @@ class Piece:
 
 
 @dataclass(slots=True)
+class Data:
+    """Data of a task that generates nothing; it goes on in the next record."""
+
+    bytes: bytes
+
+
+@dataclass(slots=True)
 class Usage:
     """The tokens of a whole request."""
 
@@ -65,7 +72,8 @@ class Failure:
     message: str
 
 
-Record = Piece | Tokens | Usage | Failure
+Record = Piece | Tokens | Data | Usage | Failure
+END = (Usage, Failure)  # the last record of an answer
 
 
 class Records:
@@ -105,6 +113,8 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (choice,) = _CHOICE.unpack_from(data, at)
         begin = at + _CHOICE.size
         return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
+    if kind == _DATA_KIND:
+        return Data(data[at:end])
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind

@@ -88,6 +88,7 @@ async def answer_whole(
                 hold(_ID_BYTES * len(record.ids))
                 ids[record.choice] = record.ids
             else:
+                assert isinstance(record, Failure), "only tasks have data"
                 raise failure_error(record)
     assert all(parts)
     pieces = [_joined(pieces) for pieces in parts]

@@ -44,32 +44,44 @@ class Model:
     eos: tuple[int, ...]
     context: int
     prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()  # that it puts after an embedded text
+    width: int = 0  # of a hidden state
+    pooling: str = "last"
+    dimensions: tuple[int, ...] | None = ()  # that embeddings may be cut to; None: any
 
 
 def read_model(about: dict[str, Any]) -> Model:
     """Return the model in a kernel's `Welcome`."""
-    model = about["model"]
+    model, embedding = about["model"], about.get("embedding") or {}
+    prefix, suffix = text_specials(about.get("tokenizer") or b"{}")
+    cuts = embedding.get("dimensions", [])
     return Model(
         model["name"],
         model["vocab_size"],
         tuple(model["eos"]),
         model["max_context"],
-        text_prefix(about.get("tokenizer") or b"{}"),
+        prefix,
+        suffix,
+        model.get("hidden_size", 0),
+        embedding.get("pooling", "last"),
+        None if cuts is None else tuple(cuts),
     )
 
 
-def text_prefix(tokenizer: bytes) -> tuple[int, ...]:
-    """Return the special tokens that a tokenizer.json puts before a single text."""
+def text_specials(tokenizer: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the special tokens that a tokenizer.json puts before and after a single text."""
     processor = json.loads(tokenizer).get("post_processor") or {}
     templates = [p for p in (processor, *processor.get("processors", ())) if "single" in p]
-    ids: list[int] = []
+    before, after = list[int](), list[int]()
     for template in templates:
+        ids = before
         for piece in template["single"]:
             special = piece.get("SpecialToken")
             if special is None:
-                break  # the text
-            ids += template["special_tokens"][special["id"]]["ids"]
-    return tuple(ids)
+                ids = after  # behind the text
+            else:
+                ids += template["special_tokens"][special["id"]]["ids"]
+    return tuple(before), tuple(after)
 
 
 @dataclass(frozen=True, slots=True)

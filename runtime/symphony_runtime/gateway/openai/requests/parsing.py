@@ -38,7 +38,7 @@ class ParsedRequest:
 def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
     """Return the job of a `/v1/completions` body; OpenAIError 400."""
     request = read_body(CompletionBody, body)
-    prompts = _prompts(request.prompt, model)
+    prompts = read_prompts(request.prompt, model, "prompt")
     job = _common(request, "max_completion_tokens", model, limits)
     if job["max"] is None:
         job["max"] = OPENAI_COMPLETION_TOKENS_DEFAULT
@@ -152,23 +152,25 @@ def _include_usage(request: Body) -> bool:
 
 
 # --- Prompts -------------------------------------------------------------------------------------
-def _prompts(value: Any, model: Model) -> list[str | bytes]:
+def read_prompts(value: Any, model: Model, param: str) -> list[str | bytes]:
+    """Return texts, or token ids as u32; OpenAIError 400."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise refused("`prompt` must be a string, a list of strings, token ids, or a list of "
-                      "lists of token ids", "prompt")  # fmt: skip
+        raise refused(f"`{param}` must be a string, a list of strings, token ids, or a list of "
+                      "lists of token ids", param)  # fmt: skip
     if isinstance(value[0], int):
-        return [_token_ids(value, model)]
-    return [item if isinstance(item, str) else _token_ids(item, model) for item in value]
+        return [read_token_ids(value, model, param)]
+    return [item if isinstance(item, str) else read_token_ids(item, model, param) for item in value]
 
 
-def _token_ids(value: Any, model: Model) -> bytes:
+def read_token_ids(value: Any, model: Model, param: str) -> bytes:
+    """Return token ids as u32, one at least; OpenAIError 400."""
     # There may be very many: checked by C loops.
     if not isinstance(value, list) or not value or not {int}.issuperset(map(type, value)):
-        raise refused("`prompt` must hold strings, or non-empty lists of token ids", "prompt")
+        raise refused(f"`{param}` must hold strings, or non-empty lists of token ids", param)
     if min(value) < 0 or max(value) >= model.vocab_size:
-        raise refused(f"a token id in `prompt` must be below {model.vocab_size}", "prompt")
+        raise refused(f"a token id in `{param}` must be below {model.vocab_size}", param)
     return struct.pack(f"<{len(value)}I", *value)
 
 

@@ -3,7 +3,7 @@
 use crate::calls;
 use crate::failure::Failure;
 use symphony::msgpack::Writer;
-use symphony::{model, msgpack, process, Errno, Error, Value};
+use symphony::{model, Errno, Error, Value};
 
 /// Between two attempts to have a grammar compiled: the first pause and the longest.
 const PAUSE_MS: (i64, i64) = (10, 250);
@@ -69,9 +69,8 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn read() -> Option<Result<Job, Failure>> {
-        let value = msgpack::decode(&process::input()).ok()?;
-        let mut job = Job::of(&value)?;
+    pub fn read(value: &Value) -> Option<Result<Job, Failure>> {
+        let mut job = Job::of(value)?;
         if let Some(constraint) = value.get("constraint") {
             let patience = value.get("patience_ms").and_then(Value::as_u32).unwrap_or(0);
             match compile(constraint, i64::from(patience))? {
@@ -196,7 +195,7 @@ fn constraint(kind: i32, text: &[u8], patience_ms: i64) -> Result<i32, (Error, S
     }
 }
 
-fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
+pub fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
     let prompt = |value: &Value| match value {
         Value::Str(text) => Some(Prompt::Text(text.clone())),
         Value::Bin(bytes) => {

@@ -5,16 +5,21 @@
 
 mod branch;
 mod calls;
+mod embedding;
 mod failure;
 mod job;
 mod logprobs;
+mod passes;
+mod ranking;
 mod scoring;
+mod tasks;
 mod text;
 mod wire;
 
 use branch::{Branch, AHEAD_UNREAD};
 use failure::Failure;
 use job::{Job, Prompt};
+use symphony::{msgpack, process, Value};
 use wire::Wire;
 
 symphony::main!(run);
@@ -28,10 +33,9 @@ const PAGE_TOKENS: usize = 16;
 
 fn run() -> i32 {
     let mut wire = Wire::default();
-    let outcome = match Job::read() {
-        Some(Ok(job)) => serve(&job, &mut wire),
-        Some(Err(failure)) => Err(failure),
-        None => Err(Failure::refused("bad_job", "", "the job is none".into())),
+    let outcome = match msgpack::decode(&process::input()) {
+        Ok(input) => obey(input, &mut wire),
+        Err(_) => Err(tasks::bad_job()),
     };
     let code = match outcome {
         Ok(()) => 0,
@@ -42,6 +46,15 @@ fn run() -> i32 {
     };
     // Who cannot be told has gone.
     wire.flush().map_or(1, |()| code)
+}
+
+fn obey(input: Value, wire: &mut Wire) -> Result<(), Failure> {
+    if let Some(Value::Str(task)) = input.get("task") {
+        return tasks::serve(task, &input, wire);
+    }
+    let job = Job::read(&input).ok_or_else(tasks::bad_job)??;
+    drop(input); // an answer may take long
+    serve(&job, wire)
 }
 
 fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {

@@ -4,6 +4,7 @@
 //! - `l` piece with log-probabilities: choice u16, finish u8, the text's length u32, its text, then
 //!   msgpack [[bytes, log-probability or nil, [[bytes, log-probability], ...]], ...]
 //! - `t` tokens of a choice, before the piece with its end: choice u16, then u32 each
+//! - `d` data of a task that generates nothing, which go on in the next record
 //! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
@@ -42,6 +43,16 @@ impl Wire {
         self.head(b't', 2 + 4 * tokens.len());
         self.out.extend_from_slice(&choice.to_le_bytes());
         self.out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    }
+
+    pub fn data(&mut self, bytes: &[u8]) {
+        self.head(b'd', bytes.len());
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Bytes that are not sent.
+    pub fn waiting(&self) -> usize {
+        self.out.len()
     }
 
     pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
