@@ -43,7 +43,8 @@ that those types do not have.
 | refused | an error that names the field, because its effect would be missing |
 
 Where values differ, each is named. A field that is null counts as left out. A field that stands in
-no table is refused by name.
+no table is refused by name. `suffix` has an effect with a model whose tokenizer has
+fill-in-the-middle tokens; the tiny model has none.
 """
 _SEEDED = {"temperature": 1.5, "seed": 1}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -128,6 +129,7 @@ _GENERATION: dict[str, list[Probe]] = {
 _CHAT: dict[str, list[Probe]] = {
     **_GENERATION,
     "logprobs": _values(True),
+    "prompt_logprobs": _values(1),
     "top_logprobs": _with(2, logprobs=True),
     "modalities": _values(["text"], ["text", "audio"]),
 }
@@ -136,6 +138,7 @@ _COMPLETIONS: dict[str, list[Probe]] = {
     "best_of": [Probe(2, _SEEDED)],
     "echo": _values(True),
     "logprobs": _values(2),
+    "prompt_logprobs": _values(1),
     "suffix": _values("", "x"),
     "add_special_tokens": _values(False),
     "return_token_ids": _values(True),

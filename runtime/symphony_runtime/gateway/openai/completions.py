@@ -10,7 +10,12 @@ from typing import Any
 
 from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.program_messages import Piece, TokenLogprob, Usage
+from symphony_runtime.gateway.openai.program_messages import (
+    Piece,
+    PromptLogprob,
+    TokenLogprob,
+    Usage,
+)
 
 DONE = b"data: [DONE]\n\n"
 _TEXT, _CHAT = "text_completion", "chat.completion"
@@ -59,10 +64,14 @@ class Shape(ABC):
             "choices": [self._choice(piece) for piece in pieces],
             "usage": usage_of(usage),
         }
-        return compact(answer).encode()
+        return compact(answer | self._of_prompt(pieces)).encode()
 
     def kept_bytes(self, piece: Piece) -> int:  # noqa: ARG002
         return 0
+
+    def _of_prompt(self, pieces: list[Piece]) -> dict[str, Any]:  # noqa: ARG002
+        """Return what a whole answer says of its prompt, besides its choices."""
+        return {}
 
     @abstractmethod
     def _choice(self, piece: Piece) -> dict[str, Any]:
@@ -93,6 +102,8 @@ class CompletionShape(Shape):
         }
         if piece.ids is not None:
             choice["token_ids"] = piece.ids
+        if piece.prompt is not None:
+            choice["prompt_logprobs"] = _prompt_logprobs(piece.prompt)
         return choice
 
     def _choice_chunk(self, piece: Piece) -> str:
@@ -130,6 +141,10 @@ class ChatShape(Shape):
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish,
         }
+
+    def _of_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
+        prompt = pieces[0].prompt
+        return {} if prompt is None else {"prompt_logprobs": _prompt_logprobs(prompt)}
 
     def _choice_chunk(self, piece: Piece) -> str:
         logprobs = "null" if piece.logprobs is None else compact(self._logprobs(piece))
@@ -174,6 +189,26 @@ def _text(token: bytes) -> str:
 
 def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
     return {"token": _text(token), "logprob": logprob, "bytes": list(token)}
+
+
+def _prompt_logprobs(entries: list[PromptLogprob]) -> list[dict[str, Any] | None]:
+    """Return vLLM's list: for each token but the first its own and the likeliest, by id.
+
+    A rank is known of the likeliest tokens only.
+    """
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry.logprob is None:
+            found.append(None)
+            continue
+        ranked = [(*best, rank) for rank, best in enumerate(entry.top, 1)]
+        at_place = {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": _text(text)}
+            for token, text, logprob, rank in ranked
+        }
+        own = {"logprob": entry.logprob, "rank": None, "decoded_token": _text(entry.token)}
+        found.append({str(entry.id): own} | at_place)
+    return found
 
 
 def _top_map(entry: TokenLogprob) -> dict[str, float] | None:

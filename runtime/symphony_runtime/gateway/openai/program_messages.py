@@ -9,10 +9,13 @@ import msgpack
 _HEAD = struct.Struct("<IB")
 _PIECE = struct.Struct("<HB")
 _CHOICE = struct.Struct("<H")
+_PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 255: None}
-_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltdue"
+_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _PROMPT_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = (
+    b"pltqdue"
+)
 
 
 @dataclass(slots=True)
@@ -36,7 +39,8 @@ class Tokens:
 class Piece:
     """The next text of a choice. `finish` says why it has ended, None: it has not.
 
-    `ids` are the tokens of a whole choice, if the request wants them.
+    `ids` are the tokens of a whole choice, and `prompt` the log-probabilities of its prompt, if the
+    request wants them.
     """
 
     choice: int
@@ -44,6 +48,25 @@ class Piece:
     finish: str | None
     logprobs: list[TokenLogprob] | None = None
     ids: list[int] | None = None
+    prompt: "list[PromptLogprob] | None" = None
+
+
+@dataclass(slots=True)
+class PromptLogprob:
+    """A prompt's token, its log-probability (None: the first) and the likeliest there."""
+
+    id: int
+    token: bytes
+    logprob: float | None
+    top: list[tuple[int, bytes, float]]
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """The log-probabilities of the prompt of some choices."""
+
+    choices: range
+    entries: list[PromptLogprob]
 
 
 @dataclass(slots=True)
@@ -72,7 +95,7 @@ class Failure:
     message: str
 
 
-Record = Piece | Tokens | Data | Usage | Failure
+Record = Piece | Tokens | PromptLogprobs | Data | Usage | Failure
 END = (Usage, Failure)  # the last record of an answer
 
 
@@ -113,6 +136,14 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (choice,) = _CHOICE.unpack_from(data, at)
         begin = at + _CHOICE.size
         return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
+    if kind == _PROMPT_KIND:
+        first, count = _PROMPT.unpack_from(data, at)
+        found = msgpack.unpackb(data[at + _PROMPT.size : end])
+        entries = [
+            PromptLogprob(token, text, logprob, [(t, b, p) for t, b, p in top])
+            for token, text, logprob, top in found
+        ]
+        return PromptLogprobs(range(first, first + count), entries)
     if kind == _DATA_KIND:
         return Data(data[at:end])
     if kind == _USAGE_KIND:

@@ -14,7 +14,14 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
 from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Tokens, Usage
+from symphony_runtime.gateway.openai.program_messages import (
+    Failure,
+    Piece,
+    PromptLogprobs,
+    Record,
+    Tokens,
+    Usage,
+)
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
@@ -76,7 +83,7 @@ async def answer_whole(
         Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
-    usage, ids = Usage(), dict[int, list[int]]()
+    usage, ids, prompts = Usage(), dict[int, list[int]](), list[PromptLogprobs]()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
@@ -87,6 +94,9 @@ async def answer_whole(
             elif isinstance(record, Tokens):
                 hold(_ID_BYTES * len(record.ids))
                 ids[record.choice] = record.ids
+            elif isinstance(record, PromptLogprobs):
+                hold(_LOGPROB_BYTES * sum(1 + len(each.top) for each in record.entries))
+                prompts.append(record)
             else:
                 assert isinstance(record, Failure), "only tasks have data"
                 raise failure_error(record)
@@ -94,6 +104,9 @@ async def answer_whole(
     pieces = [_joined(pieces) for pieces in parts]
     for choice, tokens in ids.items():
         pieces[choice].ids = tokens
+    for prompt in prompts:
+        for choice in prompt.choices:
+            pieces[choice].prompt = prompt.entries
     return answer.whole(pieces, usage)
 
 

@@ -109,6 +109,8 @@ class CompletionBody(GenerationBody):
     max_completion_tokens: _Count | None = None
     best_of: int | None = Field(None, ge=1)
     logprobs: _Logprobs | None = None
+    prompt_logprobs: _Logprobs | None = None
+    suffix: str = ""
     echo: bool = False
     add_special_tokens: bool = True
     return_token_ids: bool = False
@@ -123,6 +125,7 @@ class ChatBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: _Logprobs | None = None
+    prompt_logprobs: _Logprobs | None = None
     response_format: dict[str, Any] | None = None
 
 

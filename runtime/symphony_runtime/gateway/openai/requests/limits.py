@@ -30,6 +30,13 @@ _OF_INSTANCE: Final = {
     "tickets": RUN_TICKETS_MAX,
     "result_bytes": RUN_RESULT_BYTES_MAX,
 }
+# Fill-in-the-middle tokens: Qwen and CodeGemma, StarCoder, DeepSeek, Code Llama.
+_INFILL: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+)
 _BRANCHES: Final = ("handles", "tickets", "kv_files")  # of each, one for a branch
 _AHEAD: Final = 65  # results of a branch that its ticket may hold: `program/src/branch.rs`
 _RESULT_BYTES: Final = 8  # of a token, and of each of its likeliest alternatives
@@ -45,6 +52,7 @@ class Model:
     context: int
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()  # that it puts after an embedded text
+    infill: tuple[int, int, int] | None = None  # before a text, before its suffix, before the gap
     width: int = 0  # of a hidden state
     pooling: str = "last"
     dimensions: tuple[int, ...] | None = ()  # that embeddings may be cut to; None: any
@@ -62,6 +70,7 @@ def read_model(about: dict[str, Any]) -> Model:
         model["max_context"],
         prefix,
         suffix,
+        infill_tokens(about.get("tokenizer") or b"{}"),
         model.get("hidden_size", 0),
         embedding.get("pooling", "last"),
         None if cuts is None else tuple(cuts),
@@ -82,6 +91,17 @@ def text_specials(tokenizer: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
             else:
                 ids += template["special_tokens"][special["id"]]["ids"]
     return tuple(before), tuple(after)
+
+
+def infill_tokens(tokenizer: bytes) -> tuple[int, int, int] | None:
+    """Return the tokens before a text, before its suffix and before the gap, if there are any."""
+    added = json.loads(tokenizer).get("added_tokens") or ()
+    ids = {token["content"]: token["id"] for token in added}
+    for names in _INFILL:
+        if ids.keys() >= set(names):
+            before, hole, end = (int(ids[name]) for name in names)
+            return before, hole, end
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) 
         raise refused(f"`best_of` must be at least `n`, {request.n}; it is {best_of}", "best_of")
     if request.logprobs is not None:
         job["logprobs"] = request.logprobs
+    _read_infill(request, job, model)
+    _read_prompt_logprobs(request, job)
     if best_of > request.n and request.stream:
         raise refused("`best_of` cannot be streamed", "best_of")
     if request.return_token_ids and request.stream:
@@ -75,6 +77,7 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
         job["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs is not None:
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
+    _read_prompt_logprobs(request, job)
     limits.check_answers(1, request.n, job.get("logprobs"))
     return _parsed(job, request.n, request)
 
@@ -96,6 +99,30 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     read_constraint(request, "text", text.get("format"), job, model.eos)
     job["messages"] = pack(messages)
     return _parsed(job, 1, request)
+
+
+def _read_infill(request: CompletionBody, job: dict[str, Any], model: Model) -> None:
+    """Let the answer fill the gap before `suffix`; OpenAIError 400: the model cannot do that."""
+    if not request.suffix:
+        return
+    if model.infill is None:
+        raise refused("the model's tokenizer has no fill-in-the-middle tokens", "suffix",
+                      "unsupported_parameter")  # fmt: skip
+    if request.echo:
+        raise refused("`echo` cannot be used with `suffix`", "suffix")
+    before, hole, end = model.infill
+    opening = struct.pack("<I", before)
+    job["prompts"] = [each if isinstance(each, str) else opening + each for each in job["prompts"]]
+    job["prefix"] = [*job.get("prefix", ()), before]
+    job["after"] = [hole, request.suffix, end]
+
+
+def _read_prompt_logprobs(request: CompletionBody | ChatBody, job: dict[str, Any]) -> None:
+    if request.prompt_logprobs is None:
+        return
+    if request.stream:
+        raise refused("`prompt_logprobs` is for answers that are not streamed", "prompt_logprobs")
+    job["prompt_logprobs"] = request.prompt_logprobs
 
 
 def _items(value: Any) -> list[dict[str, str]]:

@@ -40,6 +40,8 @@ pub struct Job {
     pub prompts: Vec<Prompt>,
     /// Tokens that the model's tokenizer puts before a text.
     pub prefix: Vec<u32>,
+    /// Tokens behind every prompt: what is to follow the answer, and where the answer begins.
+    pub after: Vec<u32>,
     /// Answers to each prompt, and how many of them are told.
     pub best_of: usize,
     pub n: usize,
@@ -62,6 +64,8 @@ pub struct Job {
     /// What answers have to be; 0: anything.
     pub constraint: i32,
     pub logprobs: Option<usize>,
+    /// The likeliest tokens at each place of a prompt that are told with it.
+    pub prompt_logprobs: Option<usize>,
     pub echo: bool,
     /// Whether the client wants the answer's tokens, too.
     pub ids: bool,
@@ -71,6 +75,12 @@ pub struct Job {
 impl Job {
     pub fn read(value: &Value) -> Option<Result<Job, Failure>> {
         let mut job = Job::of(value)?;
+        if let Some(after) = value.get("after").and_then(Value::as_array) {
+            match read_after(after)? {
+                Ok(tokens) => job.after = tokens,
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
         if let Some(constraint) = value.get("constraint") {
             let patience = value.get("patience_ms").and_then(Value::as_u32).unwrap_or(0);
             match compile(constraint, i64::from(patience))? {
@@ -92,6 +102,7 @@ impl Job {
         Some(Job {
             prompts: read_prompts(value)?,
             prefix: list("prefix").iter().filter_map(Value::as_u32).collect(),
+            after: Vec::new(),
             n,
             best_of: count("best_of").unwrap_or(n),
             max: count("max"),
@@ -108,6 +119,7 @@ impl Job {
             ends: list("ends").iter().filter_map(Value::as_u32).collect(),
             constraint: 0,
             logprobs: count("logprobs"),
+            prompt_logprobs: count("prompt_logprobs"),
             echo: flag("echo"),
             ids: flag("ids"),
             stream: flag("stream"),
@@ -121,6 +133,11 @@ impl Job {
 
     /// Whether the prompt's own tokens are scored.
     pub fn scores(&self) -> bool {
+        self.echoes_scores() || self.prompt_logprobs.is_some()
+    }
+
+    /// Whether an answer begins with them.
+    pub fn echoes_scores(&self) -> bool {
         self.echo && self.logprobs.is_some()
     }
 
@@ -208,6 +225,15 @@ pub fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
         Some(messages) => Some(vec![Prompt::Messages(messages.as_bytes()?.to_vec())]),
         None => value.get("prompts")?.as_array()?.iter().map(prompt).collect(),
     }
+}
+
+/// The tokens of [id, text, id].
+fn read_after(after: &[Value]) -> Option<symphony::Result<Vec<u32>>> {
+    let (begin, text, end) = match after {
+        [begin, Value::Str(text), end] => (begin.as_u32()?, text, end.as_u32()?),
+        _ => return None,
+    };
+    Some(model::tokenize(text).map(|tokens| [&[begin][..], &tokens, &[end]].concat()))
 }
 
 fn read_sampling(value: &Value) -> Option<Sampling> {

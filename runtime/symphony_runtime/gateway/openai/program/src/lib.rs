@@ -19,6 +19,7 @@ mod wire;
 use branch::{Branch, AHEAD_UNREAD};
 use failure::Failure;
 use job::{Job, Prompt};
+use logprobs::{pack_prompt, Entry};
 use symphony::{msgpack, process, Value};
 use wire::Wire;
 
@@ -60,11 +61,20 @@ fn obey(input: Value, wire: &mut Wire) -> Result<(), Failure> {
 fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     let mut usage = Usage::default();
     let mut branches = Vec::with_capacity(job.prompts.len() * job.best_of);
-    for prompt in &job.prompts {
-        let tokens = prompt.tokens(&job.prefix)?;
+    for (number, prompt) in job.prompts.iter().enumerate() {
+        let mut tokens = prompt.tokens(&job.prefix)?;
+        tokens.extend_from_slice(&job.after);
         let max = room_for_answer(job, tokens.len())?;
         usage.prompt += tokens.len();
-        begin(job, &tokens, max, &mut usage, &mut branches)?;
+        if job.scores() {
+            check_computed(job, &usage)?;
+            let entries = begin_scored(job, &tokens, max, &mut branches)?;
+            if let Some(count) = job.prompt_logprobs {
+                wire.prompt((number * job.n) as u16, job.n as u16, &pack_prompt(&entries, count)?);
+            }
+        } else {
+            begin(job, &tokens, max, &mut usage, &mut branches)?;
+        }
         if job.echo {
             echo(job, prompt, &tokens, &mut branches)?;
         }
@@ -82,24 +92,27 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same where the prompt's own tokens are scored: all of it is computed, known or not.
+/// Starts all answers to a prompt whose own tokens are scored: all of it is computed, known or not.
 fn begin_scored(
     job: &Job,
     tokens: &[u32],
     max: usize,
     branches: &mut Vec<Branch>,
-) -> Result<(), Failure> {
+) -> Result<Vec<Entry>, Failure> {
     let kv = calls::kv_create()?;
-    let entries = scoring::score(kv, tokens, job)?;
+    let echoed = if job.echo { job.logprobs } else { None };
+    let entries = scoring::score(kv, tokens, echoed.max(job.prompt_logprobs).unwrap_or(0))?;
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
-        branch.tell_entries(&entries)?;
+        if let Some(count) = echoed {
+            branch.tell_entries(&entries, count)?;
+        }
         if max > 0 {
             branch.start(&tokens[tokens.len() - 1..], job)?;
         }
         branches.push(branch);
     }
-    Ok(())
+    Ok(entries)
 }
 
 /// Offers the files of each prompt's first answer, now that the client has everything.
@@ -189,10 +202,6 @@ fn begin(
     usage: &mut Usage,
     branches: &mut Vec<Branch>,
 ) -> Result<(), Failure> {
-    if job.scores() {
-        check_computed(job, usage)?;
-        return begin_scored(job, tokens, max, branches);
-    }
     if max == 0 {
         branches.extend((0..job.best_of).map(|number| Branch::new(number, 0, 0, max, job)));
         return Ok(());

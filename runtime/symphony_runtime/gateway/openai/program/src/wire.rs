@@ -4,6 +4,8 @@
 //! - `l` piece with log-probabilities: choice u16, finish u8, the text's length u32, its text, then
 //!   msgpack [[bytes, log-probability or nil, [[bytes, log-probability], ...]], ...]
 //! - `t` tokens of a choice, before the piece with its end: choice u16, then u32 each
+//! - `q` a prompt's log-probabilities, before all pieces: its first choice u16, its choices u16, then
+//!   msgpack [[id, bytes, log-probability or nil, [[id, bytes, log-probability], ...]], ...]
 //! - `d` data of a task that generates nothing, which go on in the next record
 //! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
@@ -43,6 +45,13 @@ impl Wire {
         self.head(b't', 2 + 4 * tokens.len());
         self.out.extend_from_slice(&choice.to_le_bytes());
         self.out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    }
+
+    pub fn prompt(&mut self, first: u16, count: u16, entries: &[u8]) {
+        self.head(b'q', 4 + entries.len());
+        self.out.extend_from_slice(&first.to_le_bytes());
+        self.out.extend_from_slice(&count.to_le_bytes());
+        self.out.extend_from_slice(entries);
     }
 
     pub fn data(&mut self, bytes: &[u8]) {
