@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.executor.base import Float32, Int32, Int64, UInt32
 from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
@@ -166,6 +166,11 @@ def _of(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
 
 def _logits(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
     return _split(logits.cpu().numpy().astype("<f4", copy=False), requests)
+
+
+def host_floats(values: Tensor) -> Float32:
+    """Return a tensor as float32 on the host, little-endian."""
+    return values.float().cpu().numpy().astype("<f4", copy=False)
 
 
 def _nothing(_: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:

@@ -37,6 +37,7 @@ class Get(IntEnum):
     TOP = 3  # k times (u32, f32), best first
     OF = 4  # an f32 for each requested id
     LOGITS = 5  # vocab_size times f32
+    HIDDEN = 6  # hidden_size times f32: the token's last hidden state, after the final norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class PredOptions:
             return 0
         return 1 if self.at == "last" else count if self.at == "all" else len(self.at)
 
-    def place_bytes(self, vocab_size: int) -> int:
+    def place_bytes(self, vocab_size: int, hidden_size: int) -> int:
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
                 return 8 + 8 * self.logprobs
@@ -84,6 +85,8 @@ class PredOptions:
                 return 4 * len(self.of)
             case Get.LOGITS:
                 return 4 * vocab_size
+            case Get.HIDDEN:
+                return 4 * hidden_size
             case Get.NONE:
                 return 0
 
@@ -145,7 +148,14 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
         raise invalid("a constraint is allowed only with at last and without parents")
     if found.since is not None and not found.constraint:
         raise invalid("since is allowed only with a constraint")
+    if found.get is Get.HIDDEN and _shapes_logits(found):
+        raise invalid("get hidden has no distribution: no bias, bias_mask, allow or constraint")
     return found
+
+
+def _shapes_logits(options: PredOptions) -> bool:
+    masked = options.bias_mask is not None or options.allow is not None
+    return bool(options.bias or masked or options.constraint)
 
 
 def _parse(data: bytes) -> PredOptions:
@@ -184,7 +194,7 @@ def _read_at(value: Any) -> str | tuple[int, ...]:
 
 
 def _read_get(value: Any) -> dict[str, Any]:
-    if value in ("argmax", "none", "logits"):
+    if value in ("argmax", "none", "logits", "hidden"):
         return {"get": Get[value.upper()]}
     if isinstance(value, dict) and len(value) == 1:
         ((key, argument),) = value.items()
@@ -195,7 +205,7 @@ def _read_get(value: Any) -> dict[str, Any]:
             return {"get": Get.OF, "of": ids}
         if key == "sample" and isinstance(argument, dict):
             return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
-    raise invalid("get must be argmax, none, logits, {sample}, {top} or {of}")
+    raise invalid("get must be argmax, none, logits, hidden, {sample}, {top} or {of}")
 
 
 def _sampling(options: dict[Any, Any]) -> Sampling:

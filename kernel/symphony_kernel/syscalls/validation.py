@@ -145,7 +145,8 @@ def pred_options(value: object, n: int, model: ModelInfo) -> PredOptions:
     if options is not DEFAULT:
         _check_places(options, n)
         _check_vocabulary(options, model.vocab_size)
-    if options.places(n) * options.place_bytes(model.vocab_size) > PRED_RESULT_BYTES_MAX:
+    size = options.place_bytes(model.vocab_size, model.hidden_size)
+    if options.places(n) * size > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result has at most {PRED_RESULT_BYTES_MAX} bytes")
     return options
 

@@ -38,6 +38,7 @@ from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Vault, VaultError
 from symphony_runtime.gateway.errors import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.http.context import SERVICES, Services
+from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
@@ -150,6 +151,7 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format)
+        allow_origins(app, config.cors_origins)
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])

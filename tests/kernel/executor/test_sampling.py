@@ -126,7 +126,7 @@ def test_answers_of_of_logits_and_none_have_their_values() -> None:
 )
 def test_place_has_the_size_that_the_options_say(options: PredOptions) -> None:
     [result] = answer(_logits(3), [_ask(options, places=3)])
-    assert len(_bytes(result)) == 3 * options.place_bytes(VOCAB)
+    assert len(_bytes(result)) == 3 * options.place_bytes(VOCAB, 0)
 
 
 def test_bias_and_allow_apply_before_the_log_probability() -> None:

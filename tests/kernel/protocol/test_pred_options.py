@@ -120,6 +120,10 @@ def test_options_without_bytes_are_the_default_and_equal_ones_shared() -> None:
         {"constraint": 0}, {"constraint": True}, {"constraint": 2**31}, {"since": 1},
         {"constraint": 1, "since": -1}, {"constraint": 1, "at": "all"},
         {"constraint": 1, "parents": [-1]},
+        {"get": "hidden", "bias": {1: 1.0}}, {"get": "hidden", "allow": b"\x05"},
+        {"get": "hidden", "bias_mask": {"mask": b"\x05", "value": 1.0}},
+        {"get": "hidden", "constraint": 1}, {"get": "hidden", "logprobs": 1},
+        {"get": {"hidden": "mean"}},
     ],
     ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
@@ -166,7 +170,8 @@ def test_bytes_at_random_are_options_or_an_errno(data: bytes) -> None:
         st.sampled_from(["at", "get", "bias", "bias_mask", "allow", "parents", "keep"]),
         st.recursive(
             st.none() | st.booleans() | st.integers(-5, 70000) | st.floats() | st.text(max_size=4)
-            | st.binary(max_size=8) | st.sampled_from(["all", "last", "logits", "sample", "top"]),
+            | st.binary(max_size=8)
+            | st.sampled_from(["all", "last", "logits", "hidden", "sample", "top"]),
             lambda inner: st.lists(inner, max_size=3)
             | st.dictionaries(st.text(max_size=3) | st.sampled_from(["top", "of", "sample"]), inner)
             | st.dictionaries(st.integers(0, 9), inner, max_size=3),
@@ -179,7 +184,7 @@ def test_map_at_random_is_options_or_an_errno(options: dict[str, Any]) -> None:
     if isinstance(parsed, PredOptions):
         hash(parsed)
         assert parsed.places(4) >= 0
-        assert parsed.place_bytes(10) >= 0
+        assert parsed.place_bytes(10, 8) >= 0
     else:
         assert parsed is Errno.EINVAL
 
@@ -191,8 +196,9 @@ def test_map_at_random_is_options_or_an_errno(options: dict[str, Any]) -> None:
         (PredOptions(get=Get.NONE, at="all"), 0, 0), (PredOptions(get=Get.TOP, top=6), 1, 48),
         (PredOptions(get=Get.OF, of=(1, 2, 3)), 1, 12), (PredOptions(get=Get.LOGITS), 1, 4000),
         (PredOptions(get=Get.SAMPLE, sampling=Sampling()), 1, 8),
+        (PredOptions(get=Get.HIDDEN, at="all"), 7, 256),
     ],
 )  # fmt: skip
 def test_result_size_follows_from_the_options(options: PredOptions, places: int, size: int) -> None:
     assert options.places(7) == places
-    assert options.place_bytes(1000) == size
+    assert options.place_bytes(1000, 64) == size

@@ -104,6 +104,7 @@ class ResultPlaces:
         self._masks: list[int] | None = None
         self._wanted: list[_Wanted] = []  # one a request; they keep the options alive
         self._draws = False
+        self.wants_hidden = False  # whether a request wants what no sampler has
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # each request's end in `_out`
@@ -152,6 +153,7 @@ class ResultPlaces:
         )
         self._wanted = wanted
         self._draws = any(each.options.get is Get.SAMPLE for each in wanted)
+        self.wants_hidden = any(each.options.get is Get.HIDDEN for each in wanted)
         places = self._places = np.frombuffer(bytearray(templates), _PLACE)
         self.count = len(places)
         sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
@@ -178,7 +180,7 @@ class _Wanted:
 
 def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     problem = problem_of(options, vocab_size)
-    if problem is not None:
+    if problem is not None or options.get is Get.HIDDEN:
         return _Wanted(options, _NOTHING, 0, problem, [])
     sampling = options.sampling or _PLAIN
     tokens, values = _biases(options, vocab_size)
@@ -191,7 +193,7 @@ def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
         int(options.get), count, len(tokens), 0,
     )  # fmt: skip
     template = np.array(place, _PLACE).tobytes()
-    return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
+    return _Wanted(options, template, options.place_bytes(vocab_size, 0), None, kept)
 
 
 def _biases(

@@ -86,7 +86,7 @@ allows = st.none() | masks | masks.map(lambda mask: bytes(each ^ 0xFF for each i
 
 @st.composite
 def options(draw: st.DrawFn) -> PredOptions:
-    get = draw(st.sampled_from(list(Get)))
+    get = draw(st.sampled_from([each for each in Get if each is not Get.HIDDEN]))
     return PredOptions(
         get=get,
         sampling=draw(samplings) if get is Get.SAMPLE else None,

@@ -297,9 +297,10 @@ impl Branch {
     }
 
     /// Tells the prompt's entries before the answer's.
-    pub fn tell_entries(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+    pub fn tell_entries(&mut self, entries: &[Entry], count: usize) -> Result<(), Failure> {
         for entry in entries {
-            self.ready_entries.push(entry)?;
+            let top = entry.top.iter().take(count).copied().collect();
+            self.ready_entries.push(&Entry { top, ..*entry })?;
         }
         Ok(())
     }
