@@ -6,6 +6,8 @@
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
 #   make test      check, then the whole suite                        15 min
+#   make docs      the docs site, into build/site   seconds
+#   make diagrams  the docs' diagrams, from tools/diagrams   seconds
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
 #   make fuzz      random programs, frames and modules: CALLS, SEED, MINUTES   10 min
@@ -29,23 +31,28 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
+.PHONY: help install system compiled shipped-program demo serve check format test docs diagrams react-run bench fuzz \
+	schemathesis examples clean
 
 help:
-	@sed -n '2,13s/^# \{0,1\}//p' Makefile
+	@sed -n '2,15s/^# \{0,1\}//p' Makefile
 
-install: $(VENV)/installed build/toolchains build/native build/compiled
+install: system $(VENV)/installed build/toolchains build/native build/compiled
+
+system:
+	@echo "== install: what this system has to have (asks for root only if something is missing)"
+	@bash tools/install_system.sh "$(PYTHON)" server guests
 
 $(VENV)/installed: pyproject.toml constraints.txt $(HOSTCALLS_SOURCE) tools/install_python.sh \
-		tools/install_compiler.sh tools/install_headers.sh
-	@bash tools/install_compiler.sh
-	@bash tools/install_headers.sh "$(PYTHON)"
+		tools/install_system.sh
+	@bash tools/install_system.sh "$(PYTHON)" server
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
 	@bash tools/install_python.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
-build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh
+build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh tools/install_system.sh
 	@echo "== install: guest toolchains, Rust for wasm32 and AssemblyScript (a minute or two)"
+	@bash tools/install_system.sh "$(PYTHON)" guests
 	@bash tools/install_toolchains.sh $(AS)
 	@mkdir -p build && touch $@
 
@@ -72,7 +79,7 @@ shipped-program: $(VENV)/installed build/toolchains
 	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"
 	@$(RUNNING) python tools/build_shipped_program.py
 
-demo: build/examples build/native build/compiled
+demo: system build/examples build/native build/compiled
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
 	@$(RUNNING) python examples/demo.py
 
@@ -88,6 +95,7 @@ check: $(VENV)/installed
 	@$(RUNNING) lint-imports
 	@$(RUNNING) python tools/import_cycles.py
 	@$(RUNNING) python tools/words.py
+	@$(RUNNING) python tools/prose.py
 
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .
@@ -97,6 +105,19 @@ format: $(VENV)/installed
 test: check build/examples build/native build/compiled
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+docs: $(VENV)/installed
+	@echo "== docs: the site, into build/site (seconds); any warning is an error"
+	@$(RUNNING) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --quiet --strict
+
+diagrams: $(VENV)/installed
+	@echo "== diagrams: docs/how-it-works/figures, from tools/diagrams"
+	@$(RUNNING) python -m tools.diagrams
+
+react-run: build/examples build/native build/compiled
+	@echo "== react-run: one run as a LIP and as a client, recorded for its diagram (seconds)"
+	@$(RUNNING) python -m tools.react_run
+	@$(RUNNING) python -m tools.diagrams
 
 bench: build/examples build/native build/compiled
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"

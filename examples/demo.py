@@ -59,12 +59,12 @@ def say(text: str = "") -> None:
 
 
 @contextlib.asynccontextmanager
-async def server(data_dir: Path) -> AsyncIterator[dict[str, Any]]:
+async def server(data_dir: Path, *options: str) -> AsyncIterator[dict[str, Any]]:
     """Start `symphony serve` on a free port; give {url, key}; stop it by SIGTERM."""
     with (data_dir / "server.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "symphony_runtime.cli", "serve"),
-            *("--port", "0", "--data-dir", str(data_dir)),
+            *("--port", "0", "--data-dir", str(data_dir), *options),
             stdout=log,
             stderr=log,
         )

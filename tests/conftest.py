@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.gateway.postgres import Cluster, running_cluster
+from tests.support.requirements import MARK, check_marks, lacking, required
 from tests.support.server.late import Late, watched
 
 # SYMPHONY_EXPLORE=1 tries other examples than last time, and shrinks one that fails. The suite does
@@ -32,6 +33,20 @@ settings.load_profile("suite")
 for _name in ("http_proxy", "https_proxy", "all_proxy"):
     for _spelling in (_name, _name.upper()):
         os.environ.pop(_spelling, None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a switch that names a need which no test has."""
+    config.addinivalue_line(
+        "markers", f"{MARK}(need, there, reason): see tests/support/requirements"
+    )
+    required()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that lacks something here, or fail it where `SYMPHONY_REQUIRE` names that."""
+    check_marks(item)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,7 +76,7 @@ def postgres() -> Iterator[Cluster]:
     """A cluster for all tests that want one."""
     with running_cluster() as cluster:
         if cluster is None:
-            pytest.skip("no PostgreSQL that runs here: neither the wheel's nor the system's")
+            lacking("postgresql", "neither the wheel's nor the system's PostgreSQL runs here")
         yield cluster
 
 

@@ -10,42 +10,34 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())
 ABI = (ROOT / "docs/reference/abi.md").read_text()
 
-# One call in docs/reference/abi.md: `name(a, b: i64) -> i32`; several may stand in one row.
-CALL = re.compile(r"`(\w+)\(([^)`]*)\)(?: -> (\w+))?`")
+# A heading of docs/reference/abi.md, and the call's line: `name(a, b: i64) -> i32`, kind.
+CALL = re.compile(r"^### (\w+)\n`(\w+)\(([^)`]*)\)(?: -> (\w+))?`(?:, ([a-z ]+))?\.", re.MULTILINE)
+KINDS = {"at once": "now", "suspends": "suspends", "does not return": "exit", "": "ticket"}
 
 
-def described() -> dict[str, tuple[list[str], str]]:
-    rows = [row for row in ABI.splitlines() if row.startswith("| `")]
-    cells = [row.split("|")[1] for row in rows]
+def described() -> dict[str, tuple[list[str], str, str]]:
+    """Return the page's calls: parameters, result and kind of each."""
     found = {}
-    for cell in cells:
-        for call, parameters, result in CALL.findall(cell):
-            plain = [p.split(":")[0].strip() for p in parameters.split(",") if p.strip()]
-            found[call] = (plain, "i32" if result == "ticket" else result)
+    for heading, call, parameters, result, kind in CALL.findall(ABI):
+        assert heading == call
+        assert (kind == "") == (result == "ticket"), call
+        plain = [p.split(":")[0].strip() for p in parameters.split(",") if p.strip()]
+        found[call] = (plain, "i32" if result == "ticket" else result, KINDS[kind])
     return found
 
 
-def test_abi_page_and_table_name_the_same_calls() -> None:
-    table = {
-        call["name"]: ([p.split(":")[0] for p in call["params"]], call["result"])
+def test_abi_page_and_table_have_the_same_calls() -> None:
+    assert described() == {
+        call["name"]: ([p.split(":")[0] for p in call["params"]], call["result"], call["kind"])
         for call in TABLE["call"]
     }
-    assert described() == table
 
 
-def test_abi_page_and_table_name_the_same_tickets() -> None:
-    rows = " ".join(row.split("|")[1] for row in ABI.splitlines() if row.startswith("| `"))
-    page = {call for call, _, result in CALL.findall(rows) if result == "ticket"}
-    assert page == {call["name"] for call in TABLE["call"] if call["kind"] == "ticket"}
-
-
-def test_abi_page_marks_the_calls_that_suspend() -> None:
-    table = {call["name"]: call["kind"] for call in TABLE["call"]}
-    for row in ABI.splitlines():
-        if row.startswith("| `") and (cells := row.split("|")):
-            names = [call for call, _, _ in CALL.findall(cells[1])]
-            suspends = cells[2].strip().startswith("suspends")
-            assert all((table[n] == "suspends") == suspends for n in names), row
+def test_abi_page_has_the_tables_numbers() -> None:
+    numbers = TABLE["rights"] | TABLE["save_flags"] | TABLE["advice"]
+    page = re.findall(r"^\| ([\w() ]+) \| (\d+) \|", ABI, re.MULTILINE)
+    shown = {name.split("(")[0].upper().replace(" ", "_"): int(number) for name, number in page}
+    assert shown == numbers
 
 
 def test_errnos_equal_the_kernels_and_the_pages() -> None:

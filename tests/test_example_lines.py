@@ -46,8 +46,8 @@ def told(*arguments: str) -> str:
     return done.stdout
 
 
-def test_guide_has_the_current_table_of_example_lines() -> None:
-    page = (ROOT / "docs" / "guides" / "programs.md").read_text()
+def test_page_has_the_current_table_of_example_lines() -> None:
+    page = (ROOT / "docs" / "guides" / "example-lines.md").read_text()
     assert told() in page, "an example has changed: python tools/example_lines.py --write"
 
 

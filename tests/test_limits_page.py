@@ -45,6 +45,7 @@ WORKINGS = {
     ("gateway/connections/connections", "_WORDS_MAX"), ("gateway/links/links", "_WORDS_MAX"),
     ("worker/syscalls/egress", "_DETAIL_MAX"), ("worker/syscalls/wasi", "_MESSAGE_MAX"),
     ("gateway/egress/mcp/server", "_REASON_MAX"), ("gateway/runs/service", "_REASON_MAX"),
+    ("gateway/errors", "_NAME_SHOWN_MAX"), ("gateway/openai/errors", "_SHOWN_MAX"),
     ("gateway/runs/trace", "_CALL_NAME_MAX"), ("compiler/validation", "_PROBLEM_MAX"),
     # What an operator has of a suspended or deleted tenant, and of the audit log.
     ("gateway/tenancy/administration", "_END_SECONDS_MAX"),

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.requirements import lacking
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTION_LINES_MAX = 70
@@ -25,7 +25,7 @@ def tracked(*patterns: str) -> list[Path]:
     try:
         names = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"git lists no files here: {error}", allow_module_level=True)
+        lacking("git", f"git lists no files here: {error}")
     paths = [ROOT / name for name in names.splitlines()]
     return [path for path in paths if path.is_file()]
 

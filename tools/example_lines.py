@@ -1,10 +1,9 @@
 """Count what an example's author wrote: `python tools/example_lines.py [--write | FILE ...]`.
 
 A line counts when it is neither blank nor a comment; tests do not count. Without arguments the
-table of docs/guides/programs.md is printed, with `--write` it is put into that page. The lines of
-files
-are counted alike, so that others' programs can be: Rust, TypeScript, Python, and of a Markdown page
-the first ```lmql block.
+table of docs/guides/example-lines.md is printed, and with `--write` it is put into that page. The
+lines of files are counted in the same way, so that others' programs can be counted: Rust,
+TypeScript, Python, and of a Markdown page the first ```lmql block.
 """
 
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
-PAGE = ROOT / "docs" / "guides" / "programs.md"
+PAGE = ROOT / "docs" / "guides" / "example-lines.md"
 BEGIN, END = "<!-- example lines -->\n", "<!-- end of example lines -->\n"
 _MADE = {"node_modules", "target", "build"}
 

@@ -35,7 +35,8 @@ from benchmarks.serving.servers import REPOSITORY, ServerError, Setting
 PROGRAM = Path(__file__).resolve().parent / "program"
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return a command line's options, checked."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.evaluation",
         description=__doc__,
@@ -106,7 +107,7 @@ def _model(given: argparse.Namespace) -> Path:
     return made
 
 
-def _about(given: argparse.Namespace) -> dict[str, Any]:
+def about(given: argparse.Namespace) -> dict[str, Any]:
     """Return what records must have in common to be compared."""
     return {
         "model": f"random {given.model}" if given.model in SHAPES else Path(given.model).name,
@@ -115,6 +116,7 @@ def _about(given: argparse.Namespace) -> dict[str, Any]:
         "seed": given.seed,
         "quick": given.quick,
         "options": given.options,
+        "cell_seconds": given.cell_seconds,
     }
 
 
@@ -152,9 +154,9 @@ async def _measure(given: argparse.Namespace, records: Records) -> None:
 
 def main(arguments: list[str]) -> int:
     """Measure what the command line describes; return the exit code."""
-    given = _parse(arguments)
+    given = parse(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    records = Records(given.out / "evaluation.jsonl", _about(given))
+    records = Records(given.out / "evaluation.jsonl", about(given))
     # As Ctrl-C does: no server may stay behind.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     code = 0
@@ -167,7 +169,7 @@ def main(arguments: list[str]) -> int:
     except (MeasureError, ServerError) as error:
         print(f"error: {error}; what was measured is kept", file=sys.stderr)
         code = 1
-    report.write(list(records), _about(given), given.out)
+    report.write(list(records), about(given), given.out)
     return code
 
 

@@ -98,8 +98,7 @@ def _line(row: Row) -> str:
         rate = row.rates.get(system)
         star = "\\*" if system in row.cut else ""
         fields.append("" if rate is None else f"{rate.median:.3g}{star}")
-    peer = "" if row.to_peer is None else f"**{row.to_peer}**"
-    fields += [peer, "" if row.to_route is None else f"**{row.to_route}**"]
+    fields += ["" if ratio is None else str(ratio) for ratio in (row.to_peer, row.to_route)]
     return f"| {' | '.join(fields)} |"
 
 

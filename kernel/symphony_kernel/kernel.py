@@ -325,6 +325,7 @@ class Kernel:
             "set_tenant_weight": (self._weights.set, ("tenant", "weight"), ()),
             "limit_tenant": (self._limit_tenant, ("tenant", "limits"), ()),
             "tokens_left": (self._rate_limiter.tokens_left, one, ()),
+            "held_runs": (self._rate_limiter.held_runs, one, ()),
             "forget_prefixes": (self._kvfs.prefix_cache.forget_tenant, one, ()),
             "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
             "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),

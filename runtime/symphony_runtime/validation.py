@@ -4,6 +4,7 @@ A model is the check, the JSON schema, and the text of the error: a wrong value 
 schema of its field, as in "`n` must be an integer from 1 to 20; it is 21".
 """
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -15,6 +16,7 @@ from pydantic_core import PydanticCustomError
 Schema = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 _SHOWN_MAX = 1 << 64  # integers below it are shown in errors
+_TEXT_SHOWN_MAX = 40  # characters
 _TYPES = {"boolean": "true or false", "null": "null", "integer": "an integer", "number": "a number",
           "string": "a string", "array": "a list", "object": "an object"}  # fmt: skip
 _UNITS = (("string", "Length", "characters"), ("array", "Items", "items"),
@@ -42,17 +44,24 @@ class FieldError(ValueError):
     """A value that does not fit its model.
 
     `field` is its path, "" for the whole object. `words` say what is wrong without the path.
-    `schema` is the field's, `unknown` are the names that the model does not have.
+    `schema` is the field's, `value` is what was given, `unknown` are the names that the model does
+    not have.
     """
 
     def __init__(
-        self, field: str, words: str, schema: Schema | None = None, unknown: tuple[str, ...] = ()
+        self,
+        field: str,
+        words: str,
+        schema: Schema | None = None,
+        unknown: tuple[str, ...] = (),
+        value: Any = None,
     ) -> None:
         super().__init__(f"`{field}` {words}" if field else words)
         self.field = field
         self.words = words
         self.schema = schema or {}
         self.unknown = unknown
+        self.value = value
 
 
 def check_model(model: type[Model], values: Any, *, null: bool = True) -> Model:
@@ -82,9 +91,24 @@ def check_table(model: type[Model], table: Any, where: str) -> Model:
         return check_model(model, table, null=False)
     except FieldError as error:
         if error.unknown:
-            raise ValueError(f"{where}: no option is called {error.unknown[0]!r}") from error
+            name = error.unknown[0]
+            words = f"no option is called {name!r}{_known_names(name, model.model_fields)}"
+            raise ValueError(f"{where}: {words}") from error
         words = error.words.replace("an object", "a table")
+        if isinstance(error.value, str) and _takes_no_text(error.schema):  # else it may be secret
+            words += f"; it is {error.value[:_TEXT_SHOWN_MAX]!r}"
         raise ValueError(f"{where}: {error.field} {words}") from error
+
+
+def _known_names(name: str, known: Iterable[str]) -> str:
+    """Return names that are like an unknown one, or else all, for an error."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}"
+
+
+def _takes_no_text(schema: Schema) -> bool:
+    kinds = {each.get("type") for each in schema.get("anyOf", [schema])}
+    return "enum" in schema or kinds <= {"integer", "number", "boolean", "null"}
 
 
 def describe(schema: Schema, *, null: bool = True) -> str:
@@ -146,7 +170,7 @@ def _field_error(model: type[BaseModel], error: ValidationError, *, null: bool) 
     value = first["input"]
     shown = type(value) is int and abs(value) < _SHOWN_MAX
     words = f"must be {describe(schema, null=null)}{f'; it is {value}' if shown else ''}"
-    return FieldError(field, words, schema)
+    return FieldError(field, words, schema, value=value)
 
 
 def _locate(schema: Schema, place: tuple[int | str, ...]) -> tuple[str, Schema]:

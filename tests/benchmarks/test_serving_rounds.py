@@ -15,6 +15,7 @@ from benchmarks.serving.report import Findings, find
 from benchmarks.serving.rounds import Rounds
 from benchmarks.serving.servers import Server, ServerError, Setting, start
 from benchmarks.serving.workloads import Column, Prompts, Workload
+from tests.support.requirements import need_module
 
 WORKLOADS = [
     Workload("two", 16, 4, Column.WHOLE, streams=2, requests=4),
@@ -107,7 +108,7 @@ def _check_written(folder: Path, findings: Findings, rounds: Rounds, servers: li
 
 
 def test_rounds_plot_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the benchmarks' own dependencies are not installed")
+    need_module("plot", "matplotlib")
     model = make_checkpoint(tmp_path / "model", SHAPES["small"])
     findings = _invented(Sizes.of(model))
     files = plot.draw(findings, "a title", tmp_path, "figure")

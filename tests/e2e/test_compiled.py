@@ -11,6 +11,7 @@ from symphony_kernel.compiled.build import built_library
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.toolchain import CompileError
 
+from tests.support.requirements import lacking
 from tests.support.server.deaths import crowd, difference, kill_role, upload
 from tests.support.server.server import REPOSITORY, running_server
 
@@ -40,7 +41,7 @@ def library() -> Path:
     except CompileError:
         raise
     except LibraryUnavailable as error:
-        pytest.skip(f"the modules cannot be compiled here: {error}")
+        lacking("compiled", f"the modules cannot be compiled here: {error}")
 
 
 @pytest.mark.slow

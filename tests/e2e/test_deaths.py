@@ -24,14 +24,17 @@ RUNS, ROUNDS = 12, 120
 
 
 def with_server(
-    tmp_path: Path, scenario: Callable[[RunningServer, Client], Awaitable[None]], *options: str
+    tmp_path: Path,
+    scenario: Callable[[RunningServer, Client], Awaitable[None]],
+    *options: str,
+    executor: str = "simulated",
 ) -> None:
     async def whole(server: RunningServer) -> None:
         async with server.client() as client:
             await upload(client)
             await scenario(server, client)
 
-    with running_server(tmp_path, *options) as server:
+    with running_server(tmp_path, *options, executor=executor) as server:
         asyncio.run(whole(server))
 
 
@@ -40,10 +43,23 @@ def with_server(
 async def test_killed_kernel_changes_no_run(
     server: RunningServer, client: Client, *, seed: int
 ) -> None:
+    await check_deaths(server, client, seed, 120)
+
+
+@pytest.mark.slow
+@run_by(with_server, "tmp_path", executor="torch")
+async def test_killed_kernel_of_a_real_model_changes_no_run(
+    server: RunningServer, client: Client
+) -> None:
+    await check_deaths(server, client, 2, 60)
+
+
+async def check_deaths(server: RunningServer, client: Client, seed: int, rounds: int) -> None:
+    """Kill the kernel twice under a crowd; each run must end as without."""
     before = await server.counters()
-    wanted = await crowd(client, 24, 120)
+    wanted = await crowd(client, 24, rounds)
     chance = random.Random(seed)
-    runs = asyncio.create_task(crowd(client, 24, 120))
+    runs = asyncio.create_task(crowd(client, 24, rounds))
     for _ in range(2):
         await asyncio.sleep(chance.uniform(0, 0.2))
         await kill_role(server, "kernel")

@@ -27,16 +27,17 @@ from tests.support.server.server import REPOSITORY, RunningServer, wait_for_end
 PROBE = REPOSITORY / "tests" / "guest_sdk" / "rust_probe"
 PARTS = (
     "process", "tickets", "tasks", "model", "files", "preds", "sampling", "generation", "streams",
-    "sessions", "children", "channels", "errors", "long", "exit", "none",
+    "sessions", "chats", "completed", "children", "channels", "errors", "long", "exit", "none",
 )  # fmt: skip
 ENTRIES = (
     "files", "passes", "streams", "children", "channels", "panics", "fails", "exits", "deadlock",
 )  # fmt: skip
 ABORTS = {
-    "bounds": "abort: Index out of range at ~lib/array.ts:",
+    "bounds": "abort: Index out of range (in tests/aborts/lip_main)",
     "null": "abort: Unexpected 'null' (not assigned or failed cast) at tests/aborts.ts:",
-    "unwrap": "abort: kv_open no/such: ENOENT, there is no such thing at assembly/errno.ts:",
-    "check": "abort: a call: ENOENT, there is no such thing at assembly/errno.ts:",
+    "open": 'abort: KvFile.open("no/such"): ENOENT, there is no file of that name: ',
+    "nested": "abort: KvFile.truncate(1000): EINVAL, an argument is wrong: check what the call"
+    " takes (in tests/aborts/nested, called by tests/aborts/lip_main)",
     "json": "abort: JSON: ",
     "assert": "abort: é😀 at tests/aborts.ts:",
 }
@@ -56,7 +57,7 @@ async def played(
 async def test_assemblyscript_abort_ends_the_run_with_its_message(
     client: Client, tmp_path: Path
 ) -> None:
-    program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm")
+    program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm", "--debug")
     uploaded = await client.upload(program, "aborts")
     for part, words in ABORTS.items():
         result = await client.run(uploaded["id"], input=part)

@@ -25,18 +25,21 @@ CROWD = 32
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """Connect to a server that has some programs to be models."""
+
+    async def upload() -> None:
+        async with server.client() as own:
+            await own.upload(guests.ECHO_WASM, name="echo-model")
+            await own.upload(guests.SPEAKER_WASM, name="speaker-model")
+            await own.upload(guests.CHATTY_WASM, name="chatty-model")
+
+    asyncio.run(upload())
     with connect(server) as client:
         yield client
 
 
 # --- Models and programs -------------------------------------------------------------------------
-async def test_models_list_the_model_and_the_tenants_programs(
-    server: RunningServer, client: openai.OpenAI
-) -> None:
-    async with server.client() as own:
-        await own.upload(guests.ECHO_WASM, name="echo-model")
-        await own.upload(guests.SPEAKER_WASM, name="speaker-model")
-        await own.upload(guests.CHATTY_WASM, name="chatty-model")
+def test_models_list_the_model_and_the_tenants_programs(client: openai.OpenAI) -> None:
     models = list(client.models.list())
     assert models[0].id == MODEL
     assert {"echo-model", "speaker-model"} <= {model.id for model in models}

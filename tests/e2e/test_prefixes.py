@@ -3,15 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import symphony_kernel
 from symphony_runtime.client import Client, message_bytes
 
 from tests.e2e.programs import wasm
 from tests.support.server.server import running_server
 from tests.support.worker.guests import call, drop, main, say
 from tests.support.worker.snippets import CREATE, KV
-
-WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
 
 # Input: u32 tokens. Computes what no run has offered and offers it all; sends how many tokens were
 # known, and the most probable next one.
@@ -39,10 +36,9 @@ def numbers(result: dict[str, Any]) -> list[int]:
 
 
 async def test_prefix_of_an_earlier_run_is_not_computed_again(tmp_path: Path) -> None:
-    executor = "torch" if WEIGHTS.is_file() else "simulated"
     text = "".join(chr(5 + i % 100) + "\0\0\0" for i in range(100))
     longer = text + "\x07\0\0\0" * 10
-    with running_server(tmp_path, executor=executor) as server:
+    with running_server(tmp_path, executor="torch") as server:
         other = await server.add_tenant("acme")
         async with server.client() as client, Client(server.url, other) as stranger:
             for each in (client, stranger):

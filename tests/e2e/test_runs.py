@@ -6,15 +6,16 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from symphony_kernel.protocol.limits import CANCEL_MS_MAX
 from symphony_runtime.client import Client, Event
 from symphony_runtime.gateway.connections.connections import connections_max
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import refused
+from tests.support.requirements import lacking
 from tests.support.server.server import RunningServer
+from tests.support.timing import check_median
 from tests.support.worker.guests import data, drop, main
-
-CANCEL_SECONDS_MAX = 0.1
 
 
 async def collect(events: AsyncIterator[Event]) -> list[Event]:
@@ -104,19 +105,21 @@ async def test_readers_that_disconnect_do_not_end_the_run(client: Client) -> Non
         assert last.data["status"] == "exited"
 
 
+@pytest.mark.timing
 async def test_cancelled_loop_ends_within_100_ms(client: Client) -> None:
     await client.upload(guests.SPIN_WASM, name="spin")
-    took = []
-    for _ in range(5):
+
+    async def cancelled() -> float:
         run = await client.start("spin")
         await asyncio.sleep(0.05)
         began = time.perf_counter()
-        cancelled = await client.cancel(run)
-        took.append(time.perf_counter() - began)
-        assert (cancelled["status"], cancelled["reason"]) == ("killed", "it was cancelled")
-    # Other processes may delay a cancel, and nothing makes it quicker: the least counts.
-    assert min(took) < CANCEL_SECONDS_MAX, took
-    assert (await client.cancel(run))["status"] == "killed"
+        ended = await client.cancel(run)
+        took = time.perf_counter() - began
+        assert (ended["status"], ended["reason"]) == ("killed", "it was cancelled")
+        assert (await client.cancel(run))["status"] == "killed"
+        return 1000 * took
+
+    await check_median(cancelled, below=CANCEL_MS_MAX)
 
 
 @pytest.mark.parametrize(("limit", "most"), [("wall_ms", 100), ("cpu_ms", 50), ("tokens", 10)])
@@ -155,7 +158,7 @@ async def _measured(client: Client, count: int) -> list[str]:
 
 async def test_thousand_runs_at_once_all_end(server: RunningServer, client: Client) -> None:
     if connections_max() < 1000:
-        pytest.skip("this user may not have as many descriptors")
+        lacking("descriptors", "this user may not have as many descriptors")
     await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
     before = await server.wait_until_idle()
     assert set(await _measured(client, 1000)) == {"exited 0"}

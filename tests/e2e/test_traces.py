@@ -25,7 +25,7 @@ async def test_trace_of_a_decoding_run_shows_calls_and_steps(
     assert done.returncode == 0, done.stderr
     assert "spans" in done.stderr
     trace = json.loads((tmp_path / "trace.json").read_text())
-    assert server.symphony("trace", run).stdout == (tmp_path / "trace.json").read_text()
+    assert server.symphony("trace", run, "-o", "-").stdout == (tmp_path / "trace.json").read_text()
 
     checked(trace)
     processes = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"]

@@ -15,32 +15,39 @@ from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
+INVALID = "EINVAL, an argument is wrong: check what the call takes"
+NO_TOKENS = "EINVAL, no tokens: give at least one"
+NO_FILE = "ENOENT, there is no file of that name: KvFile.list() tells which there are"
+NO_HANDLE = "EBADF, no such handle or ticket: it was closed or taken before"
+CANCELLED = "ECANCELED, the work was cancelled"
+
 # What tests/tour.ts says of each part.
 TOUR = {
     "tickets": [
         "poll false",
         "timeout -1",
         "any 1 true OK",
-        "cancelled ECANCELED, the work was dropped",
+        f"cancelled {CANCELLED}",
         "all 20",
-        "never EINVAL, an argument is wrong",
+        f"never sleep: {INVALID}",
     ],
     "tasks": ["3210 0 543210"],
     "model": ["258 32768 16 [] true", "def é😀(x):", 'empty 0 ""', "chat true"],
     "files": [
         "lengths 40 4 10",
         "tokens 1,2,3,31,32,33,34,35,11,12",
-        "again EEXIST, the name is taken",
+        'again KvFile.save("tour/a"): EEXIST, the name is taken: replace it, or choose another',
         "named tour/a 40",
         "named tour/b 4",
         "stat 40 3 3 true",
-        "rights EACCES, not allowed",
-        "gone kv_open tour/a: ENOENT, there is no such thing",
+        "rights KvFile.truncate(1): EACCES, not allowed: ask for the right, or ask the operator",
+        f'gone KvFile.open("tour/a"): {NO_FILE}',
+        f'gone KvFile.remove("tour/a"): {NO_FILE}',
         "still 40",
-        "unknown kv_match: ENOENT, there is no such thing",
-        "offered 32 EINVAL, an argument is wrong",
+        "unknown true",
+        "offered 32 true",
         "matched 32 31,32",
-        "closed EBADF, no such handle or ticket",
+        f"closed KvFile.close: {NO_HANDLE}",
     ],
     "preds": [
         "all true true",
@@ -52,15 +59,17 @@ TOUR = {
         "logits true",
         "bias 5",
         "bias mask 11",
-        "allow true",
+        "allow true true false",
+        "limits 26",
         "dropped true",
         "tree 2",
         "placed true",
-        "misplaced pred: as many positions as tokens: EINVAL, an argument is wrong",
         "now 2 true true",
-        "not now pred: as many positions as tokens: EINVAL, an argument is wrong",
-        "never pred: EINVAL, an argument is wrong",
-        "nothing pred: no token was asked for: EINVAL, an argument is wrong",
+        f"never KvFile.pred(1 token): {INVALID}",
+        "nothing KvFile.pred(1 token): the pass asked for no token",
+        f"no tokens KvFile.pred(0 tokens): {NO_TOKENS}",
+        "too long KvFile.pred(32769 tokens): EFBIG, the text is too long: the model's context is"
+        " 32768 tokens",
     ],
     "sampling": ["same true 8", "same true 8"],
     "generation": [
@@ -69,17 +78,20 @@ TOUR = {
         "pieces true true",
         "token true true",
         "text true true true",
-        "empty EINVAL, an argument is wrong generation: EINVAL, an argument is wrong",
+        "exact true",
+        "unbounded true true",
+        'no token ""',
+        f"empty KvFile.stream(0 tokens): {NO_TOKENS}",
     ],
     "streams": [
-        "busy EBUSY, the file is in use",
+        "busy KvFile.length: EBUSY, a generation uses the file: let it end, or cancel it",
         "whole true 10 0 true true",
         "kept true",
         "stopped true",
         "together 15",
-        "cancelled true ECANCELED, the work was dropped",
-        "none EINVAL, an argument is wrong",
-        "bad EINVAL, an argument is wrong",
+        f"cancelled true {CANCELLED}",
+        f"none KvFile.stream(0 tokens): {NO_TOKENS}",
+        f"bad KvFile.stream(1 token): {INVALID}",
     ],
     "sessions": [
         "settled 14 13 13",
@@ -90,24 +102,25 @@ TOUR = {
         "stopped true true",
         "rewritten 11 11 true",
         "of true",
-        "empty EINVAL, an argument is wrong",
+        "unread true",
+        "flushed true",
+        f"empty KvFile.stream(0 tokens): {NO_TOKENS}",
     ],
+    "chats": ["first true true 5", "kept true true", "second true true"],
     "children": [
-        "child true 5 hällo 3 EACCES, not allowed",
+        "child true 5 hällo 3 true",
         "file 4",
-        "granted kv_granted notes: ENOENT, there is no such thing",
-        "again join: ENOENT, there is no such thing",
+        'granted KvFile.granted("notes"): ENOENT, there is no such name: check its spelling',
+        "again true",
     ],
     "channels": ["one zwölf"],
     "errors": [
-        "false kv_open no/such: ENOENT, there is no such thing",
+        f'false KvFile.open("no/such"): {NO_FILE}',
         "or true",
-        "missing EDQUOT, the tenant's quota is used up"
-        " | kv_len: EDQUOT, the tenant's quota is used up",
-        "pred pred: EDQUOT, the tenant's quota is used up",
-        "foreign kv_len: EBADF, no such handle or ticket",
-        "name EINVAL, an argument is wrong",
-        "past pred: EINVAL, an argument is wrong",
+        f"foreign KvFile.length: {NO_HANDLE}",
+        f'name KvFile.save(""): {INVALID}',
+        f"odd KvFile.extract(1): {INVALID}",
+        f"past KvFile.pred(1 token): {INVALID}",
     ],
 }
 
@@ -141,7 +154,7 @@ def test_process_calls_work(tour: bytes) -> None:
         "clocks true true",
         "got héllo",
         "got \ufffd!",
-        "end EPIPE, the other end has closed",
+        "end EPIPE, the other end has closed: finish",
     ]
     assert result.logs == [(0, b"a debug line"), (1, "é😀".encode())]
 
@@ -152,10 +165,26 @@ def test_long_run_keeps_its_memory_small(tour: bytes) -> None:
     assert result.usage["peak_memory_bytes"] < 1 << 20
 
 
-def test_unwrap_of_an_error_ends_the_run_with_its_message(tour: bytes) -> None:
-    result = run(tour, "unwrap")
+def test_call_that_fails_ends_the_run_with_its_operand_and_what_to_do(tour: bytes) -> None:
+    result = run(tour, "open")
     assert result.status == "trapped"
-    assert "kv_open no/such: ENOENT, there is no such thing" in result.reason
+    assert f'KvFile.open("no/such"): {NO_FILE}' in result.reason
+
+
+def test_stopped_replies_count_what_they_have_computed(tour: bytes) -> None:
+    async def main() -> tuple[RunResult, int]:
+        async with WorkerRig(assets=byte_assets(ends=False)) as rig:
+            result = await rig.run(tour, b"completed")
+            return result, (await rig.statistics())["tokens_computed"]
+
+    result, computed = asyncio.run(main())
+    *told, used = [message.decode() for message in result.messages]
+    assert told == [
+        "first true 3", "second true 403", "rest true true", "text true", "held true", "after true",
+    ]  # fmt: skip
+    # The last token of each of the three whole replies is chosen and not computed. Of each of the
+    # four that were stopped one may be chosen and not computed, or be under way and not kept.
+    assert abs(int(used) - computed - 3) <= 4
 
 
 def test_exit_and_fail_end_the_run_with_a_code(tour: bytes) -> None:
@@ -182,11 +211,10 @@ async def test_constraint_is_used_refused_and_closed(tmp_path: Path) -> None:
     assert since in ("since 1", "since 2", "since 19", "since 20")
     place = "at #/properties/a: Invalid type: intger"
     assert refusals == [
-        f"constraint: {place}: EINVAL, an argument is wrong",
+        f"Constraint.jsonSchema: {place}",
         f"words {place}",
         "lark false",
-        "close OK",
-        "closed EBADF, no such handle or ticket",
+        f"closed KvFile.pred(1 token): {NO_HANDLE}",
     ]
 
 
@@ -194,13 +222,14 @@ EGRESS = [
     "listed does echo text",
     r'tool true {"list": [-1, 0.5], "n": 7, "text": "\u00e9", "yes": true}',
     "tool true {}",
-    "tool ENOENT, there is no such thing",
-    "slow ETIMEDOUT, the time is over",
+    'callTool("none.at"): ENOENT, there is no such name: check its spelling',
+    'slow callTool("t.sleep"): ETIMEDOUT, the time is over: allow more',
     'http 200 true {"path": "/a", "method": "POST"}',
     "kind application/json",
-    "late ETIMEDOUT, the time is over",
-    "refused EACCES, not allowed",
-    "bad EINVAL, an argument is wrong",
+    "late 110",
+    'refused HttpRequest.send("http://10.0.0.1/"): EACCES, not allowed: ask for the right, or ask'
+    " the operator",
+    "bad 22",
 ]
 
 

@@ -61,6 +61,17 @@ def test_errno_descriptions_are_complete() -> None:
     assert {name for name in Errno.__members__ if f'return "{name}, ' not in words} == set()
 
 
+def test_every_try_form_stands_next_to_the_form_that_ends_the_run() -> None:
+    found = 0
+    for source in (SDK / "assembly").glob("*.ts"):
+        text = source.read_text()
+        for name in re.findall(r"^(?:export function |  (?:static )?)try([A-Z]\w+)\(", text, re.M):
+            form = name[0].lower() + name[1:]
+            assert re.search(rf"^(?:export function |  (?:static )?){form}\(", text, re.M), name
+            found += 1
+    assert found > 30
+
+
 def test_lock_file_pins_the_compiler_and_names_no_host() -> None:
     text = (SDK / "package-lock.json").read_text()
     lock = json.loads(text)

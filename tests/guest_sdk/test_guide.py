@@ -1,4 +1,4 @@
-"""The guide to writing programs says what is so."""
+"""The pages about writing programs show programs that compile, and the limits that hold."""
 
 import re
 from pathlib import Path
@@ -9,18 +9,41 @@ from symphony_runtime.cli.projects import build, new
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "programs.md").read_text()
+ENTRY = "#[symphony::main]\n"
+SHOWN = [
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    *sorted(ROOT.glob("docs/get-started/*.md")),
+]
+SHOWN += sorted(ROOT.glob("docs/guides/*.md"))
+TESTS = ROOT / "docs" / "guides" / "testing.md"  # what it shows runs natively
+
+
+def shown(page: Path) -> list[str]:
+    """Return the Rust programs of a page."""
+    found: list[str] = re.findall(r"```rust\n(.*?)```", page.read_text(), re.DOTALL)
+    return found
 
 
 @pytest.mark.slow
-def test_guide_rust_programs_compile(tmp_path: Path) -> None:
-    whole, *parts = re.findall(r"```rust\n(.*?)```", GUIDE, re.DOTALL)
+def test_pages_rust_programs_compile(tmp_path: Path) -> None:
+    texts = [text for page in SHOWN if page != TESTS for text in shown(page)]
+    assert len(texts) > 10
+    entry = next(text for text in texts if ENTRY in text)
     modules = [
-        f"pub mod part_{number} {{ {text.replace('async fn', 'pub async fn', 1)} }}"
-        for number, text in enumerate(parts)
+        f"pub mod part_{number} {{ {text.replace(ENTRY, '').replace('async fn', 'pub async fn')} }}"
+        for number, text in enumerate(texts)
+        if text is not entry
     ]
     project = new("shown", "rust", tmp_path)
-    (project / "src" / "lib.rs").write_text("\n".join([whole, *modules]))
+    (project / "src" / "lib.rs").write_text("\n".join([entry, *modules]))
     assert build(project).is_file()
+
+
+def test_page_about_tests_shows_what_the_sdk_runs() -> None:
+    readme = shown(ROOT / "guest_sdk" / "rust" / "README.md")  # each is a doctest
+    assert shown(TESTS)
+    assert [text for text in shown(TESTS) if text not in readme] == []
 
 
 def test_guide_limits_are_the_servers() -> None:

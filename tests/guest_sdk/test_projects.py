@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
 TEMPLATES = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates"
-SIZE_MAX = 100_000
+SIZE_MAX = 125_000  # a fifth of it the functions' names, for traps
 ASSEMBLYSCRIPT_SIZE_MAX = 60_000
 CALLS = {call.name for call in table().calls}
 SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
@@ -197,6 +199,37 @@ def test_build_with_a_mistake_shows_it(tmp_path: Path) -> None:
         build(project)
 
 
+TRAPS = """\
+import { KvFile, inputText } from "symphony-lip";
+
+function pick(part: string, depth: i32): i32 {
+  if (depth > 0) return pick(part, depth - 1) + part.length;
+  if (part == "open") {
+    KvFile.open("no/such");
+  }
+  return [1, 2][part.length];
+}
+
+export function lip_main(): i32 {
+  return pick(inputText(), 1);
+}
+"""
+
+
+def test_build_lets_a_trap_name_the_authors_functions_and_lines(tmp_path: Path) -> None:
+    project = new("traps", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text(TRAPS)
+    program = build(project).read_bytes()
+    where = "(in pick at assembly/index.ts:4-8, called by pick at assembly/index.ts:4-8, called by"
+    where += " lip_main at assembly/index.ts:12)"
+    assert run(program, b"bounds").reason == f"abort: Index out of range {where}"
+    opened = run(program, b"open").reason
+    assert opened.startswith('abort: KvFile.open("no/such"): ENOENT, ')
+    assert opened.endswith(where)
+    assert b"~lib/symphony-lip" not in program, "names of libraries only make it larger"
+    assert [path.name for path in (project / "build").iterdir()] == ["traps.wasm"]
+
+
 # --- Toolchains ----------------------------------------------------------------------------------
 
 
@@ -205,6 +238,43 @@ def test_rust_toolchain_that_is_found_compiles_to_wasm() -> None:
     assert found.environment["RUSTC"] == found.rustc
     asked = subprocess.run([found.rustc, "--version"], capture_output=True, text=True, check=True)
     assert asked.stdout.startswith("rustc ")
+
+
+def test_build_with_another_compiler_than_the_paths_says_which_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = find_rust_toolchain()
+    found = [shutil.which(usual.cargo), shutil.which(usual.rustc)]
+    assert all(found)
+    path = tmp_path / "bin"
+    path.mkdir()
+    for name, words in (("cargo", "cargo"), ("rustc", "rustc 9.99.0 (a nightly)")):
+        (path / name).write_text(f"#!/bin/sh\necho '{words}'\n")
+        (path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CARGO", raising=False)
+    monkeypatch.delenv("RUSTC", raising=False)
+    monkeypatch.setattr(projects, "_SYSTEM_RUST", tuple(found))
+    (tmp_path / "bare").mkdir()
+    said: list[str] = []
+    with pytest.raises(ProjectError) as failed:
+        build(crate(tmp_path / "bare", "pub fn f() -> i32 { true }"), said.append)
+    used, first = re.escape(str(found[1])), re.escape(str(path / "rustc"))
+    words = (
+        rf"rustc \d+\.\d+\.\d+\S* \({used}\), as rustc 9\.99\.0 \({first}\) "
+        r"lacks the target: rustup target add wasm32-unknown-unknown"
+    )
+    assert re.fullmatch(f"building bare with {words}", said[0])
+    assert re.search(f"mismatched types(?s:.*)\nThe compiler is {words}$", str(failed.value))
+
+
+def test_build_in_assemblyscript_says_with_what(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
+    said: list[str] = []
+    with pytest.raises(ProjectError, match=r"\nThe compiler is asc \d+\.\d+\.\d+ on node v\d+\."):
+        build(project, said.append)
+    assert re.fullmatch(r"building hello with asc [\d.]+ on node v[\d.]+ \(/.*node\)", said[0])
 
 
 def test_build_without_a_wasm_target_says_what_to_install(
@@ -254,7 +324,9 @@ GIVEN = {"prompt": "string", "suffixes": "string[]"}
 
 def compilable(snippets: list[str]) -> str:
     """One program of all snippets: declarations as they are, statements inside functions."""
-    sources = [path for path in (SDK / "assembly").glob("*.ts") if path.stem != "raw"]
+    sources = [
+        path for path in (SDK / "assembly").glob("*.ts") if path.stem not in ("raw", "failure")
+    ]
     exported = {name for path in sources for name in EXPORTED.findall(path.read_text())}
     used = exported & set(re.findall(r"\w+", " ".join(snippets)))
     program = [f'import {{ {", ".join(sorted(used))} }} from "symphony-lip";']
@@ -268,7 +340,19 @@ def compilable(snippets: list[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guides/programs.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guest_sdk/assemblyscript/README.md",
+        "docs/get-started/assemblyscript.md",
+        "docs/guides/branches.md",
+        "docs/guides/chat.md",
+        "docs/guides/kv-files.md",
+        "docs/guides/programs.md",
+        "docs/guides/sampling.md",
+        "docs/guides/tools.md",
+    ],
+)
 def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown

@@ -8,10 +8,8 @@ use symphony::decode::Utf8;
 use symphony::json::Object;
 use symphony::{model, process, Input, KvFile};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let prompt = model::tokenize(input.text("prompt")?)?;
     let info = model::info()?;
     let half = info.max_context / 2;
@@ -27,12 +25,12 @@ async fn run() -> Result<(), Box<dyn Error>> {
     };
     let (max_tokens, report) =
         (input.whole("max_tokens", 4096, 1..=10_000_000)?, input.whole("report", 256, 1..=65_536)?);
-    let sampler = input.sampler()?;
+    let sampling = input.sampling("max_tokens", 4096)?;
     let endless: Vec<(u32, f32)> = info.eos.iter().map(|end| (*end, -1e9)).collect();
 
     let mut chosen = None;
     for chunk in prompt.chunks(stream.block) {
-        chosen = Some(stream.take(chunk, &endless, &sampler).await?);
+        chosen = Some(stream.take(chunk, &endless, &sampling).await?);
     }
     let mut token = chosen.ok_or("the prompt is empty")?;
     let (mut text, mut piece) = (Utf8::new(), String::new());
@@ -43,7 +41,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
             piece.clear();
         }
         if count < max_tokens {
-            token = stream.take(&[token], &endless, &sampler).await?;
+            token = stream.take(&[token], &endless, &sampling).await?;
         }
     }
     Ok(())

@@ -1,8 +1,7 @@
 //! A KV file that forgets its middle (Xiao et al., "Efficient Streaming Language Models with Attention
 //! Sinks", arXiv 2309.17453).
 
-use symphony::decode::Sampler;
-use symphony::{KvFile, Result};
+use symphony::{KvFile, Result, Sampling};
 
 pub struct Stream {
     /// The sinks, then the window.
@@ -28,7 +27,7 @@ impl Stream {
         &mut self,
         tokens: &[u32],
         bias: &[(u32, f32)],
-        sampler: &Sampler,
+        sampling: &Sampling,
     ) -> Result<u32> {
         if self.tokens.len() + tokens.len() > self.sinks + self.window + self.block {
             self.forget().await?;
@@ -37,8 +36,8 @@ impl Stream {
             self.rebuild().await?;
         }
         let positions = range(self.next, tokens.len());
-        let pred = self.kv.pred(tokens).positions(&positions).bias(bias).at_once();
-        let chosen = sampler.choose(pred).await?;
+        let pred = self.kv.pred(tokens).positions(&positions).logit_bias(bias).blocking();
+        let chosen = pred.sample(sampling).await?;
         self.tokens.extend(tokens);
         self.next += tokens.len();
         Ok(chosen.token)
@@ -53,7 +52,7 @@ impl Stream {
         let kept = KvFile::create()?;
         if self.sinks > 0 {
             let positions = range(self.next - self.window - self.sinks, self.sinks);
-            kept.pred(&self.tokens[..self.sinks]).positions(&positions).none().await?;
+            kept.pred(&self.tokens[..self.sinks]).positions(&positions).prefill().await?;
         }
         kept.append(&self.kv, first as u32..self.tokens.len() as u32)?;
         self.kv = kept;
@@ -66,7 +65,7 @@ impl Stream {
         let first = self.tokens.len() - self.window; // the window is far smaller than the context
         self.tokens.drain(self.sinks..first);
         self.kv = KvFile::create()?;
-        self.kv.pred(&self.tokens).none().await?;
+        self.kv.prefill(&self.tokens).await?;
         self.next = self.tokens.len();
         self.rebuilt += 1;
         Ok(())

@@ -27,7 +27,7 @@ fn play(input: &str) -> (Seen, Vec<Vec<u32>>) {
             .collect()
     };
     let host = Host::new().input(input).model(model);
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     outcome.unwrap().unwrap();
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     let shown = shown.take();

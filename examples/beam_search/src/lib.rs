@@ -5,10 +5,8 @@ use symphony::json::{list, Object};
 use symphony::pred::Choice;
 use symphony::{model, process, try_join_all, Input, KvFile};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let prompt = model::tokenize(input.text("prompt")?)?;
     let info = model::info()?;
     let search = Search {
@@ -62,7 +60,7 @@ impl Search {
         let (last, before) = prompt.split_last().ok_or("the prompt is empty")?;
         let kv = KvFile::create()?;
         if !before.is_empty() {
-            kv.pred(before).none().await?;
+            kv.prefill(before).await?;
         }
         let mut live = vec![Beam { kv, tokens: vec![*last], logprob: 0.0 }];
         let mut finished = Vec::new();

@@ -83,7 +83,7 @@ fn it_finds_what_the_plain_search_finds() {
 #[test]
 fn every_step_is_one_batch_and_nothing_stays_open() {
     let input = r#"{"prompt": "ab", "beams": 4, "max_tokens": 5, "length_penalty": 0.5}"#;
-    let program = || symphony::block_on(run());
+    let program = || symphony::block_on(run(Input::read().unwrap()));
     let (outcome, seen) = Host::new().input(input).observe(program);
     outcome.unwrap().unwrap();
     assert_eq!(seen.passes_per_wait, [1, 1, 4, 4, 4, 4]);

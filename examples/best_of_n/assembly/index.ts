@@ -1,7 +1,7 @@
 // Draws n continuations of one prompt and sends the one that the model itself finds most likely.
 
 import {
-  Json, JsonObject, Plan, Reply, Session, check, fail, inputText, runTasks, send,
+  Json, JsonObject, Reply, Sampling, Session, fail, inputText, runTasks, send,
 } from "symphony-lip";
 
 export function lip_main(): i32 {
@@ -10,15 +10,14 @@ export function lip_main(): i32 {
   const n = job.integerOr("n", 4) as i32;
   if (!prompt.tokens.length || n < 1) fail("the prompt must not be empty, and n at least 1", 2);
 
-  // All of the prompt but its last token is common work; the last one gives each its distribution.
-  check(prompt.settle(), "the prompt");
-  const plan = Plan.of(job, "max_tokens", 32).withTemperature(job.numberOr("temperature", 0.8));
-  plan.withSeed(job.integerOr("seed", 0) as u64);
+  const sampling = Sampling.from(job, "max_tokens", 32);
+  sampling.temperature = job.numberOr("temperature", 0.8);
+  sampling.seed = job.integerOr("seed", 0);
+  const branches = prompt.fanOut(n);
   const candidates: Reply[] = [];
-  for (let i = 0; i < n; i++) candidates.push(prompt.fork().begin(plan.branch(i)));
+  for (let i = 0; i < n; i++) candidates.push(branches[i].reply(sampling.branch(i)));
   runTasks(candidates);
-  for (let i = 0; i < n; i++) check(candidates[i].errno, `continuation ${i}`);
-  check(send(report(candidates, best(candidates))), "send");
+  send(report(candidates, best(candidates)));
   return 0;
 }
 
@@ -32,14 +31,16 @@ function best(candidates: Reply[]): i32 {
 }
 
 function score(candidate: Reply): f64 {
-  return candidate.tokens.length ? candidate.meanLogprob : -f64.MAX_VALUE;
+  const count = candidate.tokens.length;
+  return count ? candidate.logprob / count : -Infinity;
 }
 
 function report(candidates: Reply[], best: i32): string {
   const scores: string[] = [];
   for (let i = 0; i < candidates.length; i++) {
-    scores.push(candidates[i].tokens.length ? candidates[i].meanLogprob.toString() : "null");
+    const value = score(candidates[i]);
+    scores.push(isFinite(value) ? value.toString() : "null");
   }
-  const told = new JsonObject().whole("best", best).text("text", candidates[best].text);
+  const told = new JsonObject().whole("best", best).text("text", candidates[best].text());
   return told.raw("scores", `[${scores.join(", ")}]`).finish();
 }

@@ -1,26 +1,22 @@
 //! A conversation that keeps its KV between messages: each answer computes only what is new.
 
 use std::error::Error;
-use symphony::prompt::Turns;
-use symphony::{log, model, process, Input, Plan, Session};
+use symphony::{log, model, process, Input, Sampling, Session};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let end_of_answer = input.text_or("end", "")?;
     let mut chat = Chat::new(&input)?;
     while let Some(message) = process::recv_open().await? {
-        chat.answer(String::from_utf8_lossy(&message).into_owned()).await?;
+        chat.answer(&String::from_utf8_lossy(&message)).await?;
         process::send(end_of_answer)?;
     }
     Ok(())
 }
 
 struct Chat {
-    turns: Turns,
     session: Session,
-    plan: Plan,
+    sampling: Sampling,
     /// Tokens that a conversation may have, so that there is room for an answer.
     room: usize,
 }
@@ -31,34 +27,28 @@ impl Chat {
         let context = context.min(model::info()?.max_context as usize);
         let longest = input.whole("max_tokens", 128, 1..=131_072)?;
         Ok(Chat {
-            turns: match input.text_or("system", "")? {
-                "" => Turns::new(),
-                system => Turns::new().system(system),
-            },
-            session: Session::new("")?,
-            plan: input.plan("max_tokens", 128)?,
+            session: Session::chat(input.text_or("system", "")?)?,
+            sampling: input.sampling("max_tokens", 128)?,
             room: context.saturating_sub(longest),
         })
     }
 
-    async fn answer(&mut self, question: String) -> Result<(), Box<dyn Error>> {
-        self.turns.say("user", question);
-        let conversation = self.fitting_conversation()?;
-        let known = self.session.rewrite(&conversation)?;
-        log!(Info, "{} of {} tokens are in the file", known, conversation.len());
-        let reply = self.session.stream(&self.plan, |piece| process::send(piece)).await?;
-        self.turns.say("assistant", reply.text);
+    async fn answer(&mut self, question: &str) -> Result<(), Box<dyn Error>> {
+        self.session.user(question)?;
+        let known = self.forget_until_it_fits()?;
+        log!(Info, "{} of {} tokens are in the file", known, self.session.tokens().len());
+        self.session.stream(&self.sampling, |piece| process::send(piece)).await?;
         Ok(())
     }
 
-    /// The conversation's tokens; its oldest exchanges are forgotten until an answer fits.
-    fn fitting_conversation(&mut self) -> Result<Vec<u32>, Box<dyn Error>> {
+    /// Drops the oldest exchanges until there is room for an answer; how many tokens are computed already.
+    fn forget_until_it_fits(&mut self) -> Result<usize, Box<dyn Error>> {
         loop {
-            let tokens = self.turns.tokens()?;
-            if tokens.len() <= self.room {
-                return Ok(tokens);
+            let known = self.session.render()?;
+            if self.session.tokens().len() <= self.room {
+                return Ok(known);
             }
-            let messages = &mut self.turns.messages;
+            let messages = &mut self.session.turns()?.messages;
             let oldest = messages.iter().position(|message| message.role == "user");
             match oldest.filter(|oldest| oldest + 2 < messages.len()) {
                 Some(oldest) => drop(messages.drain(oldest..oldest + 2)),
@@ -75,7 +65,7 @@ mod tests {
 
     fn talk(input: &str, messages: &[&str]) -> Seen {
         let host = messages.iter().fold(Host::new().input(input), |h, m| h.message(*m));
-        let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+        let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
         seen
@@ -97,7 +87,7 @@ mod tests {
             logits
         };
         let host = Host::new().input("").model(answer).message("hi").message("there");
-        let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+        let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!(seen.text(), "kk");
         let first = "<user>hi\n<assistant>".len();
@@ -122,7 +112,7 @@ mod tests {
     fn a_message_that_never_fits_ends_the_conversation_with_words() {
         let host =
             Host::new().input(r#"{"max_context": 30, "max_tokens": 20}"#).message("x".repeat(40));
-        let (outcome, _) = host.observe(|| symphony::block_on(run()));
+        let (outcome, _) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         assert!(outcome.unwrap().unwrap_err().to_string().contains("longer than"));
     }
 }

@@ -1,6 +1,6 @@
 //! A file in the editor: its versions, each with the KV of its text.
 
-use symphony::{model, Plan, Reply, Result, Session, Usage};
+use symphony::{model, Reply, Result, Sampling, Session, Usage};
 
 pub struct Buffer {
     /// The oldest that `undo` reaches first; never empty. They share what their texts begin with.
@@ -15,7 +15,7 @@ struct Version {
 impl Buffer {
     pub async fn open(text: &str) -> Result<Buffer> {
         let mut session = Session::new(text)?;
-        session.settle().await?;
+        session.prefill().await?;
         Ok(Buffer { versions: vec![Version { text: text.into(), session }] })
     }
 
@@ -49,7 +49,7 @@ impl Buffer {
         // The version before stays as it is: that is what undo goes back to.
         let mut session = self.current().session.fork()?;
         session.rewrite(&model::tokenize(&text)?)?;
-        session.settle().await?;
+        session.prefill().await?;
         self.versions.push(Version { text, session });
         if self.versions.len() > levels + 1 {
             self.versions.remove(0);
@@ -67,11 +67,11 @@ impl Buffer {
     }
 
     /// What may come at a cursor. The file stays as it is; what the completion needed goes.
-    pub async fn complete(&self, at: usize, plan: &Plan) -> Result<Reply> {
+    pub async fn complete(&self, at: usize, sampling: &Sampling) -> Result<Reply> {
         let Version { text, session } = self.current();
         let mut session = session.fork()?;
         session.rewrite(&model::tokenize(&text[..offset(text, at)])?)?;
-        session.reply(plan).await
+        session.reply(sampling).await
     }
 }
 

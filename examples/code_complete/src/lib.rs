@@ -7,16 +7,14 @@ use buffer::Buffer;
 use std::collections::BTreeMap;
 use std::error::Error;
 use symphony::json::Object;
-use symphony::{process, Input, Plan};
+use symphony::{process, Input, Sampling};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let mut editor = Editor {
         files: BTreeMap::new(),
         undo_levels: input.whole("undo_levels", 16, 0..=1000)?,
-        plan: input.plan("max_tokens", 24)?,
+        sampling: input.sampling("max_tokens", 24)?,
     };
     while let Some(message) = process::recv_open().await? {
         let told = match editor.hear(&Input::parse(&message)?).await {
@@ -32,7 +30,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 struct Editor {
     files: BTreeMap<String, Buffer>,
     undo_levels: usize,
-    plan: Plan,
+    sampling: Sampling,
 }
 
 impl Editor {
@@ -61,7 +59,7 @@ impl Editor {
                 buffer.edit(at, delete, said.text_or("insert", "")?, self.undo_levels).await?
             }
             "undo" => buffer.undo()?,
-            _ => reply = Some(buffer.complete(number("at")?, &self.plan).await?),
+            _ => reply = Some(buffer.complete(number("at")?, &self.sampling).await?),
         }
         let told = told(name, buffer, (buffer.usage().prefilled - before) as usize);
         Ok(match reply {

@@ -5,7 +5,7 @@ use symphony::{json, Value};
 fn play(messages: &[&str]) -> (Seen, Vec<Value>) {
     let input = r#"{"max_tokens": 4, "undo_levels": 2}"#;
     let host = messages.iter().fold(Host::new().input(input), |host, m| host.message(*m));
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     outcome.unwrap().unwrap();
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     let told = seen.sent.iter().map(|message| json::decode(message).unwrap()).collect();

@@ -3,13 +3,11 @@
 use std::error::Error;
 use symphony::{log, process, Input, Session};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let mut session = Session::new(input.text("prompt")?)?;
-    let plan = input.plan("max_tokens", 128)?;
-    let reply = session.stream(&plan, |piece| process::send(piece)).await?;
+    let sampling = input.sampling("max_tokens", 128)?;
+    let reply = session.stream(&sampling, |piece| process::send(piece)).await?;
     log!(Info, "{} tokens, ended by {:?}", session.usage().generated, reply.finish);
     Ok(())
 }
@@ -20,7 +18,8 @@ mod tests {
     use symphony::testing::{Host, Seen};
 
     fn complete(input: &str) -> Seen {
-        let (outcome, seen) = Host::new().input(input).observe(|| symphony::block_on(run()));
+        let (outcome, seen) =
+            Host::new().input(input).observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         seen
     }
@@ -43,7 +42,8 @@ mod tests {
 
     #[test]
     fn an_input_without_a_prompt_is_told_so() {
-        let (outcome, _) = Host::new().input("{}").observe(|| symphony::block_on(run()));
+        let (outcome, _) =
+            Host::new().input("{}").observe(|| symphony::block_on(run(Input::read().unwrap())));
         assert!(outcome.unwrap().unwrap_err().to_string().contains("needs a prompt"));
     }
 }

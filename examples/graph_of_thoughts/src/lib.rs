@@ -6,8 +6,6 @@ use symphony::json::{list, Object};
 use symphony::prompt::fill;
 use symphony::{process, Input, Session};
 
-symphony::main!(async run);
-
 const PROMPT: &str = "\"\"\"Reads numbers from a file and adds them.\"\"\"\n\nimport sys\n";
 const THOUGHT: &str = "\n\n# Way {number}.\ndef";
 const JUDGE: &str = "\n\n# Is this right?\nok =";
@@ -21,12 +19,12 @@ struct Thought {
     score: f64,
 }
 
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let (levels, branches) =
         (input.whole("levels", 2, 1..=16)?, input.whole("branches", 4, 1..=64)?);
     let keep = input.whole("keep", 2, 1..=64)?;
-    let plan = input.plan("tokens", 24)?;
+    let sampling = input.sampling("tokens", 24)?;
     let words = input.text_or("thought", THOUGHT)?;
     let judge = input.text_or("judge", JUDGE)?;
     let (good, bad) = (input.text_or("good", " True")?, input.text_or("bad", " False")?);
@@ -35,11 +33,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let mut reports = Vec::new();
     for level in 0..levels {
         let thoughts = base.fan_out(branches, |number, mut session| {
-            let plan = plan.branch(level * branches + number);
+            let sampling = sampling.branch(level * branches + number);
             async move {
-                session.say(&fill(words, &[("number", &format!("{}", number + 1))]))?;
-                let text = session.reply(&plan).await?.text;
-                let score = session.judge(judge, good, bad).await?;
+                session.append(&fill(words, &[("number", &format!("{}", number + 1))]))?;
+                let text = session.reply(&sampling).await?.text;
+                let score = session.log_odds(judge, good, bad).await?;
                 Ok(Thought { session, text, number, score })
             }
         });
@@ -55,8 +53,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
         base = base.merge(&mut kept.collect::<Vec<_>>()).await?;
     }
 
-    base.say(input.text_or("conclusion", CONCLUSION)?)?;
-    let reply = base.reply(&input.plan("conclusion_tokens", 24)?).await?;
+    base.append(input.text_or("conclusion", CONCLUSION)?)?;
+    let reply = base.reply(&input.sampling("conclusion_tokens", 24)?).await?;
     let usage = base.usage();
     let result = Object::new().text("text", &reply.text).raw("thoughts", &list(&reports));
     let result = result.whole("generated", usage.generated).whole("prefilled", usage.prefilled);

@@ -20,7 +20,7 @@ fn logits(history: &[u32]) -> Vec<f32> {
 
 fn think(input: &str) -> (Value, Seen) {
     let host = Host::new().input(input).model(logits);
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     outcome.unwrap().unwrap();
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     (json::decode(&seen.sent[0]).unwrap(), seen)

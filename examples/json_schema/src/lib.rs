@@ -1,39 +1,34 @@
 //! Instances of a JSON schema: several side by side from one prompt, the likeliest first.
 
 use std::error::Error;
-use symphony::decode::{Finish, Generation, Sampler};
+use symphony::decode::Finish;
 use symphony::json::{self, Object};
-use symphony::{model, process, try_join_all, Constraint, Input, KvFile, Value};
+use symphony::{model, process, try_join_all, Constraint, Input, KvFile, Sampling, Value};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let schema = input.get("schema").map(json::encode).ok_or("the input needs a schema")?;
     // What is wrong with it, and where, is the run's error.
     let schema = Constraint::json_schema(&schema)?;
     let prompt = model::tokenize(input.text("prompt")?)?;
     let count = input.whole("n", 4, 1..=64)? as u64;
-    let most = input.whole("max_tokens", 256, 1..=4096)?;
+    let sampling = Sampling::new()
+        .max_tokens(input.whole("max_tokens", 256, 1..=4096)?)
+        .temperature(input.number("temperature", 1.0)? as f32)
+        .constraint(&schema);
     let seed = input.get("seed").and_then(Value::as_u64).unwrap_or(1);
-    let temperature = input.number("temperature", 1.0)? as f32;
 
     let (last, before) = prompt.split_last().ok_or("the prompt is empty")?;
     let start = KvFile::create()?;
     if !before.is_empty() {
-        start.pred(before).none().await?;
+        start.prefill(before).await?;
     }
     let written = try_join_all((0..count).map(|number| {
-        let (start, schema) = (&start, &schema);
-        let sampler = Sampler::new(temperature, Some(seed + number));
+        let (start, sampling) = (&start, sampling.clone().seed(seed + number));
         async move {
             let kv = start.fork()?;
-            let mut text = Generation::new(&kv, &[*last])?;
-            text = text.sampler(sampler).max_tokens(most).constrained(schema);
-            let mut whole = String::new();
-            while let Some(piece) = text.next().await? {
-                whole.push_str(&piece);
-            }
+            let mut text = kv.generate(&[*last], &sampling);
+            let whole = text.text().await?;
             let ended = matches!(text.finish(), Some(Finish::Token(_)));
             Ok::<_, symphony::Error>((text.logprob(), ended, whole))
         }

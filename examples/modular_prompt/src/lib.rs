@@ -7,10 +7,8 @@ use std::error::Error;
 use symphony::json::Object;
 use symphony::{model, process, Input, KvFile, Value};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let modules = input.get("modules").and_then(Value::as_map).ok_or("the input needs modules")?;
     let mut schema = Schema::new(input.text_or("schema", "schema")?);
     for (name, text) in modules {
@@ -44,7 +42,8 @@ async fn answer(
         return Err("a prompt needs a text or parameters".into());
     }
     position = position.max(rest.positions[computed - 1] + 1);
-    let mut next = kv.pred(&rest.tokens).positions(&rest.positions).at_once().argmax().await?.token;
+    let mut next =
+        kv.pred(&rest.tokens).positions(&rest.positions).blocking().argmax().await?.token;
     let mut tokens = Vec::new();
     while !eos.contains(&next) {
         tokens.push(next);
@@ -52,7 +51,7 @@ async fn answer(
             break;
         }
         // The file is shorter than its positions reach: they are told with every token.
-        next = kv.pred(&[next]).positions(&[position]).at_once().argmax().await?.token;
+        next = kv.pred(&[next]).positions(&[position]).blocking().argmax().await?.token;
         position += 1;
     }
     let text = String::from_utf8_lossy(&model::detokenize(&tokens)?).into_owned();

@@ -119,7 +119,7 @@ impl Schema {
             Err(error) if error.errno == Errno::ENOENT => {
                 let file = KvFile::create()?;
                 let Placed { tokens, positions } = &module.fixed;
-                file.pred(tokens).positions(positions).none().await?;
+                file.pred(tokens).positions(positions).prefill().await?;
                 file.save(&path, Save::REPLACE)?; // another run may have been here meanwhile
                 self.computed += tokens.len() as u64;
                 file

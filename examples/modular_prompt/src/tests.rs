@@ -7,7 +7,7 @@ const MODULES: &str =
 
 fn play(input: &str, questions: &[&str]) -> (Result<(), String>, Seen) {
     let host = questions.iter().fold(Host::new().input(input), |host, q| host.message(*q));
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     (outcome.unwrap().map_err(|error| error.to_string()), seen)
 }

@@ -7,14 +7,12 @@ use symphony::json::Object;
 use symphony::prompt::fill;
 use symphony::{http, process, tool, Input, Session, Value};
 
-symphony::main!(async run);
-
 const BEGIN: &str = "<read>";
 const END: &str = "</read>";
 const INSERT: &str = "\n# {found}\n";
 
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let source = Source::of(&input)?;
     let insert = input.text_or("insert", INSERT)?;
     // Models that do not write tags: these are written for them, each after so many tokens.
@@ -26,23 +24,24 @@ async fn run() -> Result<(), Box<dyn Error>> {
     for read in 0..=input.whole("reads", 8, 0..=1024)? {
         let force = forced.get(read);
         let most = if force.is_some() { left.min(pause) } else { left };
-        let reply = text.reply(&input.plan("max_tokens", 64)?.max_tokens(most).stop(END)).await?;
+        let reply =
+            text.reply(&input.sampling("max_tokens", 64)?.max_tokens(most).stop(END)).await?;
         left -= reply.tokens.len().min(left);
         process::send(Object::new().text("text", &reply.text).finish())?;
 
         let name = match (force, reply.text.rsplit_once(BEGIN)) {
             (Some(name), _) => {
-                text.say(&[BEGIN, name, END].concat())?;
+                text.append(&[BEGIN, name, END].concat())?;
                 name
             }
             (None, Some((_, name))) if matches!(reply.finish, Finish::Text(_)) => {
-                text.say(END)?;
+                text.append(END)?;
                 name.trim()
             }
             _ => break, // it has come to its end without asking
         };
         let found = source.look_up(name).await?;
-        text.say(&fill(insert, &[("found", &found)]))?;
+        text.append(&fill(insert, &[("found", &found)]))?;
         process::send(Object::new().text("read", name).text("found", &found).finish())?;
         if left == 0 {
             break;
@@ -110,7 +109,8 @@ mod tests {
     use symphony::{http::Response, json, tool::Answer};
 
     fn play(host: Host, input: &str) -> (Vec<Value>, Seen) {
-        let (outcome, seen) = host.input(input).observe(|| symphony::block_on(run()));
+        let (outcome, seen) =
+            host.input(input).observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
         (seen.sent.iter().map(|message| json::decode(message).unwrap()).collect(), seen)

@@ -2,17 +2,13 @@
 //! a regular expression that its text matches.
 
 use std::error::Error;
-use symphony::decode::Sampler;
 use symphony::json::{list, quote};
-use symphony::{model, process, Constraint, Input, KvFile, Value};
+use symphony::{model, process, Constraint, Input, KvFile, Sampling, Value};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let form = input.get("form").and_then(Value::as_array).ok_or("the input needs a form")?;
-    let most = input.whole("max_tokens", 64, 1..=4096)? as u32;
-    let sampler = input.sampler()?;
+    let sampling = input.sampling("max_tokens", 64)?;
     let mut paper =
         Paper { kv: KvFile::create()?, ahead: model::tokenize("\n")?, text: String::new() };
     let mut gaps = Vec::new();
@@ -22,7 +18,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
             gap => {
                 let pattern = gap.get("match").and_then(Value::as_str);
                 let pattern = pattern.ok_or("a part of a form is a text, or has a match")?;
-                gaps.push(paper.fill(pattern, most, &sampler).await?);
+                gaps.push(paper.fill(pattern, &sampling).await?);
             }
         }
     }
@@ -46,20 +42,14 @@ impl Paper {
     }
 
     /// Lets the model fill a gap. Each has a constraint of its own: its text begins where it is used first.
-    async fn fill(
-        &mut self,
-        pattern: &str,
-        most: u32,
-        sampler: &Sampler,
-    ) -> Result<String, Box<dyn Error>> {
+    async fn fill(&mut self, pattern: &str, sampling: &Sampling) -> Result<String, Box<dyn Error>> {
         let constraint = Constraint::regex(pattern)?;
-        let begun = self.kv.generate(&self.ahead).max(most).constrained(&constraint);
-        let mut tokens: Vec<u32> =
-            sampler.begin(begun).rest().await?.iter().map(|choice| choice.token).collect();
+        let chosen = self.kv.stream(&self.ahead, &sampling.clone().constraint(&constraint));
+        let mut tokens: Vec<u32> = chosen.rest().await?.iter().map(|choice| choice.token).collect();
         // The last one is not in the file. It ends the text, unless that was cut off.
         let last = tokens.pop().ok_or("there is no room in the context")?;
         if !model::info()?.eos.contains(&last) {
-            return Err(format!("{} tokens are too few for {}", most, pattern).into());
+            return Err(format!("the tokens are too few for {}", pattern).into());
         }
         let text = String::from_utf8(model::detokenize(&tokens)?)?;
         self.text.push_str(&text);

@@ -6,32 +6,30 @@ use symphony::json::{list, Object};
 use symphony::prompt::fill;
 use symphony::{process, Input, Session};
 
-symphony::main!(async run);
-
 const PROMPT: &str = "class Record:\n    \"\"\"A record of a file.\n\n    Methods:\n";
 const POINT: &str = "    def";
 const BODY: &str = "    \"\"\"\n\n    def{title}\n        \"\"\"";
 
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let points = input.whole("points", 4, 1..=64)?;
-    let line = input.plan("point_tokens", 12)?.stop("\n");
-    let plan = input.plan("tokens", 32)?;
+    let line = input.sampling("point_tokens", 12)?.stop("\n");
+    let sampling = input.sampling("tokens", 32)?;
     let (point, body) = (input.text_or("point", POINT)?, input.text_or("body", BODY)?);
 
     let mut outline = Session::new(input.text_or("prompt", PROMPT)?)?;
     let mut titles = Vec::new();
     for number in 0..points {
-        outline.say(&fill(point, &[("number", &format!("{}", number + 1))]))?;
+        outline.append(&fill(point, &[("number", &format!("{}", number + 1))]))?;
         titles.push(outline.reply(&line.branch(number)).await?.text);
-        outline.say("\n")?;
+        outline.append("\n")?;
     }
     let bodies = outline.fan_out(points, |number, mut session| {
         let values = [("number", &*format!("{}", number + 1)), ("title", &*titles[number])];
-        let (words, plan) = (fill(body, &values), plan.branch(points + number));
+        let (words, sampling) = (fill(body, &values), sampling.branch(points + number));
         async move {
-            session.say(&words)?;
-            Ok((words, session.reply(&plan).await?.text))
+            session.append(&words)?;
+            Ok((words, session.reply(&sampling).await?.text))
         }
     });
 
@@ -73,7 +71,7 @@ mod tests {
             more
         );
         let host = Host::new().input(input).model(logits);
-        let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+        let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
         (json::decode(&seen.sent[0]).unwrap(), seen)

@@ -6,12 +6,10 @@ mod guess;
 use guess::{Guesser, Tree};
 use std::error::Error;
 use symphony::json::Object;
-use symphony::{model, process, Input, KvFile};
+use symphony::{model, process, Input, KvFile, Sampling};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let prompt = model::tokenize(input.text("prompt")?)?;
     let max_tokens = input.whole("max_tokens", 64, 1..=8192)?;
     let guesser = Guesser {
@@ -23,7 +21,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let (last, before) = prompt.split_last().ok_or("the prompt is empty")?;
     let kv = KvFile::create()?;
     if !before.is_empty() {
-        kv.pred(before).none().await?;
+        kv.prefill(before).await?;
     }
     let plain = if input.flag("compare")? { Some(kv.fork()?) } else { None };
 
@@ -59,13 +57,13 @@ async fn compare(
     eos: &[u32],
 ) -> symphony::Result<Object> {
     let began = process::clock_ms();
-    let most = tokens.len() as u32 + 1; // one more: it must not go on where this has ended
-    let plain = kv.generate(&[last]).max(most).stop(eos).argmax().rest().await?;
+    let most = tokens.len() + 1; // one more: it must not go on where this has ended
+    let plain = kv.stream(&[last], &Sampling::new().max_tokens(most)).rest().await?;
     let ms = process::clock_ms() - began;
     let same = plain.iter().map(|choice| &choice.token).take(tokens.len()).eq(tokens)
         && plain
             .get(tokens.len())
-            .map_or(true, |next| eos.contains(&next.token) || plain.len() == most as usize);
+            .map_or(true, |next| eos.contains(&next.token) || plain.len() == most);
     Ok(told
         .flag("same", same)
         .decimal("plain_tokens_per_second", plain.len() as f64 * 1e3 / ms.max(1) as f64))

@@ -25,7 +25,7 @@ fn greedy(prompt: &str, count: usize) -> Vec<u8> {
 
 fn play(input: &str, model: fn(&[u32]) -> Vec<f32>) -> (Value, Seen) {
     let host = Host::new().input(input).model(model);
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     outcome.unwrap().unwrap();
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     (json::decode(&seen.sent[0]).unwrap(), seen)

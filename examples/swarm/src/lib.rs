@@ -8,7 +8,6 @@ use symphony::process::{self, Child};
 use symphony::prompt::fill;
 use symphony::{try_join_all, Input, KvFile, Session, Value};
 
-symphony::main!(async run);
 symphony::entry!("agent", async agent);
 
 const PROMPT: &str = "\"\"\"A store of records, kept in a file.\"\"\"\n\nimport json\n\n\n\
@@ -19,10 +18,10 @@ const HEARD: &str =
 const CONCLUSION: &str = "\n\n\ndef main():\n    ";
 
 /// Shares the context out, and concludes from what the agents wrote.
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let mut context = Session::new(input.text_or("prompt", PROMPT)?)?;
-    context.finish().await?;
+    context.flush().await?;
 
     let mut task = input.clone();
     task.set("prompt", Value::Nil); // the agents have its KV
@@ -48,8 +47,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
         tell(&mut context, &[role, "{text}"].concat(), agent, report.get("tokens"))?;
         reports.push(String::from_utf8(ended.output)?);
     }
-    context.say(input.text_or("conclusion", CONCLUSION)?)?;
-    let reply = context.reply(&input.plan("conclusion_tokens", 24)?).await?;
+    context.append(input.text_or("conclusion", CONCLUSION)?)?;
+    let reply = context.reply(&input.sampling("conclusion_tokens", 24)?).await?;
     let usage = context.usage();
     let result = Object::new().text("text", &reply.text).raw("agents", &list(&reports));
     let result = result.whole("generated", generated + usage.generated);
@@ -59,29 +58,26 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 /// Writes `rounds` times: first from the context and its role, then from what the agent before it has
 /// written, too. Its last text is its result.
-async fn agent() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+async fn agent(input: Input) -> Result<Object, Box<dyn Error>> {
     let (agent, agents) = (input.whole("agent", 0, 0..=63)?, input.whole("agents", 4, 1..=64)?);
     let channels = input.text("channels")?;
-    let plan = input.plan("tokens", 24)?.branch(agent);
+    let sampling = input.sampling("tokens", 24)?.branch(agent);
 
     let mut session = Session::copy(&KvFile::granted("context")?)?;
     tell(&mut session, input.text_or("role", ROLE)?, agent, None)?;
-    let mut reply = session.reply(&plan).await?;
+    let mut reply = session.reply(&sampling).await?;
     for _ in 1..input.whole("rounds", 2, 1..=64)? {
         let next = format!("{}/{}", channels, (agent + 1) % agents);
         process::channel_send(&next, format!("{:?}", reply.tokens))?;
         let heard = process::channel_recv(&format!("{}/{}", channels, agent)).await?;
         let heard = json::decode(&heard)?;
         tell(&mut session, input.text_or("heard", HEARD)?, agent, Some(&heard))?;
-        reply = session.reply(&plan).await?;
+        reply = session.reply(&sampling).await?;
     }
     let report = Object::new().text("text", &reply.text);
     let report = report.raw("tokens", &format!("{:?}", reply.tokens));
     let usage = session.usage();
-    let report = report.whole("generated", usage.generated).whole("prefilled", usage.prefilled);
-    process::send(report.finish())?;
-    Ok(())
+    Ok(report.whole("generated", usage.generated).whole("prefilled", usage.prefilled))
 }
 
 /// Says a template to an agent, numbered from 1, with these tokens in the place of its text: as tokens,
@@ -94,8 +90,8 @@ fn tell(
 ) -> symphony::Result<()> {
     let number = format!("{}", agent + 1);
     let (before, after) = template.split_once("{text}").unwrap_or((template, ""));
-    session.say(&fill(before, &[("agent", &number)]))?;
+    session.append(&fill(before, &[("agent", &number)]))?;
     let tokens = text.and_then(Value::as_array).unwrap_or_default();
-    session.push(&tokens.iter().filter_map(Value::as_u32).collect::<Vec<_>>());
-    session.say(&fill(after, &[("agent", &number)]))
+    session.append_tokens(&tokens.iter().filter_map(Value::as_u32).collect::<Vec<_>>())?;
+    session.append(&fill(after, &[("agent", &number)]))
 }

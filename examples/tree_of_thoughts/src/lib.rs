@@ -6,8 +6,6 @@ use symphony::json::{list, quote, Object};
 use symphony::prompt::fill;
 use symphony::{process, try_join_all, Input, Session};
 
-symphony::main!(async run);
-
 const PROMPT: &str = "\"\"\"Sorts a list of numbers, step by step.\"\"\"\n\n\ndef sort(numbers):\n";
 const STEP: &str = "    # Step {level}.\n";
 const JUDGE: &str = "\n\n# Is this right?\nok =";
@@ -20,12 +18,12 @@ struct Node {
     score: f64,
 }
 
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let (levels, branches) =
         (input.whole("levels", 3, 1..=16)?, input.whole("branches", 3, 1..=64)?);
     let breadth = input.whole("breadth", 2, 1..=64)?;
-    let plan = input.plan("tokens", 16)?;
+    let sampling = input.sampling("tokens", 16)?;
     let (words, judge) = (input.text_or("step", STEP)?, input.text_or("judge", JUDGE)?);
     let (good, bad) = (input.text_or("good", " True")?, input.text_or("bad", " False")?);
 
@@ -35,11 +33,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     for level in 0..levels {
         let words = &fill(words, &[("level", &format!("{}", level + 1))]);
         let ways = frontier.iter_mut().enumerate().map(|(place, Node { session, steps, .. })| {
-            let (steps, plan) = (&*steps, &plan);
+            let (steps, sampling) = (&*steps, &sampling);
             session.fan_out(branches, move |way, mut session| async move {
-                session.say(words)?;
-                let reply = session.reply(&plan.branch(place * branches + way)).await?;
-                let score = session.judge(judge, good, bad).await?;
+                session.append(words)?;
+                let reply = session.reply(&sampling.branch(place * branches + way)).await?;
+                let score = session.log_odds(judge, good, bad).await?;
                 let steps = [steps.as_slice(), &[reply.text]].concat();
                 Ok(Node { session, steps, score })
             })
@@ -54,8 +52,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
 
     let Node { mut session, steps, score } = frontier.swap_remove(0);
-    session.say(input.text_or("conclusion", CONCLUSION)?)?;
-    let reply = session.reply(&input.plan("conclusion_tokens", 16)?).await?;
+    session.append(input.text_or("conclusion", CONCLUSION)?)?;
+    let reply = session.reply(&input.sampling("conclusion_tokens", 16)?).await?;
     let result = Object::new().text("text", &reply.text).decimal("score", score);
     let result = result.raw("steps", &list(steps.iter().map(|step| quote(step))));
     let result = result.raw("levels", &list(levels_seen));

@@ -26,7 +26,7 @@ fn search(levels: usize, branches: usize, breadth: usize, temperature: f32) -> (
         levels, branches, breadth, temperature
     );
     let host = Host::new().input(input).model(logits);
-    let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+    let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
     outcome.unwrap().unwrap();
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     (json::decode(&seen.sent[0]).unwrap(), seen)

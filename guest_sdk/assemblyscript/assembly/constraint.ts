@@ -1,15 +1,16 @@
 // Constraints: texts that are instances of a JSON schema, or match a regular expression or a grammar.
 
-import { Errno, Result, errnoOf, failure, success } from "./errno";
+import { Errno, Outcome, Result } from "./errno";
+import { errnoOf, failure, outcome, success } from "./failure";
 import * as raw from "./raw";
 import { decodeUtf8, encodeUtf8 } from "./utf8";
 
 /**
- * A compiled schema, expression or grammar, for `PredOptions.constraint`. The server compiles each
+ * A compiled schema, expression or grammar, for `Sampling.constraint`. The server compiles each
  * text once and keeps it. The state of a text is each file's: it follows from the tokens that were
- * appended since the constraint was first used on it, so forks go on from where they are forked, and
+ * appended since the constraint was first used on it, so forks continue from where they are forked, and
  * `truncate` takes text back. One text behind another in the same file takes another constraint, or
- * `PredOptions.since`.
+ * `Sampling.constraintSince`.
  */
 export class Constraint {
   constructor(
@@ -18,39 +19,54 @@ export class Constraint {
   ) {}
 
   /**
-   * Texts that are instances of a JSON schema, which is JSON itself. The `reason` of a failure says
-   * what is wrong and where, such as `at #/properties/age: Invalid type: intger`.
+   * Texts that are instances of a JSON schema, which is JSON itself. The words of a failure say what is
+   * wrong and where, such as `at #/properties/age: Invalid type: intger`.
    */
-  static jsonSchema(schema: string): Result<Constraint> {
-    return Constraint.compile(0, schema);
+  static jsonSchema(schema: string): Constraint {
+    return Constraint.tryJsonSchema(schema).value;
+  }
+
+  static tryJsonSchema(schema: string): Result<Constraint> {
+    return compile(0, schema, "Constraint.jsonSchema");
   }
 
   /** Texts that a regular expression matches from beginning to end; it has no look-around. */
-  static regex(expression: string): Result<Constraint> {
-    return Constraint.compile(1, expression);
+  static regex(expression: string): Constraint {
+    return Constraint.tryRegex(expression).value;
+  }
+
+  static tryRegex(expression: string): Result<Constraint> {
+    return compile(1, expression, "Constraint.regex");
   }
 
   /** Texts of a context-free grammar in Lark's syntax; it begins with `start`. */
-  static lark(grammar: string): Result<Constraint> {
-    return Constraint.compile(2, grammar);
+  static lark(grammar: string): Constraint {
+    return Constraint.tryLark(grammar).value;
   }
 
-  /** Closes it; generations that use it go on. */
-  close(): Errno {
-    const errno = errnoOf(raw.constraint_close(this.handle));
+  static tryLark(grammar: string): Result<Constraint> {
+    return compile(2, grammar, "Constraint.lark");
+  }
+
+  /** Closes it; generations that use it continue. */
+  close(): void {
+    this.tryClose().demand();
+  }
+
+  tryClose(): Outcome {
+    const closed = outcome(raw.constraint_close(this.handle), "Constraint.close");
     this.handle = 0;
-    return errno;
+    return closed;
   }
+}
 
-  private static compile(kind: i32, text: string): Result<Constraint> {
-    const bytes = encodeUtf8(text);
-    const made = raw.constraint(kind, changetype<usize>(bytes), bytes.byteLength);
-    if (made > 0) return success(new Constraint(made));
-    const errno = errnoOf(made);
-    const told = errno == Errno.EINVAL || errno == Errno.EFBIG;
-    const words = told ? lastError() : "";
-    return failure<Constraint>(errno, words.length ? "constraint: " + words : "constraint");
-  }
+function compile(kind: i32, text: string, call: string): Result<Constraint> {
+  const bytes = encodeUtf8(text);
+  const made = raw.constraint(kind, changetype<usize>(bytes), bytes.byteLength);
+  if (made > 0) return success(new Constraint(made));
+  const errno = errnoOf(made);
+  const told = errno == Errno.EINVAL || errno == Errno.EFBIG;
+  return failure<Constraint>(errno, call, told ? lastError() : "");
 }
 
 /** What was wrong, in words, with the last call that failed and has any. */

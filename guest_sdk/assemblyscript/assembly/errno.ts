@@ -1,6 +1,5 @@
-// What a call answers when it fails. AssemblyScript has no exceptions to catch, so nothing here throws
-// behind a program's back: a call without a value returns an `Errno`, a call with one a `Result`, and
-// `check` and `unwrap` end the program with words when it can't go on anyway.
+// What a call answers when it fails. AssemblyScript has no exceptions to catch. So a call has two forms:
+// `open` ends the run, with words, where it fails; `tryOpen` returns the failure instead.
 
 /** The errors of the ABI; `OK` is none. */
 export enum Errno {
@@ -25,86 +24,78 @@ export enum Errno {
   ECANCELED = 125,
 }
 
-/** The name of an error and what it means. */
+/** The name of an error, what it means, and what to do. */
 export function describe(errno: Errno): string {
   switch (errno) {
     case Errno.OK: return "OK";
-    case Errno.ENOENT: return "ENOENT, there is no such thing";
-    case Errno.EIO: return "EIO, the work failed";
-    case Errno.EBADF: return "EBADF, no such handle or ticket";
-    case Errno.EAGAIN: return "EAGAIN, not now";
-    case Errno.ENOMEM: return "ENOMEM, out of memory or pages";
-    case Errno.EACCES: return "EACCES, not allowed";
-    case Errno.EFAULT: return "EFAULT, a pointer outside memory";
-    case Errno.EBUSY: return "EBUSY, the file is in use";
-    case Errno.EEXIST: return "EEXIST, the name is taken";
-    case Errno.EINVAL: return "EINVAL, an argument is wrong";
-    case Errno.EFBIG: return "EFBIG, too large";
-    case Errno.ENOSPC: return "ENOSPC, no space is left";
-    case Errno.EPIPE: return "EPIPE, the other end has closed";
-    case Errno.ENAMETOOLONG: return "ENAMETOOLONG, the name is too long";
-    case Errno.ENOSYS: return "ENOSYS, this server does not do that";
-    case Errno.ETIMEDOUT: return "ETIMEDOUT, the time is over";
-    case Errno.EDQUOT: return "EDQUOT, the tenant's quota is used up";
-    case Errno.ECANCELED: return "ECANCELED, the work was dropped";
+    case Errno.ENOENT: return "ENOENT, there is no such name: check its spelling";
+    case Errno.EIO: return "EIO, the server failed at it: try again, or see the server's log";
+    case Errno.EBADF: return "EBADF, no such handle or ticket: it was closed or taken before";
+    case Errno.EAGAIN: return "EAGAIN, not now: try again later";
+    case Errno.ENOMEM: return "ENOMEM, no pages or memory are left: close files or fork less";
+    case Errno.EACCES: return "EACCES, not allowed: ask for the right, or ask the operator";
+    case Errno.EFAULT: return "EFAULT, a pointer is outside memory: check pointer and length";
+    case Errno.EBUSY: return "EBUSY, a generation uses the file: let it end, or cancel it";
+    case Errno.EEXIST: return "EEXIST, the name is taken: replace it, or choose another";
+    case Errno.EINVAL: return "EINVAL, an argument is wrong: check what the call takes";
+    case Errno.EFBIG: return "EFBIG, too large: shorten it";
+    case Errno.ENOSPC: return "ENOSPC, no space is left: remove files";
+    case Errno.EPIPE: return "EPIPE, the other end has closed: finish";
+    case Errno.ENAMETOOLONG: return "ENAMETOOLONG, the name is too long: shorten it";
+    case Errno.ENOSYS: return "ENOSYS, this server does not support it: do without it";
+    case Errno.ETIMEDOUT: return "ETIMEDOUT, the time is over: allow more";
+    case Errno.EDQUOT: return "EDQUOT, the quota is used up: close files, fork less, or ask for more";
+    case Errno.ECANCELED: return "ECANCELED, the work was cancelled";
     default: return "errno " + (errno as i32).toString();
   }
 }
 
-/** The error in a call's raw result; `OK` for zero and above. */
-export function errnoOf(result: i32): Errno {
-  return result < 0 ? -result : Errno.OK;
-}
-
-/** Ends the program when `errno` is an error; `what` says what was tried. */
-export function check(errno: Errno, what: string = "a call"): void {
-  if (errno != Errno.OK) throw new Error(what + ": " + describe(errno));
-}
-
-/** A value, or the error that stands in its place. */
-export class Result<T> {
-  private content: T;
-
+/** How a `try...` call ended that gives no value. */
+export class Outcome {
   constructor(
-    content: T,
-    /** `OK` when there is a value. */
-    readonly errno: Errno,
-    /** What was tried, for messages. */
-    readonly what: string,
-  ) {
-    this.content = content;
-  }
+    /** `OK` when it succeeded. */
+    readonly errno: Errno = Errno.OK,
+    /** The call with its operand, such as `KvFile.open("prompts/review")`. */
+    readonly call: string = "",
+    /** Words for this failure that are better than those of the errno; "": there are none. */
+    readonly detail: string = "",
+  ) {}
 
-  /** Whether there is a value. */
+  /** Whether it succeeded. */
   get ok(): bool {
     return this.errno == Errno.OK;
   }
 
-  /** The value; ends the program with the reason when there is none. */
-  unwrap(): T {
+  /** The call, why it failed, and what to do. */
+  get reason(): string {
+    return this.call + ": " + (this.detail.length ? this.detail : describe(this.errno));
+  }
+
+  /** Ends the run with the reason, if it failed. */
+  demand(): void {
     if (this.errno != Errno.OK) throw new Error(this.reason);
+  }
+}
+
+/** How a `try...` call ended: with a value, or with the error that stands in its place. */
+export class Result<T> extends Outcome {
+  constructor(
+    private readonly content: T,
+    errno: Errno,
+    call: string = "",
+    detail: string = "",
+  ) {
+    super(errno, call, detail);
+  }
+
+  /** The value; ends the run with the reason when there is none. */
+  get value(): T {
+    this.demand();
     return this.content;
   }
 
   /** The value, or `other` when there is none. */
   or(other: T): T {
-    return this.errno == Errno.OK ? this.content : other;
+    return this.ok ? this.content : other;
   }
-
-  /** What was tried and why it failed. */
-  get reason(): string {
-    return this.what + ": " + describe(this.errno);
-  }
-}
-
-/** A result with a value. */
-export function success<T>(value: T): Result<T> {
-  return new Result<T>(value, Errno.OK, "");
-}
-
-/** A result without one. */
-export function failure<T>(errno: Errno, what: string): Result<T> {
-  // Nothing reads the content of a failed result, so a reference in it may be null.
-  if (isReference<T>()) return new Result<T>(changetype<T>(0), errno, what);
-  return new Result<T>(<T>0, errno, what);
 }

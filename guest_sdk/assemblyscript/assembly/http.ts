@@ -1,6 +1,7 @@
 // HTTP, as far as the operator lets the tenant: nothing, where nothing is allowed (EACCES).
 
-import { Errno, Result, failure, success } from "./errno";
+import { Errno, Result } from "./errno";
+import { failure, named, success } from "./failure";
 import { Decoder, Encoder } from "./msgpack";
 import * as raw from "./raw";
 import { Ticket } from "./tickets";
@@ -44,7 +45,8 @@ export class HttpRequest {
     request.text("headers").map(this.count).encoded(this.headers.bytes());
     if (this.timeoutMs > 0) request.text("timeout_ms").integer(this.timeoutMs);
     const bytes = request.bytes();
-    return new HttpCall(raw.http(changetype<usize>(bytes), bytes.byteLength), "http");
+    const call = named("HttpRequest.send", this.url);
+    return new HttpCall(raw.http(changetype<usize>(bytes), bytes.byteLength), call);
   }
 }
 
@@ -71,8 +73,12 @@ export class HttpResponse {
 /** A request under way. */
 export class HttpCall extends Ticket {
   /** Suspends until the answer is there. A status such as 404 is one. EACCES: not allowed. */
-  response(): Result<HttpResponse> {
-    const bytes = this.bytes();
+  response(): HttpResponse {
+    return this.tryResponse().value;
+  }
+
+  tryResponse(): Result<HttpResponse> {
+    const bytes = this.tryBytes();
     if (!bytes.ok) return this.error<HttpResponse>();
     const decoder = new Decoder(this.payload);
     const response = new HttpResponse();
@@ -83,7 +89,7 @@ export class HttpCall extends Ticket {
       else if (key == "headers") readHeaders(decoder, response.headers);
       else decoder.skip();
     }
-    if (!decoder.finished) return failure<HttpResponse>(Errno.EIO, this.what);
+    if (!decoder.finished) return failure<HttpResponse>(Errno.EIO, this.call);
     return success(response);
   }
 }

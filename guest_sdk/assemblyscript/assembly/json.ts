@@ -3,6 +3,8 @@
 // wrong where others would read 1.5 as an integer or a missing list as an empty one.
 
 import { decimal } from "./decimal";
+import { Errno, Result } from "./errno";
+import { failure, success } from "./failure";
 import { decodeUtf8 } from "./utf8";
 
 const DEPTH_MAX: i32 = 64;
@@ -33,10 +35,7 @@ export class Json {
 
   /** Reads a text; a text that is no JSON ends the program with the place and the reason. */
   static parse(text: string): Json {
-    const reader = new JsonReader(text);
-    const value = reader.read();
-    if (reader.error.length) throw new Error(reader.error);
-    return value;
+    return Json.tryParse(text).value;
   }
 
   /** Reads UTF-8 bytes, as `parse` does. */
@@ -44,11 +43,11 @@ export class Json {
     return Json.parse(decodeUtf8(bytes));
   }
 
-  /** Reads a text; null when it is no JSON. */
-  static tryParse(text: string): Json | null {
+  static tryParse(text: string): Result<Json> {
     const reader = new JsonReader(text);
     const value = reader.read();
-    return reader.error.length ? null : value;
+    if (reader.error.length) return failure<Json>(Errno.EINVAL, "JSON", reader.error);
+    return success(value);
   }
 
   static ofString(value: string): Json {
@@ -223,7 +222,7 @@ class JsonReader {
 
   private fail(wanted: string): Json {
     if (!this.error.length) {
-      this.error = "JSON: expected " + wanted + " at character " + this.at.toString();
+      this.error = "expected " + wanted + " at character " + this.at.toString();
     }
     return new Json(JsonKind.NULL);
   }

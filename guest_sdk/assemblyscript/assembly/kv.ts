@@ -1,9 +1,12 @@
 // KV files: lists of entries, each a token, its position and its keys and values in every layer.
 
-import { Errno, Result, errnoOf, failure, success } from "./errno";
+import { Errno, Outcome, Result } from "./errno";
+import { demand, errnoOf, failure, named, outcome, success, tokenCount } from "./failure";
+import { Generation } from "./generation";
 import { Decoder } from "./msgpack";
 import { Pred, PredOptions } from "./pred";
 import * as raw from "./raw";
+import { Sampling } from "./sampling";
 import { TokenStream } from "./stream";
 import { encodeUtf8 } from "./utf8";
 
@@ -53,54 +56,77 @@ export class KvStat {
 
 /**
  * A handle on a KV file. `create`, `fork` and `extract` do not wait, and neither does what follows
- * them: calls take effect in the order made, and a file that could not be made answers every call
- * with the reason.
+ * them: calls take effect in the order made, and where making it failed later, the first call that
+ * needs the content says so.
  */
 export class KvFile {
   constructor(
-    /** The handle's number, or minus an errno when there is no file. */
+    /** The handle's number. */
     readonly handle: i32,
   ) {}
 
   /** An empty file. */
   static create(): KvFile {
-    return new KvFile(raw.kv_create());
+    return KvFile.tryCreate().value;
+  }
+
+  static tryCreate(): Result<KvFile> {
+    return made(raw.kv_create(), "KvFile.create");
   }
 
   /** A private view of a named file, as it is now. */
-  static open(path: string, rights: u32 = Rights.ALL): Result<KvFile> {
+  static open(path: string, rights: u32 = Rights.ALL): KvFile {
+    return KvFile.tryOpen(path, rights).value;
+  }
+
+  static tryOpen(path: string, rights: u32 = Rights.ALL): Result<KvFile> {
     const name = encodeUtf8(path);
     const handle = raw.kv_open(changetype<usize>(name), name.byteLength, rights);
-    return handle < 0 ? failure<KvFile>(-handle, "kv_open " + path) : success(new KvFile(handle));
+    return made(handle, named("KvFile.open", path), NO_FILE);
   }
 
   /** The file that was granted to this program under a name. */
-  static granted(name: string): Result<KvFile> {
+  static granted(name: string): KvFile {
+    return KvFile.tryGranted(name).value;
+  }
+
+  static tryGranted(name: string): Result<KvFile> {
     const bytes = encodeUtf8(name);
     const handle = raw.kv_granted(changetype<usize>(bytes), bytes.byteLength);
-    return handle < 0 ? failure<KvFile>(-handle, "kv_granted " + name) : success(new KvFile(handle));
+    return made(handle, named("KvFile.granted", name));
   }
 
   /**
    * A file that shares the longest prefix of the tokens that one of the tenant's runs has offered;
-   * ENOENT when there is none. At least one token is left to compute.
+   * null when there is none. At least one token is left to compute.
    */
-  static matching(tokens: Array<u32>): Result<KvFile> {
+  static matching(tokens: Array<u32>): KvFile | null {
     const handle = raw.kv_match(tokens.dataStart, tokens.length);
-    return handle < 0 ? failure<KvFile>(-handle, "kv_match") : success(new KvFile(handle));
+    if (handle == -Errno.ENOENT) return null;
+    return made(handle, `KvFile.matching(${tokenCount(tokens.length)})`).value;
   }
 
   /** Takes a name away; open handles stay valid. */
-  static remove(path: string): Errno {
+  static remove(path: string): void {
+    KvFile.tryRemove(path).demand();
+  }
+
+  static tryRemove(path: string): Outcome {
     const name = encodeUtf8(path);
-    return errnoOf(raw.kv_remove(changetype<usize>(name), name.byteLength));
+    const done = raw.kv_remove(changetype<usize>(name), name.byteLength);
+    const detail = done == -Errno.ENOENT ? NO_FILE : "";
+    return new Outcome(errnoOf(done), named("KvFile.remove", path), detail);
   }
 
   /**
    * The tenant's files whose names begin with `prefix`; EFBIG where there are too many for one
    * listing (`listAfter`). Below `public/<tenant>/` they are what that tenant publishes.
    */
-  static list(prefix: string = ""): Result<Array<KvStat>> {
+  static list(prefix: string = ""): Array<KvStat> {
+    return KvFile.tryList(prefix).value;
+  }
+
+  static tryList(prefix: string = ""): Result<Array<KvStat>> {
     const name = encodeUtf8(prefix);
     const from = changetype<usize>(name);
     let bytes = new ArrayBuffer(1024);
@@ -109,11 +135,11 @@ export class KvFile {
       bytes = new ArrayBuffer(length);
       length = raw.kv_list(from, name.byteLength, changetype<usize>(bytes), bytes.byteLength);
     }
-    return readListing(bytes, length, "kv_list");
+    return readListing(bytes, length, named("KvFile.list", prefix));
   }
 
   /** At most `max` of these files, in order, from the first one behind the path `after`. */
-  static listAfter(prefix: string, after: string, max: u32): Result<Array<KvStat>> {
+  static listAfter(prefix: string, after: string, max: u32): Array<KvStat> {
     const name = encodeUtf8(prefix);
     const last = encodeUtf8(after);
     let bytes = new ArrayBuffer(1024);
@@ -122,12 +148,7 @@ export class KvFile {
       bytes = new ArrayBuffer(length);
       length = listAfter(name, last, max, bytes);
     }
-    return readListing(bytes, length, "kv_list_after");
-  }
-
-  /** Whether there is a file. Another failure of making it still shows at the first use. */
-  get ok(): bool {
-    return this.handle >= 0;
+    return readListing(bytes, length, named("KvFile.listAfter", prefix)).value;
   }
 
   /**
@@ -139,8 +160,7 @@ export class KvFile {
     options: PredOptions | null = null,
     positions: Array<u32> | null = null,
   ): Pred {
-    const places: usize = positions === null ? 0 : positions.dataStart;
-    if (positions !== null && positions.length != tokens.length) return this.refused("pred");
+    const places = placesOf(tokens, positions);
     return this.forward(tokens.dataStart, tokens.length, places, options);
   }
 
@@ -150,21 +170,20 @@ export class KvFile {
     return this.forward(ONE_TOKEN, 1, 0, options);
   }
 
-  /** `pred`, done when this returns: one call of the host's, for who waits for it at once. */
-  predNow(
+  /** `pred`, done when this returns: one call of the host's, for a program that waits at once. */
+  predBlocking(
     tokens: Array<u32>,
     options: PredOptions | null = null,
     positions: Array<u32> | null = null,
   ): Pred {
-    const places: usize = positions === null ? 0 : positions.dataStart;
-    if (positions !== null && positions.length != tokens.length) return this.refused("pred");
-    return this.forwardNow(tokens.dataStart, tokens.length, places, options);
+    const places = placesOf(tokens, positions);
+    return this.forwardBlocking(tokens.dataStart, tokens.length, places, options);
   }
 
   /** `decode`, done when this returns: the loop that decodes a token at a time. */
-  decodeNow(token: u32, options: PredOptions | null = null): Pred {
+  decodeBlocking(token: u32, options: PredOptions | null = null): Pred {
     store<u32>(ONE_TOKEN, token);
-    return this.forwardNow(ONE_TOKEN, 1, 0, options);
+    return this.forwardBlocking(ONE_TOKEN, 1, 0, options);
   }
 
   /** Appends tokens and asks for nothing. What follows need not wait for it. */
@@ -172,91 +191,118 @@ export class KvFile {
     return this.forward(tokens.dataStart, tokens.length, 0, NOTHING_WANTED);
   }
 
+  /** The text that the model writes behind a prompt: a task, or piece by piece with `next`. */
+  generate(prompt: Array<u32>, sampling: Sampling = new Sampling()): Generation {
+    return new Generation(this, prompt, sampling);
+  }
+
   /**
-   * Samples, appends and goes on by itself: at most `max` tokens behind `tokens` (-1: as many as the
-   * context has room for), until one of `stop`, which is given and not appended. The server may
-   * append up to `ahead` tokens that were not taken yet (-1: its default, 8). A program that has no
-   * use for each token as it comes is woken once `lot` of them are there (at most `ahead` + 1), or
-   * the last one. `options` are a pred's:
-   * `argmax` or `sample`, `logprobs`, `bias`, `allow`.
+   * The tokens that the model writes behind a prompt, without the stop texts of `generate`. The server
+   * samples, appends and continues by itself. A token that ends the text is given and not appended.
    */
-  generate(
-    tokens: Array<u32>,
-    max: i32 = -1,
-    stop: Array<u32> = [],
-    options: PredOptions | null = null,
-    ahead: i32 = -1,
-    lot: i32 = 1,
-  ): TokenStream {
-    if (!this.ok) return new TokenStream(this.handle, "generate");
-    const asked = options === null ? new PredOptions() : options;
-    const bytes = asked.bytesOfGeneration(max, stop, ahead, lot);
-    const from = changetype<usize>(bytes);
+  stream(prompt: Array<u32>, sampling: Sampling = new Sampling()): TokenStream {
+    const options = sampling.encoded();
+    const from = changetype<usize>(options);
     const stream = new TokenStream(
-      raw.generate(this.handle, tokens.dataStart, tokens.length, from, bytes.byteLength),
-      "generate");
-    stream.recordBytes = asked.recordBytes;
+      raw.generate(this.handle, prompt.dataStart, prompt.length, from, options.byteLength),
+      "KvFile.stream");
+    stream.recordBytes = 8 * (1 + max(sampling.logprobs, 0));
+    stream.given = prompt.length;
     return stream;
   }
 
   /** A copy that shares pages until either side writes. */
   fork(): KvFile {
-    return new KvFile(this.ok ? raw.kv_fork(this.handle) : this.handle);
+    return this.tryFork().value;
+  }
+
+  tryFork(): Result<KvFile> {
+    return made(raw.kv_fork(this.handle), "KvFile.fork");
   }
 
   /** A new file of the entries in these (start, end) pairs, positions kept. */
   extract(ranges: Array<u32>): KvFile {
-    if (!this.ok) return new KvFile(this.handle);
-    if (ranges.length & 1) return new KvFile(-Errno.EINVAL);
-    return new KvFile(raw.kv_extract(this.handle, ranges.dataStart, ranges.length >> 1));
+    return this.tryExtract(ranges).value;
+  }
+
+  tryExtract(ranges: Array<u32>): Result<KvFile> {
+    const even = (ranges.length & 1) == 0;
+    const pairs = ranges.length >> 1;
+    const handle = even ? raw.kv_extract(this.handle, ranges.dataStart, pairs) : -Errno.EINVAL;
+    return made(handle, `KvFile.extract(${ranges.join(", ")})`);
   }
 
   /** Appends the entries from `start` to `end` of another file. */
-  append(source: KvFile, start: u32, end: u32): Errno {
-    if (!this.ok || !source.ok) return errnoOf(this.ok ? source.handle : this.handle);
-    return errnoOf(raw.kv_append(this.handle, source.handle, start, end));
+  append(source: KvFile, start: u32, end: u32): void {
+    demand(raw.kv_append(this.handle, source.handle, start, end), "KvFile.append");
+  }
+
+  tryAppend(source: KvFile, start: u32, end: u32): Outcome {
+    return outcome(raw.kv_append(this.handle, source.handle, start, end), "KvFile.append");
   }
 
   /** Rolls back to `length` entries. */
-  truncate(length: u32): Errno {
-    return errnoOf(this.ok ? raw.kv_truncate(this.handle, length) : this.handle);
+  truncate(length: u32): void {
+    const done = raw.kv_truncate(this.handle, length);
+    if (done < 0) demand(done, `KvFile.truncate(${length})`);
+  }
+
+  tryTruncate(length: u32): Outcome {
+    return outcome(raw.kv_truncate(this.handle, length), `KvFile.truncate(${length})`);
   }
 
   /** The number of entries; suspends until what was asked before has been done. */
-  length(): Result<i32> {
-    const length = this.ok ? raw.kv_len(this.handle) : this.handle;
-    return length < 0 ? failure<i32>(-length, "kv_len") : success(length);
+  length(): i32 {
+    const length = raw.kv_len(this.handle);
+    demand(length, "KvFile.length");
+    return length;
+  }
+
+  tryLength(): Result<i32> {
+    const length = raw.kv_len(this.handle);
+    return length < 0 ? failure<i32>(-length, "KvFile.length") : success(length);
   }
 
   /** What there is to tell of the file. */
-  stat(): Result<KvStat> {
-    if (!this.ok) return failure<KvStat>(-this.handle, "kv_stat");
+  stat(): KvStat {
+    return this.tryStat().value;
+  }
+
+  tryStat(): Result<KvStat> {
     let bytes = new ArrayBuffer(512);
     let length = raw.kv_stat(this.handle, changetype<usize>(bytes), bytes.byteLength);
     while (length > bytes.byteLength) {
       bytes = new ArrayBuffer(length);
       length = raw.kv_stat(this.handle, changetype<usize>(bytes), bytes.byteLength);
     }
-    if (length < 0) return failure<KvStat>(-length, "kv_stat");
+    if (length < 0) return failure<KvStat>(-length, "KvFile.stat");
     const decoder = new Decoder(bytes.slice(0, length));
     const stat = readStat(decoder);
-    return decoder.failed ? failure<KvStat>(Errno.EIO, "kv_stat") : success(stat);
+    return decoder.failed ? failure<KvStat>(Errno.EIO, "KvFile.stat") : success(stat);
   }
 
   /** `count` tokens from entry `start`. */
-  tokens(start: u32, count: i32): Result<Array<u32>> {
+  tokens(start: u32, count: i32): Array<u32> {
+    return this.tryTokens(start, count).value;
+  }
+
+  tryTokens(start: u32, count: i32): Result<Array<u32>> {
     const tokens = new Array<u32>(count);
-    const done = this.ok ? raw.kv_tokens(this.handle, start, count, tokens.dataStart) : this.handle;
-    if (done < 0) return failure<Array<u32>>(-done, "kv_tokens");
+    const done = raw.kv_tokens(this.handle, start, count, tokens.dataStart);
+    if (done < 0) return failure<Array<u32>>(-done, `KvFile.tokens(${start}, ${count})`);
     tokens.length = done;
     return success(tokens);
   }
 
   /** Names what the file holds now, for the tenant's other runs; what it gets later is not the name's. */
-  save(path: string, flags: u32 = 0): Errno {
-    if (!this.ok) return errnoOf(this.handle);
+  save(path: string, flags: u32 = 0): void {
+    this.trySave(path, flags).demand();
+  }
+
+  trySave(path: string, flags: u32 = 0): Outcome {
     const name = encodeUtf8(path);
-    return errnoOf(raw.kv_save(this.handle, changetype<usize>(name), name.byteLength, flags));
+    const done = raw.kv_save(this.handle, changetype<usize>(name), name.byteLength, flags);
+    return outcome(done, named("KvFile.save", path));
   }
 
   /**
@@ -264,42 +310,58 @@ export class KvFile {
    * `matching`; returns how many entries they can find. The server keeps it as long as it has room.
    * Only for files whose entries were each computed from exactly those before (EINVAL).
    */
-  offer(): Result<i32> {
-    const taken = this.ok ? raw.kv_offer(this.handle) : this.handle;
-    return taken < 0 ? failure<i32>(-taken, "kv_offer") : success(taken);
+  offer(): i32 {
+    return this.tryOffer().value;
+  }
+
+  tryOffer(): Result<i32> {
+    const taken = raw.kv_offer(this.handle);
+    return taken < 0 ? failure<i32>(-taken, "KvFile.offer") : success(taken);
   }
 
   /** Says what is planned with the file. */
-  advise(advice: Advice, argument: i64 = 0): Errno {
-    return errnoOf(this.ok ? raw.kv_advise(this.handle, advice, argument) : this.handle);
+  advise(advice: Advice, argument: i64 = 0): void {
+    this.tryAdvise(advice, argument).demand();
+  }
+
+  tryAdvise(advice: Advice, argument: i64 = 0): Outcome {
+    return outcome(raw.kv_advise(this.handle, advice, argument), "KvFile.advise");
   }
 
   /** Gives a child (or the parent, 0) a handle of its own with at most these rights. */
-  grant(pid: i32, rights: u32, name: string): Errno {
-    if (!this.ok) return errnoOf(this.handle);
-    const bytes = encodeUtf8(name);
-    const from = changetype<usize>(bytes);
-    return errnoOf(raw.kv_grant(this.handle, pid, rights, from, bytes.byteLength));
+  grant(pid: i32, rights: u32, name: string): void {
+    this.tryGrant(pid, rights, name).demand();
   }
 
-  /** Closes the handle; pages that nobody else holds are free again. */
-  close(): Errno {
-    return errnoOf(this.ok ? raw.kv_close(this.handle) : this.handle);
+  tryGrant(pid: i32, rights: u32, name: string): Outcome {
+    const bytes = encodeUtf8(name);
+    const from = changetype<usize>(bytes);
+    const done = raw.kv_grant(this.handle, pid, rights, from, bytes.byteLength);
+    return outcome(done, named("KvFile.grant", name));
+  }
+
+  /** Closes the handle; pages that no other file holds are free again. */
+  close(): void {
+    this.tryClose().demand();
+  }
+
+  tryClose(): Outcome {
+    return outcome(raw.kv_close(this.handle), "KvFile.close");
   }
 
   private forward(tokens: usize, count: i32, places: usize, options: PredOptions | null): Pred {
-    if (!this.ok) return new Pred(this.handle, "pred");
-    if (options === null) return new Pred(raw.pred(this.handle, tokens, count, places, 0, 0), "pred");
-    const bytes = options.bytes();
-    const from = changetype<usize>(bytes);
+    const opts = options === null ? EMPTY : options.bytes();
+    const from = changetype<usize>(opts);
     const pred = new Pred(
-      raw.pred(this.handle, tokens, count, places, from, bytes.byteLength), "pred");
-    pred.recordBytes = options.recordBytes;
+      raw.pred(this.handle, tokens, count, places, from, opts.byteLength), "KvFile.pred");
+    pred.given = count;
+    if (options !== null) pred.recordBytes = options.recordBytes;
     return pred;
   }
 
-  private forwardNow(tokens: usize, count: i32, places: usize, options: PredOptions | null): Pred {
-    if (!this.ok) return new Pred(this.handle, "pred");
+  private forwardBlocking(
+    tokens: usize, count: i32, places: usize, options: PredOptions | null,
+  ): Pred {
     const opts = options === null ? EMPTY : options.bytes();
     const from = changetype<usize>(opts);
     let room = new ArrayBuffer(RESULT_ROOM);
@@ -314,13 +376,25 @@ export class KvFile {
     }
     const payload = length < 0 ? EMPTY : length < room.byteLength ? room.slice(0, length) : room;
     const pred = Pred.done(payload, errnoOf(length));
+    pred.given = count;
     if (options !== null) pred.recordBytes = options.recordBytes;
     return pred;
   }
+}
 
-  private refused(what: string): Pred {
-    return new Pred(-Errno.EINVAL, what + ": as many positions as tokens");
+const NO_FILE = "ENOENT, there is no file of that name: KvFile.list() tells which there are";
+
+function made(handle: i32, call: string, noFile: string = ""): Result<KvFile> {
+  if (handle >= 0) return success(new KvFile(handle));
+  return failure<KvFile>(-handle, call, handle == -Errno.ENOENT ? noFile : "");
+}
+
+function placesOf(tokens: Array<u32>, positions: Array<u32> | null): usize {
+  if (positions === null) return 0;
+  if (positions.length != tokens.length) {
+    throw new Error(`KvFile.pred: ${tokenCount(tokens.length)} need as many positions, not ${positions.length}`);
   }
+  return positions.dataStart;
 }
 
 const ONE_TOKEN: usize = memory.data(4);

@@ -1,6 +1,7 @@
 // The model behind the server: what it is, and its tokenizer.
 
-import { Errno, Result, check, errnoOf, failure, success } from "./errno";
+import { Errno, Result } from "./errno";
+import { demand, errnoOf, failure, success, tokenCount } from "./failure";
 import { Decoder, Encoder } from "./msgpack";
 import * as raw from "./raw";
 import { decodeUtf8, encodeUtf8 } from "./utf8";
@@ -34,7 +35,7 @@ export function modelInfo(): ModelInfo {
 
 function readModelInfo(): ModelInfo {
   const bytes = new ArrayBuffer(max(raw.model_info(0, 0), 0));
-  check(errnoOf(raw.model_info(changetype<usize>(bytes), bytes.byteLength)), "model_info");
+  demand(raw.model_info(changetype<usize>(bytes), bytes.byteLength), "modelInfo");
   const info = new ModelInfo();
   const decoder = new Decoder(bytes);
   for (let pairs = decoder.map(); pairs > 0; pairs--) {
@@ -48,7 +49,7 @@ function readModelInfo(): ModelInfo {
     else if (key == "dtype") info.dtype = decoder.text();
     else decoder.skip();
   }
-  if (!decoder.finished) throw new Error("model_info: the answer is malformed");
+  if (!decoder.finished) throw new Error("modelInfo: the answer is malformed");
   return info;
 }
 
@@ -59,7 +60,11 @@ function readTokens(decoder: Decoder): Array<u32> {
 }
 
 /** The tokens of a text. Adds no special tokens, and their spellings in the text stay text. */
-export function tokenize(text: string): Result<Array<u32>> {
+export function tokenize(text: string): Array<u32> {
+  return tryTokenize(text).value;
+}
+
+export function tryTokenize(text: string): Result<Array<u32>> {
   const bytes = encodeUtf8(text);
   const from = changetype<usize>(bytes);
   // Few tokenizers make more tokens than bytes; one that does is asked a second time.
@@ -69,13 +74,17 @@ export function tokenize(text: string): Result<Array<u32>> {
     tokens = new Array<u32>(count);
     count = raw.tokenize(from, bytes.byteLength, tokens.dataStart, count);
   }
-  if (count < 0) return failure<Array<u32>>(errnoOf(count), "tokenize");
+  if (count < 0) return failure<Array<u32>>(errnoOf(count), `tokenize(${bytes.byteLength} bytes)`);
   tokens.length = count;
   return success(tokens);
 }
 
 /** The tokens' bytes; a token may end inside a character, so pieces go through a `Utf8Decoder`. */
-export function detokenizeBytes(tokens: Array<u32>): Result<ArrayBuffer> {
+export function detokenizeBytes(tokens: Array<u32>): ArrayBuffer {
+  return tryDetokenizeBytes(tokens).value;
+}
+
+export function tryDetokenizeBytes(tokens: Array<u32>): Result<ArrayBuffer> {
   const count = tokens.length;
   let bytes = new ArrayBuffer(16 + 16 * count);
   let length = raw.detokenize(
@@ -84,18 +93,16 @@ export function detokenizeBytes(tokens: Array<u32>): Result<ArrayBuffer> {
     bytes = new ArrayBuffer(length);
     length = raw.detokenize(tokens.dataStart, count, changetype<usize>(bytes), length);
   }
-  if (length < 0) return failure<ArrayBuffer>(errnoOf(length), "detokenize");
+  if (length < 0) return failure<ArrayBuffer>(errnoOf(length), `detokenize(${tokenCount(count)})`);
   return success(bytes.slice(0, length));
 }
 
 /** The tokens' text. */
-export function detokenize(tokens: Array<u32>): Result<string> {
-  const bytes = detokenizeBytes(tokens);
-  if (!bytes.ok) return failure<string>(bytes.errno, bytes.what);
-  return success(decodeUtf8(bytes.unwrap()));
+export function detokenize(tokens: Array<u32>): string {
+  return decodeUtf8(detokenizeBytes(tokens));
 }
 
-/** A conversation, for `tokens` through the model's own chat template. */
+/** A conversation, rendered by the model's own chat template; `Session.chat` is the simpler way. */
 export class Chat {
   private encoder: Encoder = new Encoder();
   private count: i32 = 0;
@@ -107,8 +114,20 @@ export class Chat {
     return this;
   }
 
+  /** A copy, to which others may add. */
+  copy(): Chat {
+    const copy = new Chat();
+    copy.encoder.encoded(this.encoder.bytes());
+    copy.count = this.count;
+    return copy;
+  }
+
   /** The conversation's tokens, ready for the assistant's answer. */
-  tokens(): Result<Array<u32>> {
+  tokens(): Array<u32> {
+    return this.tryTokens().value;
+  }
+
+  tryTokens(): Result<Array<u32>> {
     const list = new Encoder().array(this.count).encoded(this.encoder.bytes()).bytes();
     const from = changetype<usize>(list);
     let tokens = new Array<u32>(list.byteLength + 64);
@@ -117,7 +136,7 @@ export class Chat {
       tokens = new Array<u32>(count);
       count = raw.chat(from, list.byteLength, tokens.dataStart, count);
     }
-    if (count < 0) return failure<Array<u32>>(errnoOf(count), "chat");
+    if (count < 0) return failure<Array<u32>>(errnoOf(count), `Chat.tokens(${this.count} messages)`);
     tokens.length = count;
     return success(tokens);
   }

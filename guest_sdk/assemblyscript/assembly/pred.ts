@@ -1,67 +1,21 @@
 // One forward pass: what is asked of it, and what it answers.
 
-import { Constraint } from "./constraint";
-import { Errno, Result, failure, success } from "./errno";
+import { Errno, Result } from "./errno";
+import { failure, success, tokenCount } from "./failure";
+import { modelInfo } from "./model";
 import { Encoder } from "./msgpack";
+import { Sampling } from "./sampling";
 import { Ticket } from "./tickets";
 
-/** How a token is drawn. What is not set keeps the host's default. */
-export class Sampling {
-  private encoder: Encoder = new Encoder();
-  private count: i32 = 0;
-
-  /** 0 is greedy, 1 (the default) the model's own distribution. */
-  withTemperature(value: f64): Sampling {
-    this.key("temperature").float(value);
-    return this;
-  }
-
-  /** Only the `count` most probable tokens. */
-  withTopK(count: i32): Sampling {
-    this.key("top_k").integer(count);
-    return this;
-  }
-
-  /** Only the most probable tokens that together reach `share`. */
-  withTopP(share: f64): Sampling {
-    this.key("top_p").float(share);
-    return this;
-  }
-
-  /** Only tokens at least `share` as probable as the most probable one. */
-  withMinP(share: f64): Sampling {
-    this.key("min_p").float(share);
-    return this;
-  }
-
-  /** The same seed gives the same tokens, whatever else the server computes. */
-  withSeed(seed: u64): Sampling {
-    this.key("seed").unsigned(seed);
-    return this;
-  }
-
-  /** The MessagePack map. */
-  encoded(): ArrayBuffer {
-    return new Encoder().map(this.count).encoded(this.encoder.bytes()).bytes();
-  }
-
-  private key(name: string): Encoder {
-    this.count++;
-    return this.encoder.text(name);
-  }
-}
-
 /**
- * The options of a `pred`: where a distribution is wanted (`at`), what is to be had of it (`get`) and
- * what changes it. Each may be set once. One object may serve many calls, and is encoded once.
+ * The options of a `pred`: where a distribution is wanted (`at`), what is wanted of it, and what
+ * changes it. Each may be set once. One object may serve many calls, and is encoded once.
  */
 export class PredOptions {
   private encoder: Encoder = new Encoder();
   private count: i32 = 0;
   private ready: ArrayBuffer | null = null;
-  private biases: Encoder = new Encoder();
-  private biased: i32 = 0;
-  private beside: i32 = 0;
+  private logprobs: i32 = 0;
 
   /** A distribution at each token; without it, at the last. */
   atAll(): PredOptions {
@@ -88,22 +42,24 @@ export class PredOptions {
     return this;
   }
 
-  /** A token drawn as `sampling` says. */
+  /** A token that is chosen as `sampling` says; of that, what ends a text does not matter here. */
   sample(sampling: Sampling): PredOptions {
-    this.key("get").map(1).text("sample").encoded(sampling.encoded());
+    this.ready = null;
+    this.count += sampling.writeChoice(this.encoder);
+    this.logprobs = max(sampling.logprobs, 0);
     return this;
   }
 
-  /** With `argmax` and `sample`: the `count` most probable tokens, at most 20, in `Choice.best`. */
-  logprobs(count: i32): PredOptions {
-    this.key("logprobs").integer(count);
-    this.beside = count;
+  /** With `top`, `of` and `logits`: the biases, allowed tokens and constraint of `sampling`. */
+  limits(sampling: Sampling): PredOptions {
+    this.ready = null;
+    this.count += sampling.writeLimits(this.encoder);
     return this;
   }
 
-  /** Bytes of a chosen token and the best ones beside it. */
+  /** Bytes of a chosen token and the best ones next to it. */
   get recordBytes(): i32 {
-    return 8 * (1 + max(this.beside, 0));
+    return 8 * (1 + this.logprobs);
   }
 
   /** The `count` most probable tokens, best first. */
@@ -125,54 +81,6 @@ export class PredOptions {
     return this;
   }
 
-  /** Adds `value` to a token's logit. */
-  bias(token: u32, value: f32): PredOptions {
-    this.ready = null;
-    this.biases.unsigned(token).float(value);
-    this.biased++;
-    return this;
-  }
-
-  /** Adds `value` to the logits of all tokens whose bit is set: bit t % 8 of byte t / 8. */
-  biasMask(mask: ArrayBuffer, value: f32): PredOptions {
-    this.key("bias_mask").map(2).text("mask").binary(mask).text("value").float(value);
-    return this;
-  }
-
-  /** Allows these tokens of a vocabulary and no others. */
-  allow(tokens: Array<u32>, vocabSize: i32): PredOptions {
-    const mask = new ArrayBuffer((vocabSize + 7) >> 3);
-    const start = changetype<usize>(mask);
-    for (let i = 0; i < tokens.length; i++) {
-      if (tokens[i] >= (vocabSize as u32)) throw new Error("allow: a token past the vocabulary");
-      const at = start + (tokens[i] >> 3);
-      const bit: u32 = 1 << (tokens[i] & 7);
-      store<u8>(at, load<u8>(at) | (bit as u8));
-    }
-    return this.allowMask(mask);
-  }
-
-  /** Allows the tokens whose bit is set: bit t % 8 of byte t / 8. */
-  allowMask(mask: ArrayBuffer): PredOptions {
-    this.key("allow").binary(mask);
-    return this;
-  }
-
-  /**
-   * Allows only tokens that go on with a text of the constraint's. The text begins behind the first
-   * call on the file that has the constraint; a generation ends with it.
-   */
-  constraint(constraint: Constraint): PredOptions {
-    this.key("constraint").integer(constraint.handle);
-    return this;
-  }
-
-  /** With a constraint: its text begins with this entry of the file, from now on. */
-  since(entry: i32): PredOptions {
-    this.key("since").integer(entry);
-    return this;
-  }
-
   /** The tokens are a tree: each one's parent among them, -1 for the file's end. */
   parents(indices: Array<i32>): PredOptions {
     const list = this.key("parents").array(indices.length);
@@ -190,39 +98,10 @@ export class PredOptions {
   bytes(): ArrayBuffer {
     let bytes = this.ready;
     if (bytes === null) {
-      const biased = this.biased;
-      const all = new Encoder().map(this.count + (biased ? 1 : 0)).encoded(this.encoder.bytes());
-      if (biased) all.text("bias").map(biased).encoded(this.biases.bytes());
-      bytes = all.bytes();
+      bytes = new Encoder().map(this.count).encoded(this.encoder.bytes()).bytes();
       this.ready = bytes;
     }
     return bytes;
-  }
-
-  /** The map with the options that only a generation has: see `KvFile.generate`. */
-  bytesOfGeneration(max: i32, stop: Array<u32>, ahead: i32, lot: i32 = 1): ArrayBuffer {
-    const own = new Encoder();
-    let count = this.count + (this.biased ? 1 : 0);
-    if (max >= 0) {
-      own.text("max").integer(max);
-      count++;
-    }
-    if (stop.length) {
-      own.text("stop").array(stop.length);
-      for (let i = 0; i < stop.length; i++) own.unsigned(stop[i]);
-      count++;
-    }
-    if (ahead >= 0) {
-      own.text("ahead").integer(ahead);
-      count++;
-    }
-    if (lot != 1) {
-      own.text("lot").integer(lot);
-      count++;
-    }
-    const all = new Encoder().map(count).encoded(this.encoder.bytes()).encoded(own.bytes());
-    if (this.biased) all.text("bias").map(this.biased).encoded(this.biases.bytes());
-    return all.bytes();
   }
 
   private key(name: string): Encoder {
@@ -237,12 +116,12 @@ export class Choice {
   constructor(
     readonly token: u32,
     readonly logprob: f32,
-    /** The most probable tokens beside it, best first, as many as `logprobs` asked for. */
-    readonly best: Array<Choice> = NONE_BESIDE,
+    /** The most probable tokens, best first, as many as `logprobs` asked for. */
+    readonly best: Array<Choice> = NO_CHOICES,
   ) {}
 }
 
-const NONE_BESIDE: Array<Choice> = [];
+const NO_CHOICES: Array<Choice> = [];
 
 /** The choice in a record of so many bytes. */
 export function choiceAt(record: usize, bytes: i32): Choice {
@@ -256,28 +135,40 @@ export function choiceAt(record: usize, bytes: i32): Choice {
 
 /** A forward pass in flight; each reader suspends until it is done. */
 export class Pred extends Ticket {
-  /** Bytes of a place's token and of those beside it. */
+  /** Bytes of a place's token and of those next to it. */
   recordBytes: i32 = 8;
+  /** How many tokens it was given. */
+  given: i32 = 0;
 
   /** A pass that is done: the result's bytes, or why there are none. */
   static done(payload: ArrayBuffer, why: Errno): Pred {
-    const pred = new Pred(0, "pred");
+    const pred = new Pred(0, "KvFile.pred");
     pred.settle(payload, why);
     return pred;
   }
 
-  /** The last place's token: of argmax and sample, where one place was asked for. */
-  choice(): Result<Choice> {
-    if (this.status() != Errno.OK) return this.error<Choice>();
+  /** The last place's token: of argmax and sample. */
+  choice(): Choice {
+    return this.tryChoice().value;
+  }
+
+  tryChoice(): Result<Choice> {
+    this.wait();
+    if (this.errno != Errno.OK) return this.error<Choice>();
     const bytes = this.payload.byteLength;
     const size = this.recordBytes;
-    if (bytes < size) return failure<Choice>(Errno.EINVAL, "pred: no token was asked for");
+    if (bytes < size) return failure<Choice>(Errno.EINVAL, this.call, "the pass asked for no token");
     return success(choiceAt(changetype<usize>(this.payload) + (bytes - size), size));
   }
 
   /** A token for each place (argmax, sample), or the places' best ones after each other (top). */
-  choices(): Result<Array<Choice>> {
-    if (this.status() != Errno.OK) return this.error<Array<Choice>>();
+  choices(): Array<Choice> {
+    return this.tryChoices().value;
+  }
+
+  tryChoices(): Result<Array<Choice>> {
+    this.wait();
+    if (this.errno != Errno.OK) return this.error<Array<Choice>>();
     const size = this.recordBytes;
     const all = new Array<Choice>(0);
     for (let i = 0; i + size <= this.payload.byteLength; i += size) {
@@ -287,8 +178,28 @@ export class Pred extends Ticket {
   }
 
   /** The numbers of `of` and of `logits`, place after place. */
-  scores(): Result<Float32Array> {
-    if (this.status() != Errno.OK) return this.error<Float32Array>();
+  scores(): Float32Array {
+    return this.tryScores().value;
+  }
+
+  tryScores(): Result<Float32Array> {
+    this.wait();
+    if (this.errno != Errno.OK) return this.error<Float32Array>();
     return success(Float32Array.wrap(this.payload));
   }
+
+  get call(): string {
+    return `${this.name}(${tokenCount(this.given)})`;
+  }
+
+  protected get detail(): string {
+    return passDetail(this.errno, this.given);
+  }
+}
+
+/** What is known of a failed pass or generation beyond its errno; "" when nothing is. */
+export function passDetail(errno: Errno, given: i32): string {
+  if (errno == Errno.EINVAL && given == 0) return "EINVAL, no tokens: give at least one";
+  if (errno != Errno.EFBIG) return "";
+  return `EFBIG, the text is too long: the model's context is ${modelInfo().maxContext} tokens`;
 }

@@ -1,6 +1,7 @@
 // The run itself: its input, its user, its clock, its children and its tenant's channels.
 
-import { Errno, Result, check, errnoOf, failure, success } from "./errno";
+import { Errno, Outcome, Result } from "./errno";
+import { demand, failure, named, outcome, success } from "./failure";
 import { KvFile } from "./kv";
 import { Decoder, Encoder } from "./msgpack";
 import * as raw from "./raw";
@@ -10,7 +11,7 @@ import { decodeUtf8, encodeUtf8 } from "./utf8";
 /** The run's input bytes. */
 export function input(): ArrayBuffer {
   const bytes = new ArrayBuffer(max(raw.input_read(0, 0), 0));
-  check(errnoOf(raw.input_read(changetype<usize>(bytes), bytes.byteLength)), "input_read");
+  demand(raw.input_read(changetype<usize>(bytes), bytes.byteLength), "input");
   return bytes;
 }
 
@@ -20,21 +21,40 @@ export function inputText(): string {
 }
 
 /** Sends one message to the user of the run; waits while a connected reader is slow. */
-export function send(text: string): Errno {
-  return sendBytes(encodeUtf8(text));
+export function send(text: string): void {
+  sendBytes(encodeUtf8(text));
+}
+
+export function trySend(text: string): Outcome {
+  return trySendBytes(encodeUtf8(text));
 }
 
 /** Sends one message of any bytes. */
-export function sendBytes(bytes: ArrayBuffer): Errno {
-  return errnoOf(raw.send(changetype<usize>(bytes), bytes.byteLength));
+export function sendBytes(bytes: ArrayBuffer): void {
+  const length = bytes.byteLength;
+  const done = raw.send(changetype<usize>(bytes), length);
+  if (done < 0) demand(done, `send(${length} bytes)`);
 }
 
-/** A message that comes: from the user, or from a channel. */
+export function trySendBytes(bytes: ArrayBuffer): Outcome {
+  const length = bytes.byteLength;
+  return outcome(raw.send(changetype<usize>(bytes), length), `send(${length} bytes)`);
+}
+
+/** An item of a channel that comes. */
+export class Item extends Ticket {
+  /** Suspends until it is there. */
+  text(): string {
+    return decodeUtf8(this.bytes());
+  }
+}
+
+/** A message from the user that comes. */
 export class Incoming extends Ticket {
-  /** Suspends until it is there; EPIPE when the user has closed. */
-  text(): Result<string> {
-    const bytes = this.bytes();
-    return bytes.ok ? success(decodeUtf8(bytes.unwrap())) : this.error<string>();
+  /** Suspends until it is there; null when the user has closed. */
+  text(): string | null {
+    const bytes = this.tryBytes();
+    return bytes.errno == Errno.EPIPE ? null : decodeUtf8(bytes.value);
   }
 }
 
@@ -52,9 +72,9 @@ export enum LogLevel {
 }
 
 /** A line that is kept with the run. */
-export function log(text: string, level: LogLevel = LogLevel.INFO): Errno {
+export function log(text: string, level: LogLevel = LogLevel.INFO): void {
   const bytes = encodeUtf8(text);
-  return errnoOf(raw.log(level, changetype<usize>(bytes), bytes.byteLength));
+  demand(raw.log(level, changetype<usize>(bytes), bytes.byteLength), "log");
 }
 
 /** Ends the program with this exit code. */
@@ -81,7 +101,7 @@ export function unixMs(): i64 {
 /** Random bytes, at most 64 KiB at once. */
 export function randomBytes(count: i32): ArrayBuffer {
   const bytes = new ArrayBuffer(count);
-  check(errnoOf(raw.random(changetype<usize>(bytes), count)), "random");
+  demand(raw.random(changetype<usize>(bytes), count), `randomBytes(${count})`);
   return bytes;
 }
 
@@ -123,17 +143,21 @@ export class Child {
     what.text("input").binary(this.input);
     what.text("grants").array(this.granted).encoded(this.grants.bytes());
     const bytes = what.bytes();
-    return new Spawned(raw.spawn(changetype<usize>(bytes), bytes.byteLength), "spawn");
+    return new Spawned(raw.spawn(changetype<usize>(bytes), bytes.byteLength), "Child.spawn");
   }
 }
 
 /** A child that is being started. */
 export class Spawned extends Ticket {
   /** Suspends until the child runs; its number. */
-  pid(): Result<i32> {
-    const bytes = this.bytes();
+  pid(): i32 {
+    return this.tryPid().value;
+  }
+
+  tryPid(): Result<i32> {
+    const bytes = this.tryBytes();
     if (!bytes.ok) return this.error<i32>();
-    if (this.payload.byteLength != 4) return failure<i32>(Errno.EIO, this.what);
+    if (this.payload.byteLength != 4) return failure<i32>(Errno.EIO, this.call);
     return success(load<i32>(changetype<usize>(this.payload)));
   }
 }
@@ -156,8 +180,12 @@ export class Ended {
 /** A child whose end is waited for. */
 export class Joined extends Ticket {
   /** Suspends until the child has ended. */
-  ended(): Result<Ended> {
-    const bytes = this.bytes();
+  ended(): Ended {
+    return this.tryEnded().value;
+  }
+
+  tryEnded(): Result<Ended> {
+    const bytes = this.tryBytes();
     if (!bytes.ok) return this.error<Ended>();
     const decoder = new Decoder(this.payload);
     let code: i32 = 0;
@@ -168,14 +196,14 @@ export class Joined extends Ticket {
       else if (key == "output") output = decoder.binary();
       else decoder.skip();
     }
-    if (!decoder.finished) return failure<Ended>(Errno.EIO, this.what);
+    if (!decoder.finished) return failure<Ended>(Errno.EIO, this.call);
     return success(new Ended(code, output));
   }
 }
 
 /** Waits for a child's end. */
 export function join(pid: i32): Joined {
-  return new Joined(raw.join(pid), "join");
+  return new Joined(raw.join(pid), `join(${pid})`);
 }
 
 /** A named queue of the tenant, which all its runs share. */
@@ -186,21 +214,31 @@ export class Channel {
   ) {}
 
   /** Puts a text into the queue; EAGAIN when it stayed full. */
-  send(text: string): Errno {
-    return this.sendBytes(encodeUtf8(text));
+  send(text: string): void {
+    this.trySend(text).demand();
+  }
+
+  trySend(text: string): Outcome {
+    return this.trySendBytes(encodeUtf8(text));
   }
 
   /** Puts bytes into the queue. */
-  sendBytes(bytes: ArrayBuffer): Errno {
+  sendBytes(bytes: ArrayBuffer): void {
+    this.trySendBytes(bytes).demand();
+  }
+
+  trySendBytes(bytes: ArrayBuffer): Outcome {
     const name = encodeUtf8(this.name);
     const from = changetype<usize>(bytes);
     const length = bytes.byteLength;
-    return errnoOf(raw.channel_send(changetype<usize>(name), name.byteLength, from, length));
+    const done = raw.channel_send(changetype<usize>(name), name.byteLength, from, length);
+    return outcome(done, named("Channel.send", this.name));
   }
 
   /** The next item. */
-  recv(): Incoming {
+  recv(): Item {
     const name = encodeUtf8(this.name);
-    return new Incoming(raw.channel_recv(changetype<usize>(name), name.byteLength), "channel_recv");
+    const item = raw.channel_recv(changetype<usize>(name), name.byteLength);
+    return new Item(item, named("Channel.recv", this.name));
   }
 }

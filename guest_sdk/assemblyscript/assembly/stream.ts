@@ -1,33 +1,32 @@
-// Run-ahead decoding: the server goes on sampling while the program looks at what came.
+// Look-ahead decoding: the server continues to sample while the program looks at what came.
 
-import { Errno, errnoOf } from "./errno";
-import { Choice, choiceAt } from "./pred";
+import { Errno } from "./errno";
+import { errnoOf, tokenCount } from "./failure";
+import { Choice, choiceAt, passDetail } from "./pred";
 import * as raw from "./raw";
 import { Ticket } from "./tickets";
 
-const ROOM_BYTES: i32 = 4096; // 512 tokens, or 24 with 20 others beside each
+const ROOM_BYTES: i32 = 4096; // 512 tokens, or 24 with 20 others each
 const ROOM: usize = memory.data(ROOM_BYTES);
 
 /**
- * Tokens as they come, of `KvFile.generate`. As a ticket it is done when there is something to take,
+ * Tokens as they come, of `KvFile.stream`. As a ticket it is done when there is something to take,
  * and again for each token, and in the end for good. Until it has given its last token, or has been
  * cancelled, other calls on its file answer EBUSY. After `cancel` the file holds every token that was
- * appended, up to `ahead` more than were taken: `truncate` rolls them back.
+ * appended, up to `Sampling.lookahead` more than were taken: `truncate` rolls them back. A failure
+ * comes behind the last token.
  */
 export class TokenStream extends Ticket {
-  /** Bytes of a token and of those beside it. */
+  /** Bytes of a token and of those next to it. */
   recordBytes: i32 = 8;
+  /** How many tokens it was given. */
+  given: i32 = 0;
   private ready: Array<Choice> = [];
   private at: i32 = 0; // of the first one in `ready` that was not taken
 
   /** Whether something can be taken now, or nothing ever will. */
   get done(): bool {
     return this.at < this.ready.length || this.number == 0;
-  }
-
-  /** What ended it, where that was an error; it comes behind the last token. */
-  get errno(): Errno {
-    return this.failed;
   }
 
   /** Takes what has come; says whether that was anything. */
@@ -46,8 +45,15 @@ export class TokenStream extends Ticket {
     return true;
   }
 
-  /** One more token, waited for; null after the last, and when it failed (see `errno`). */
+  /** One more token, waited for; null after the last. */
   next(): Choice | null {
+    const next = this.tryNext();
+    if (next === null) this.finish();
+    return next;
+  }
+
+  /** `next`, which is null at a failure, too: see `errno`. */
+  tryNext(): Choice | null {
     this.wait();
     return this.at < this.ready.length ? this.ready[this.at++] : null;
   }
@@ -57,6 +63,7 @@ export class TokenStream extends Ticket {
     this.wait();
     const all = this.ready.slice(this.at);
     this.at = this.ready.length;
+    if (!all.length) this.finish();
     return all;
   }
 
@@ -71,6 +78,14 @@ export class TokenStream extends Ticket {
   cancel(): void {
     super.cancel();
     this.at = this.ready.length;
+  }
+
+  get call(): string {
+    return `${this.name}(${tokenCount(this.given)})`;
+  }
+
+  protected get detail(): string {
+    return passDetail(this.errno, this.given);
   }
 
   /** Takes what `take` or `claim` left in ROOM, or the end. */

@@ -2,7 +2,8 @@
 // tickets, and that is how it runs branches in parallel: issue the calls of a round, then wait, and
 // the kernel computes them in one batch.
 
-import { Errno, Result, check, errnoOf, failure, success } from "./errno";
+import { Errno, Outcome, Result } from "./errno";
+import { demand, errnoOf, failure, success } from "./failure";
 import * as raw from "./raw";
 
 const SCRATCH_BYTES: i32 = 4096;
@@ -16,15 +17,24 @@ const NOTHING = new ArrayBuffer(0);
  */
 export class Ticket {
   protected payload: ArrayBuffer = NOTHING;
-  protected failed: Errno = Errno.OK;
+  private failed: Errno = Errno.OK;
 
   constructor(
     private id: i32,
-    /** The call that started the work, for messages. */
-    readonly what: string,
+    protected readonly name: string,
   ) {
     this.failed = errnoOf(id);
     if (id < 0) this.id = 0;
+  }
+
+  /** The call that started the work, for messages. */
+  get call(): string {
+    return this.name;
+  }
+
+  /** Why the work failed, when it is done; `OK` otherwise. */
+  get errno(): Errno {
+    return this.failed;
   }
 
   /** Whether the work is done. Doesn't ask the host: `poll`, `wait` and the helpers below do. */
@@ -47,11 +57,11 @@ export class Ticket {
   /** Takes what `take` or `claim` left in SCRATCH, or goes for it where it has no room there. */
   private accept(length: i32): bool {
     if (length <= SCRATCH_BYTES) {
-      this.finish(SCRATCH, length);
+      this.keep(SCRATCH, length);
       return true;
     }
     const large = new ArrayBuffer(length);
-    this.finish(0, raw.take(this.id, changetype<usize>(large), length));
+    this.keep(0, raw.take(this.id, changetype<usize>(large), length));
     if (this.failed == Errno.OK) this.payload = large;
     return true;
   }
@@ -64,20 +74,28 @@ export class Ticket {
     store<i32>(ONE_TICKET, this.id);
     const index = raw.wait(ONE_TICKET, 1, timeoutMs);
     if (index == -Errno.ETIMEDOUT) return false;
-    check(errnoOf(index), "wait");
+    demand(index, "wait");
     return this.poll();
   }
 
-  /** Suspends until the work is done; its bytes, or why there are none. */
-  bytes(): Result<ArrayBuffer> {
+  /** Suspends until the work is done; its bytes. */
+  bytes(): ArrayBuffer {
+    return this.tryBytes().value;
+  }
+
+  tryBytes(): Result<ArrayBuffer> {
     this.wait();
     return this.failed == Errno.OK ? success(this.payload) : this.error<ArrayBuffer>();
   }
 
-  /** Suspends until the work is done; whether it went well. */
-  status(): Errno {
+  /** Suspends until the work is done; ends the run when it failed. */
+  finish(): void {
+    this.tryFinish().demand();
+  }
+
+  tryFinish(): Outcome {
     this.wait();
-    return this.failed;
+    return new Outcome(this.failed, this.call, this.detail);
   }
 
   /** Drops the work, or its result. */
@@ -90,7 +108,12 @@ export class Ticket {
 
   /** The work's error as the result that a typed reader returns. */
   protected error<T>(): Result<T> {
-    return failure<T>(this.failed, this.what);
+    return failure<T>(this.failed, this.call, this.detail);
+  }
+
+  /** Words for the work's error, where there are better ones than the errno's. */
+  protected get detail(): string {
+    return "";
   }
 
   /** Nothing more comes of it, and it is the host's no longer. */
@@ -105,7 +128,7 @@ export class Ticket {
     this.payload = payload;
   }
 
-  private finish(from: usize, length: i32): void {
+  private keep(from: usize, length: i32): void {
     this.end(errnoOf(length));
     if (from == 0 || length <= 0) return;
     const bytes = new ArrayBuffer(length);
@@ -124,7 +147,7 @@ export function waitAny<T extends Ticket>(tickets: Array<T>, timeoutMs: i64 = -1
   if (!tickets.length) return -1;
   const index = raw.wait(changetype<usize>(numbers), tickets.length, timeoutMs);
   if (index == -Errno.ETIMEDOUT) return -1;
-  check(errnoOf(index), "wait");
+  demand(index, "wait");
   tickets[index].poll();
   return index;
 }
@@ -150,30 +173,69 @@ export abstract class Task {
 
   /** Goes on until something must be waited for, and returns that; null when the task has ended. */
   abstract step(): Ticket | null;
+
+  /** Ends it early; a task that holds more than the ticket for which it waits gives it back, too. */
+  cancel(): void {
+    const waiting = this.waiting;
+    if (waiting !== null) waiting.cancel();
+    this.waiting = null;
+  }
 }
 
 /** Runs tasks side by side until all have ended. */
 export function runTasks<T extends Task>(tasks: Array<T>): void {
-  let live = tasks.slice();
-  while (true) {
-    // First everyone issues the next work, then all wait: so the kernel sees a round as one batch.
+  const completed = asCompleted(tasks);
+  while (completed.next() !== null) continue;
+}
+
+/** Runs tasks side by side, and gives each as it ends: best of several, first of several. */
+export function asCompleted<T extends Task>(tasks: Array<T>): Completed<T> {
+  return new Completed<T>(tasks);
+}
+
+/** Tasks that run side by side (`asCompleted`). */
+export class Completed<T extends Task> {
+  private live: Array<T>;
+  private ended: Array<T> = [];
+
+  constructor(tasks: Array<T>) {
+    this.live = tasks.slice();
+  }
+
+  /** Suspends until one more task has ended; null when all have. */
+  next(): T | null {
+    while (!this.ended.length && this.live.length) this.round();
+    return this.ended.length ? this.ended.shift() : null;
+  }
+
+  /** Cancels the tasks that have not ended. */
+  stop(): void {
+    for (let i = 0; i < this.live.length; i++) this.live[i].cancel();
+    this.live = [];
+  }
+
+  /** Steps all tasks, then waits once: so the kernel sees a round as one batch. */
+  private round(): void {
     const left = new Array<T>();
     const tickets = new Array<Ticket>();
-    for (let i = 0; i < live.length; i++) {
-      const ticket = next(live[i]);
-      if (ticket === null) continue;
-      left.push(live[i]);
+    for (let i = 0; i < this.live.length; i++) {
+      const ticket = advance(this.live[i]);
+      if (ticket === null) {
+        this.ended.push(this.live[i]);
+        continue;
+      }
+      left.push(this.live[i]);
       tickets.push(ticket);
     }
-    if (!left.length) return;
+    this.live = left;
+    if (this.ended.length || !left.length) return;
     waitAny(tickets);
     for (let i = 0; i < tickets.length; i++) tickets[i].poll();
-    live = left;
   }
 }
 
 /** Steps a task until it waits for work that is not done. */
-function next(task: Task): Ticket | null {
+function advance(task: Task): Ticket | null {
   let ticket = task.waiting;
   if (ticket !== null && !ticket.done) return ticket;
   do ticket = task.step(); while (ticket !== null && ticket.done);

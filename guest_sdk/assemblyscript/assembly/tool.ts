@@ -1,6 +1,7 @@
 // Tools: what the servers that the operator attached can do for a program.
 
-import { Errno, Result, errnoOf, failure, success } from "./errno";
+import { Errno, Result } from "./errno";
+import { errnoOf, failure, named, success } from "./failure";
 import { Json } from "./json";
 import { Decoder, Encoder } from "./msgpack";
 import * as raw from "./raw";
@@ -59,8 +60,12 @@ export class ToolAnswer {
 /** A call of a tool. */
 export class ToolCall extends Ticket {
   /** Suspends until the tool has answered. ENOENT: there is no such tool; ETIMEDOUT; EFBIG. */
-  answer(): Result<ToolAnswer> {
-    const bytes = this.bytes();
+  answer(): ToolAnswer {
+    return this.tryAnswer().value;
+  }
+
+  tryAnswer(): Result<ToolAnswer> {
+    const bytes = this.tryBytes();
     if (!bytes.ok) return this.error<ToolAnswer>();
     const decoder = new Decoder(this.payload);
     let ok = false;
@@ -71,7 +76,7 @@ export class ToolCall extends Ticket {
       else if (key == "content") content = decoder.text();
       else decoder.skip();
     }
-    if (!decoder.finished) return failure<ToolAnswer>(Errno.EIO, this.what);
+    if (!decoder.finished) return failure<ToolAnswer>(Errno.EIO, this.call);
     return success(new ToolAnswer(ok, content));
   }
 }
@@ -84,7 +89,7 @@ export function callTool(
   given.writeTo(request.text("arguments"));
   if (timeoutMs > 0) request.text("timeout_ms").integer(timeoutMs);
   const bytes = request.bytes();
-  return new ToolCall(raw.tool(changetype<usize>(bytes), bytes.byteLength), "tool");
+  return new ToolCall(raw.tool(changetype<usize>(bytes), bytes.byteLength), named("callTool", name));
 }
 
 /** A tool that the program may call. */
@@ -98,18 +103,22 @@ export class Tool {
 }
 
 /** The tools that the program may call. */
-export function listTools(): Result<Array<Tool>> {
+export function listTools(): Array<Tool> {
+  return tryListTools().value;
+}
+
+export function tryListTools(): Result<Array<Tool>> {
   let bytes = new ArrayBuffer(4096);
   let length = raw.tools(changetype<usize>(bytes), bytes.byteLength);
   while (length > bytes.byteLength) {
     bytes = new ArrayBuffer(length);
     length = raw.tools(changetype<usize>(bytes), length);
   }
-  if (length < 0) return failure<Array<Tool>>(errnoOf(length), "tools");
+  if (length < 0) return failure<Array<Tool>>(errnoOf(length), "listTools");
   const decoder = new Decoder(bytes.slice(0, length));
   const listed = new Array<Tool>(0);
   for (let items = decoder.array(); items > 0; items--) listed.push(toolOf(decoder));
-  return decoder.finished ? success(listed) : failure<Array<Tool>>(Errno.EIO, "tools");
+  return decoder.finished ? success(listed) : failure<Array<Tool>>(Errno.EIO, "listTools");
 }
 
 function toolOf(decoder: Decoder): Tool {

@@ -59,7 +59,7 @@ export function json_quote(from: usize, length: i32): i32 {
 /** JSON, read and written again. */
 export function json_again(from: usize, length: i32): i32 {
   const value = Json.tryParse(decodeUtf8(copied(from, length)));
-  return value === null ? -1 : give(encodeUtf8(written(value)));
+  return value.ok ? give(encodeUtf8(written(value.value))) : -1;
 }
 
 /** JSON of an object {text, whole, list}, by the typed readers, which end the program at a mistake. */

@@ -2,10 +2,10 @@
 // came, and tests/guest_sdk/test_assemblyscript_guests.py knows what had to come.
 
 import {
-  Channel, Chat, Child, Errno, Finish, Generation, KvFile, LogLevel, Plan, PredOptions, Reply,
-  Rights, Sampling, SaveFlags, Session, Task, Ticket, TokenStream, check, clockMs, describe,
-  detokenize, exit, fail, inputText, join, log, modelInfo, randomBytes, randomU64, recv, runTasks,
-  send, sleep, tokenize, unixMs, waitAll, waitAny,
+  BiasMask, Channel, Chat, Child, Choice, Errno, Finish, Generation, KvFile, LogLevel, PredOptions, Reply,
+  Rights, Sampling, SaveFlags, Session, Task, Ticket, TokenBias, TokenSet, TokenStream, asCompleted, clockMs,
+  describe, detokenize, exit, fail, inputText, join, log, modelInfo, randomBytes, randomU64, recv,
+  runTasks, send, sleep, tokenize, tryTokenize, unixMs, waitAll, waitAny,
 } from "symphony-lip";
 
 export function lip_main(): i32 {
@@ -20,50 +20,43 @@ export function lip_main(): i32 {
   if (part == "generation") return generationPart();
   if (part == "streams") return streamsPart();
   if (part == "sessions") return sessionsPart();
+  if (part == "chats") return chatsPart();
+  if (part == "completed") return completedPart();
   if (part == "children") return childrenPart();
   if (part == "channels") return channelsPart();
   if (part == "errors") return errorsPart();
   if (part == "long") return longPart();
-  if (part == "unwrap") KvFile.open("no/such").unwrap();
+  if (part == "open") KvFile.open("no/such");
   if (part == "exit") exit(7);
   fail("there is no part " + part, 3);
   return 0;
 }
 
-function tell(text: string): void {
-  check(send(text), "send");
-}
-
 function processPart(): i32 {
   log("a debug line", LogLevel.DEBUG);
   log("é😀");
-  tell(`random ${randomBytes(16).byteLength} ${randomU64() != randomU64()}`);
-  tell(`clocks ${clockMs() >= 0 && clockMs() < 60_000} ${unixMs() > 1_600_000_000_000}`);
-  while (true) {
-    const message = recv().text();
-    if (!message.ok) {
-      tell("end " + describe(message.errno));
-      return 0;
-    }
-    tell("got " + message.unwrap());
-  }
+  send(`random ${randomBytes(16).byteLength} ${randomU64() != randomU64()}`);
+  send(`clocks ${clockMs() >= 0 && clockMs() < 60_000} ${unixMs() > 1_600_000_000_000}`);
+  for (let said = recv().text(); said !== null; said = recv().text()) send("got " + said);
+  send("end " + describe(recv().tryBytes().errno));
+  return 0;
 }
 
 function ticketsPart(): i32 {
   const slow = sleep(60_000);
   const fast = sleep(5);
-  tell(`poll ${slow.poll()}`);
-  tell(`timeout ${waitAny<Ticket>([slow], 1)}`);
-  tell(`any ${waitAny<Ticket>([slow, fast])} ${fast.done} ${describe(fast.status())}`);
+  send(`poll ${slow.poll()}`);
+  send(`timeout ${waitAny<Ticket>([slow], 1)}`);
+  send(`any ${waitAny<Ticket>([slow, fast])} ${fast.done} ${describe(fast.tryFinish().errno)}`);
   slow.cancel();
-  tell("cancelled " + describe(slow.status()));
+  send("cancelled " + describe(slow.tryFinish().errno));
   const many: Ticket[] = [];
   for (let i = 0; i < 20; i++) many.push(sleep(i % 4));
   waitAll(many);
   let done = 0;
   for (let i = 0; i < 20; i++) done += many[i].done ? 1 : 0;
-  tell(`all ${done}`);
-  tell("never " + describe(sleep(-1).status()));
+  send(`all ${done}`);
+  send("never " + sleep(-1).tryFinish().reason);
   return 0;
 }
 
@@ -83,19 +76,19 @@ class Countdown extends Task {
 function tasksPart(): i32 {
   const tasks: Countdown[] = [new Countdown(3, 1), new Countdown(0, 1), new Countdown(5, 0)];
   runTasks(tasks);
-  tell(`${tasks[0].trace} ${tasks[1].trace} ${tasks[2].trace}`);
+  send(`${tasks[0].trace} ${tasks[1].trace} ${tasks[2].trace}`);
   return 0;
 }
 
 function modelPart(): i32 {
   const info = modelInfo();
   const eos = info.eos.join(",");
-  tell(`${info.vocabSize} ${info.maxContext} ${info.pageSize} [${eos}] ${info.name.length > 0}`);
-  const tokens = tokenize("def é😀(x):").unwrap();
-  tell(detokenize(tokens).unwrap());
-  tell(`empty ${tokenize("").unwrap().length} "${detokenize([]).unwrap()}"`);
+  send(`${info.vocabSize} ${info.maxContext} ${info.pageSize} [${eos}] ${info.name.length > 0}`);
+  const tokens = tokenize("def é😀(x):");
+  send(detokenize(tokens));
+  send(`empty ${tokenize("").length} "${detokenize([])}"`);
   const chat = new Chat().add("user", "hello").tokens();
-  tell(chat.ok ? `chat ${chat.unwrap().length > tokenize("hello").unwrap().length}` : chat.reason);
+  send(`chat ${chat.length > tokenize("hello").length}`);
   return 0;
 }
 
@@ -106,77 +99,83 @@ function filesPart(): i32 {
   file.prefill(tokens);
   const fork = file.fork();
   const cut = file.extract([0, 3, 30, 35]);
-  check(cut.append(file, 10, 12), "append");
-  check(fork.truncate(4), "truncate");
-  tell(`lengths ${file.length().unwrap()} ${fork.length().unwrap()} ${cut.length().unwrap()}`);
-  tell("tokens " + cut.tokens(0, 10).unwrap().join(","));
-  check(file.save("tour/a", SaveFlags.REPLACE), "save");
-  tell("again " + describe(file.save("tour/a")));
-  check(fork.save("tour/b"), "save");
-  const listed = KvFile.list("tour/").unwrap();
-  for (let i = 0; i < listed.length; i++) tell(`named ${listed[i].path} ${listed[i].length}`);
-  const view = KvFile.open("tour/a", Rights.READ | Rights.APPEND).unwrap();
-  const stat = view.stat().unwrap();
-  tell(`stat ${stat.length} ${stat.pages} ${stat.rights} ${stat.tier.length > 0}`);
-  tell("rights " + describe(view.truncate(1)));
-  check(KvFile.remove("tour/a"), "remove");
-  check(KvFile.remove("tour/b"), "remove");
-  tell("gone " + KvFile.open("tour/a").reason);
-  tell(`still ${view.length().unwrap()}`);
-  tell("unknown " + KvFile.matching(tokens).reason);
-  tell(`offered ${file.offer().unwrap()} ${describe(cut.offer().errno)}`);
-  const known = KvFile.matching(tokens).unwrap();
-  tell(`matched ${known.length().unwrap()} ${known.tokens(30, 2).unwrap().join(",")}`);
-  check(view.close(), "close");
-  tell("closed " + describe(view.close()));
+  cut.append(file, 10, 12);
+  fork.truncate(4);
+  send(`lengths ${file.length()} ${fork.length()} ${cut.length()}`);
+  send("tokens " + cut.tokens(0, 10).join(","));
+  file.save("tour/a", SaveFlags.REPLACE);
+  send("again " + file.trySave("tour/a").reason);
+  fork.save("tour/b");
+  const listed = KvFile.list("tour/");
+  for (let i = 0; i < listed.length; i++) send(`named ${listed[i].path} ${listed[i].length}`);
+  const view = KvFile.open("tour/a", Rights.READ | Rights.APPEND);
+  const stat = view.stat();
+  send(`stat ${stat.length} ${stat.pages} ${stat.rights} ${stat.tier.length > 0}`);
+  send("rights " + view.tryTruncate(1).reason);
+  KvFile.remove("tour/a");
+  KvFile.remove("tour/b");
+  send("gone " + KvFile.tryOpen("tour/a").reason);
+  send("gone " + KvFile.tryRemove("tour/a").reason);
+  send(`still ${view.length()}`);
+  send(`unknown ${KvFile.matching(tokens) === null}`);
+  send(`offered ${file.offer()} ${cut.tryOffer().errno == Errno.EINVAL}`);
+  const known = KvFile.matching(tokens)!;
+  send(`matched ${known.length()} ${known.tokens(30, 2).join(",")}`);
+  view.close();
+  send("closed " + view.tryClose().reason);
   return 0;
 }
 
 function predsPart(): i32 {
-  const tokens = tokenize("def add(a, b):").unwrap();
+  const tokens = tokenize("def add(a, b):");
   const n = tokens.length;
   const file = KvFile.create();
-  const every = file.pred(tokens, new PredOptions().atAll()).choices().unwrap();
+  const every = file.pred(tokens, new PredOptions().atAll()).choices();
   const best = every[n - 1];
-  tell(`all ${every.length == n} ${best.logprob < 0}`);
+  send(`all ${every.length == n} ${best.logprob < 0}`);
 
-  const top = file.fork().decode(best.token, new PredOptions().top(3)).choices().unwrap();
-  tell(`top ${top.length} ${top[0].logprob >= top[1].logprob && top[1].logprob >= top[2].logprob}`);
-  const told = file.fork().decode(best.token, new PredOptions().logprobs(3)).choice().unwrap();
-  tell(`told ${told.token == top[0].token} ${told.best.length} ${told.best[2].token == top[2].token}`);
-  const stream = file.fork().generate([best.token], 2, [], new PredOptions().logprobs(2));
-  const streamed = stream.rest();
-  tell(`streamed ${streamed.length} ${streamed[0].best[1].token == top[1].token}`);
-  const plain = file.fork().decode(best.token).choice().unwrap();
-  tell(`argmax ${plain.token == top[0].token}`);
+  const top = file.fork().decode(best.token, new PredOptions().top(3)).choices();
+  send(`top ${top.length} ${top[0].logprob >= top[1].logprob && top[1].logprob >= top[2].logprob}`);
+  const scored = chosen(file, best.token, { logprobs: 3 });
+  send(`told ${scored.token == top[0].token} ${scored.best.length} ${scored.best[2].token == top[2].token}`);
+  const streamed = file.fork().stream([best.token], { maxTokens: 2, logprobs: 2 }).rest();
+  send(`streamed ${streamed.length} ${streamed[0].best[1].token == top[1].token}`);
+  const plain = file.fork().decode(best.token).choice();
+  send(`argmax ${plain.token == top[0].token}`);
   const those = new PredOptions().of([top[2].token, top[0].token]);
-  const scores = file.fork().decode(best.token, those).scores().unwrap();
-  tell(`of ${scores.length} ${near(scores[0], top[2].logprob)} ${near(scores[1], top[0].logprob)}`);
-  const logits = file.fork().decode(best.token, new PredOptions().logits()).scores().unwrap();
-  tell(`logits ${logits.length == modelInfo().vocabSize}`);
-  const biased = new PredOptions().bias(5, 1000).bias(6, -1000);
-  tell(`bias ${file.fork().decode(best.token, biased).choice().unwrap().token}`);
-  const mask = new Uint8Array((modelInfo().vocabSize + 7) >> 3);
-  mask[1] = 1 << 3;
-  const masked = new PredOptions().biasMask(mask.buffer, 1000);
-  tell(`bias mask ${file.fork().decode(best.token, masked).choice().unwrap().token}`);
-  const allowed = new PredOptions().allow([9, 17], modelInfo().vocabSize);
-  const one = file.fork().decode(best.token, allowed).choice().unwrap().token;
-  tell(`allow ${one == 9 || one == 17}`);
-  file.decode(best.token, new PredOptions().dropped()).choice().unwrap();
-  tell(`dropped ${file.length().unwrap() == n}`);
+  const scores = file.fork().decode(best.token, those).scores();
+  send(`of ${scores.length} ${near(scores[0], top[2].logprob)} ${near(scores[1], top[0].logprob)}`);
+  const logits = file.fork().decode(best.token, new PredOptions().logits()).scores();
+  send(`logits ${logits.length == modelInfo().vocabSize}`);
+  const bias: TokenBias[] = [{ token: 5, bias: 1000 }, { token: 6, bias: -1000 }];
+  send(`bias ${chosen(file, best.token, { logitBias: bias }).token}`);
+  const mask: BiasMask = { tokens: TokenSet.of([11]), bias: 1000 };
+  send(`bias mask ${chosen(file, best.token, { biasMask: mask }).token}`);
+  const allowed = TokenSet.of([9, 17]);
+  const one = chosen(file, best.token, { allowedTokens: allowed }).token;
+  send(`allow ${one == 9 || one == 17} ${allowed.contains(17)} ${allowed.contains(18)}`);
+  const limits = new PredOptions().top(2).limits({ allowedTokens: allowed });
+  const both = file.fork().decode(best.token, limits).choices();
+  send(`limits ${both[0].token + both[1].token}`);
+  file.decode(best.token, new PredOptions().dropped()).choice();
+  send(`dropped ${file.length() == n}`);
   const tree = new PredOptions().at([2, 0]).parents([-1, 0, 0]);
-  tell(`tree ${file.fork().pred([best.token, 5, 6], tree).choices().unwrap().length}`);
+  send(`tree ${file.fork().pred([best.token, 5, 6], tree).choices().length}`);
   const places = [n as u32, (n + 1) as u32];
-  tell(`placed ${file.fork().pred([1, 2], null, places).choice().ok}`);
-  tell("misplaced " + file.fork().pred([1, 2], null, [0]).choice().reason);
-  const now = file.fork().predNow([best.token, 5], new PredOptions().atAll()).choices().unwrap();
+  send(`placed ${file.fork().pred([1, 2], null, places).tryChoice().ok}`);
+  const now = file.fork().predBlocking([best.token, 5], new PredOptions().atAll()).choices();
   const same = now[0].token == top[0].token && near(now[0].logprob, top[0].logprob);
-  tell(`now ${now.length} ${same} ${file.fork().decodeNow(best.token).done}`);
-  tell("not now " + file.fork().predNow([1, 2], null, [0]).choice().reason);
-  tell("never " + KvFile.create().predNow([1], new PredOptions().at([3])).choice().reason);
-  tell("nothing " + file.fork().prefill([1]).choice().reason);
+  send(`now ${now.length} ${same} ${file.fork().decodeBlocking(best.token).done}`);
+  send("never " + KvFile.create().predBlocking([1], new PredOptions().at([3])).tryChoice().reason);
+  send("nothing " + file.fork().prefill([1]).tryChoice().reason);
+  send("no tokens " + file.fork().pred([]).tryChoice().reason);
+  const long = new Array<u32>(modelInfo().maxContext + 1);
+  send("too long " + file.fork().prefill(long).tryFinish().reason);
   return 0;
+}
+
+function chosen(file: KvFile, token: u32, sampling: Sampling): Choice {
+  return file.fork().decode(token, new PredOptions().sample(sampling)).choice();
 }
 
 function near(left: f32, right: f32): bool {
@@ -184,75 +183,75 @@ function near(left: f32, right: f32): bool {
 }
 
 function samplingPart(): i32 {
-  const prompt = tokenize("import ").unwrap();
-  for (let seed: u64 = 1; seed < 3; seed++) {
-    const sampling = new Sampling().withTemperature(1.5).withSeed(seed).withTopK(50).withTopP(0.95);
-    const options = new PredOptions().sample(sampling.withMinP(0.001));
-    const first = new Generation(KvFile.create(), prompt, 8, options);
-    const second = new Generation(KvFile.create(), prompt, 8, options);
+  const prompt = tokenize("import ");
+  for (let seed = 1; seed < 3; seed++) {
+    const sampling: Sampling = {
+      maxTokens: 8, temperature: 1.5, seed, topK: 50, topP: 0.95, minP: 0.001,
+    };
+    const first = KvFile.create().generate(prompt, sampling);
+    const second = KvFile.create().generate(prompt, sampling);
     runTasks([first, second]);
-    tell(`same ${first.tokens.join() == second.tokens.join()} ${first.tokens.length}`);
+    send(`same ${first.tokens.join() == second.tokens.join()} ${first.tokens.length}`);
   }
   return 0;
 }
 
 function generationPart(): i32 {
-  const prompt = tokenize("def read(path):\n    ").unwrap();
-  const whole = new Generation(KvFile.create(), prompt, 12);
-  whole.stopTokens = [];
-  check(whole.finish(), "finish");
-  const text = whole.text().unwrap();
-  tell(`whole ${whole.tokens.length} ${whole.reason == Finish.LENGTH} ${whole.meanLogprob < 0}`);
-  tell(`kept ${whole.file.length().unwrap() == prompt.length + 11}`);
+  const prompt = tokenize("def read(path):\n    ");
+  const whole = KvFile.create().generate(prompt, { maxTokens: 12 });
+  const text = whole.text();
+  send(`whole ${whole.tokens.length} ${whole.finish == Finish.LENGTH} ${whole.logprob < 0}`);
+  send(`kept ${whole.file.length() == prompt.length + 11}`);
 
-  const pieces = new Generation(KvFile.create(), prompt, 12);
-  pieces.stopTokens = [];
+  const pieces = KvFile.create().generate(prompt, { maxTokens: 12 });
   let joined = "";
-  for (let piece = pieces.read(); piece !== null; piece = pieces.read()) joined += piece;
-  tell(`pieces ${joined == text} ${joined == detokenize(whole.tokens).unwrap()}`);
+  for (let piece = pieces.next(); piece !== null; piece = pieces.next()) joined += piece;
+  send(`pieces ${joined == text} ${joined == detokenize(whole.tokens)}`);
 
-  const stopped = new Generation(KvFile.create(), prompt, 12);
-  stopped.stopTokens = [whole.tokens[3]];
-  check(stopped.finish(), "finish");
-  tell(`token ${stopped.tokens.length <= 3} ${stopped.reason == Finish.STOP}`);
+  const stopped = KvFile.create().generate(prompt, { maxTokens: 12, stopTokenIds: [whole.tokens[3]] });
+  stopped.text();
+  send(`token ${stopped.tokens.length <= 3} ${stopped.finish == Finish.STOP}`);
 
   const middle = text.substr(text.length / 2, 2);
-  const cut = new Generation(KvFile.create(), prompt, 12);
-  cut.stopTokens = [];
-  cut.stopTexts = [middle, "never to be seen"];
+  const sampling: Sampling = { maxTokens: 12, stop: [middle, "never to be seen"] };
+  const cut = KvFile.create().generate(prompt, sampling);
   joined = "";
-  for (let piece = cut.read(); piece !== null; piece = cut.read()) joined += piece;
+  for (let piece = cut.next(); piece !== null; piece = cut.next()) joined += piece;
   const expected = text.substring(0, text.indexOf(middle));
-  tell(`text ${joined == expected} ${cut.text().unwrap() == expected} ${cut.reason == Finish.STOP}`);
+  send(`text ${joined == expected} ${cut.text() == expected} ${cut.finish == Finish.STOP}`);
+  sampling.exact = true;
+  send(`exact ${KvFile.create().generate(prompt, sampling).text() == text}`);
+  const unbounded = KvFile.create().generate(prompt, { stop: [middle] });
+  send(`unbounded ${unbounded.text() == expected} ${unbounded.file.length() < 40}`);
+  send(`no token "${KvFile.create().generate(prompt, { maxTokens: 0 }).text()}"`);
 
-  const none = new Generation(KvFile.create(), [], 12);
-  tell("empty " + describe(none.finish()) + " " + none.text().reason);
+  send("empty " + KvFile.create().generate([]).tryText().reason);
   return 0;
 }
 
 function streamsPart(): i32 {
-  const prompt = tokenize("def read(path):\n    ").unwrap();
-  const sampling = new Sampling().withTemperature(1.5).withSeed(3);
+  const prompt = tokenize("def read(path):\n    ");
+  const sampling: Sampling = { maxTokens: 10, temperature: 1.5, seed: 3, lookahead: 2 };
   const options = new PredOptions().sample(sampling);
   const file = KvFile.create();
-  const whole = file.generate(prompt, 10, [], options, 2);
-  tell("busy " + describe(file.length().errno));
+  const whole = file.stream(prompt, sampling);
+  send("busy " + file.tryLength().reason);
   const tokens = whole.rest();
   let same = true;
   const looped = KvFile.create();
-  let next = looped.pred(prompt, options).choice().unwrap();
+  let next = looped.pred(prompt, options).choice();
   for (let i = 0; i < tokens.length; i++) {
     same = same && next.token == tokens[i].token && near(next.logprob, tokens[i].logprob);
-    next = looped.decodeNow(next.token, options).choice().unwrap();
+    next = looped.decodeBlocking(next.token, options).choice();
   }
-  tell(`whole ${same} ${tokens.length} ${whole.errno} ${whole.done} ${whole.next() === null}`);
-  tell(`kept ${file.length().unwrap() == prompt.length + 9}`);
+  send(`whole ${same} ${tokens.length} ${whole.errno} ${whole.done} ${whole.next() === null}`);
+  send(`kept ${file.length() == prompt.length + 9}`);
 
-  const stopped = KvFile.create().generate(prompt, 10, [5, tokens[4].token], options);
-  tell(`stopped ${stopped.rest().length <= 5}`);
+  sampling.stopTokenIds = [5, tokens[4].token];
+  send(`stopped ${KvFile.create().stream(prompt, sampling).rest().length <= 5}`);
 
   const streams: TokenStream[] = [];
-  for (let i = 0; i < 3; i++) streams.push(KvFile.create().generate(prompt, 4 + i, [], options));
+  for (let i = 0; i < 3; i++) streams.push(KvFile.create().stream(prompt, { maxTokens: 4 + i, chunk: 3 }));
   let count = 0;
   while (streams.length) {
     const index = waitAny(streams);
@@ -260,61 +259,113 @@ function streamsPart(): i32 {
     count += many.length;
     if (!many.length) streams.splice(index, 1);
   }
-  tell(`together ${count}`);
+  send(`together ${count}`);
 
   const cut = KvFile.create();
-  const dropped = cut.generate(prompt, -1, [], null, 3);
+  const dropped = cut.stream(prompt, { lookahead: 3 });
   dropped.next();
   dropped.cancel();
-  const length = cut.length().unwrap();
-  tell(`cancelled ${length >= prompt.length && length <= prompt.length + 5} ${describe(dropped.errno)}`);
-  check(cut.truncate(prompt.length), "truncate");
-  tell("none " + describe(cut.generate([], 3).status()));
-  tell("bad " + describe(cut.generate([1], 3, [], new PredOptions().top(2)).status()));
+  const length = cut.length();
+  send(`cancelled ${length >= prompt.length && length <= prompt.length + 5} ${describe(dropped.errno)}`);
+  cut.truncate(prompt.length);
+  send("none " + cut.stream([], { maxTokens: 3 }).tryFinish().reason);
+  send("bad " + cut.stream([1], { logprobs: 21 }).tryFinish().reason);
   return 0;
 }
 
 /** A child: says its input and the length of the file that it was granted, and appends to it. */
 export function child(): i32 {
-  const file = KvFile.granted("notes").unwrap();
-  tell(`${inputText()} ${file.length().unwrap()} ${describe(file.truncate(0))}`);
-  return file.decode(7).status() == Errno.OK ? 5 : 6;
+  const file = KvFile.granted("notes");
+  send(`${inputText()} ${file.length()} ${file.tryTruncate(0).errno == Errno.EACCES}`);
+  return file.decode(7).tryFinish().ok ? 5 : 6;
 }
 
 function sessionsPart(): i32 {
   const session = new Session("def add(a, b):");
-  check(session.settle(), "settle");
-  tell(`settled ${session.tokens.length} ${session.file.length().unwrap()} ${session.usage.prefilled}`);
+  session.prefill();
+  send(`settled ${session.tokens.length} ${session.file.length()} ${session.usage.prefilled}`);
   const alone = session.fork();
-  const said = alone.reply(new Plan(6));
-  tell(`reply ${said.length > 0} ${alone.tokens.length} ${alone.file.length().unwrap()}`);
+  const said = alone.reply({ maxTokens: 6 }).text();
+  send(`reply ${said.length > 0} ${alone.tokens.length} ${alone.file.length()}`);
 
-  // Branches side by side say what they say alone, and share what is computed.
-  const drawn = new Plan(6).withTemperature(1).withSeed(3);
+  // Branches in one batch say what they say alone, and share what is computed.
+  const drawn: Sampling = { maxTokens: 6, temperature: 1, seed: 3 };
   const replies: Reply[] = [];
-  for (let i = 0; i < 3; i++) replies.push(session.fork().begin(i ? drawn.branch(i) : new Plan(6)));
+  const branches = session.fanOut(3);
+  for (let i = 0; i < 3; i++) {
+    replies.push(branches[i].reply(i ? drawn.branch(i) : { maxTokens: 6 }));
+  }
   runTasks(replies);
-  const other = session.fork().reply(drawn.branch(2));
-  tell(`branches ${replies[0].text == said} ${replies[2].text == other} ${replies[1].text != other}`);
-  tell(`used ${session.usage.prefilled} ${session.usage.generated}`);
+  const other = session.fork().reply(drawn.branch(2)).text();
+  const three = [replies[0].text(), replies[1].text(), replies[2].text()];
+  send(`branches ${three[0] == said} ${three[2] == other} ${three[1] != other}`);
+  send(`used ${session.usage.prefilled} ${session.usage.generated}`);
 
-  // What was replied is part of the text: going on is as if it had been said.
-  alone.say("!");
+  // What was replied is part of the text: what follows is as if it had been appended.
+  alone.append("!");
   const again = new Session("def add(a, b):");
-  again.push(replies[0].tokens);
-  again.say("!");
-  tell(`on ${alone.reply(new Plan(4)) == again.reply(new Plan(4))}`);
+  again.appendTokens(replies[0].tokens);
+  again.append("!");
+  send(`on ${alone.reply({ maxTokens: 4 }).text() == again.reply({ maxTokens: 4 }).text()}`);
 
   // A text to stop at is cut off, of the tokens, too, and what is rewritten keeps its beginning.
   const stop = session.fork();
-  const cut = stop.reply(new Plan(6).stop(said.charAt(3)));
-  const held = detokenize(stop.tokens).unwrap() == "def add(a, b):" + cut;
-  tell(`stopped ${said.startsWith(cut) && cut.length <= 3} ${held}`);
-  const known = stop.rewrite(tokenize("def add(a, c):").unwrap());
-  tell(`rewritten ${known} ${stop.file.length().unwrap()} ${stop.reply(new Plan(2)).length > 0}`);
+  const cut = stop.reply({ maxTokens: 6, stop: [said.charAt(3)] }).text();
+  const held = detokenize(stop.tokens) == "def add(a, b):" + cut;
+  send(`stopped ${said.startsWith(cut) && cut.length <= 3} ${held}`);
+  const known = stop.rewrite(tokenize("def add(a, c):"));
+  send(`rewritten ${known} ${stop.file.length()} ${stop.reply({ maxTokens: 2 }).text().length > 0}`);
   const copy = Session.of(again.file.fork());
-  tell(`of ${copy.tokens.length == again.file.length().unwrap()}`);
-  tell("empty " + describe(new Session().begin(new Plan(1)).finish()));
+  send(`of ${copy.tokens.length == again.file.length()}`);
+
+  // A reply that nothing reads is there all the same once the session is used again.
+  const unread = session.fork();
+  unread.reply({ maxTokens: 6 });
+  send(`unread ${detokenize(unread.tokens) == "def add(a, b):" + said}`);
+  unread.flush();
+  send(`flushed ${unread.file.length() == unread.tokens.length}`);
+  send("empty " + new Session().reply({ maxTokens: 1 }).tryText().reason);
+  return 0;
+}
+
+function chatsPart(): i32 {
+  const talk = Session.chat().system("Be brief.").user("hello");
+  const first = talk.reply({ maxTokens: 5 });
+  let pieces = "";
+  for (let piece = first.next(); piece !== null; piece = first.next()) pieces += piece;
+  const asked = new Chat().add("system", "Be brief.").add("user", "hello");
+  const prompt = asked.tokens().length;
+  send(`first ${pieces == first.text()} ${talk.usage.prefilled == prompt} ${talk.usage.generated}`);
+  const other = talk.fork().user("and more");
+  const second = talk.user("and more").reply({ maxTokens: 5 }).text();
+  const whole = asked.add("assistant", first.text()).add("user", "and more").tokens();
+  send(`kept ${talk.usage.prefilled > prompt} ${talk.usage.prefilled <= whole.length}`);
+  const same = KvFile.create().generate(whole, { maxTokens: 5 }).text();
+  send(`second ${second == same} ${other.reply({ maxTokens: 5 }).text() == same}`);
+  return 0;
+}
+
+/** As many replies as branches, each longer than the one before; the last ones are stopped. */
+function completedPart(): i32 {
+  const prefix = new Session("def add(a, b):");
+  const branches = prefix.fanOut(6);
+  const replies: Reply[] = [];
+  for (let i = 0; i < 6; i++) replies.push(branches[i].reply({ maxTokens: 3 + 400 * i, lookahead: 2 }));
+  const completed = asCompleted(replies);
+  const first = completed.next()!;
+  send(`first ${first == replies[0]} ${first.tokens.length}`);
+  const second = completed.next()!;
+  send(`second ${second == replies[1]} ${second.tokens.length}`);
+  completed.stop();
+  send(`rest ${completed.next() === null} ${replies[5].finish == Finish.CANCELLED}`);
+  let held = 0;
+  for (let i = 0; i < 6; i++) held += branches[i].tokens.length;
+  const usage = prefix.usage;
+  send(`text ${detokenize(branches[5].tokens) == "def add(a, b):" + replies[5].text()}`);
+  send(`held ${held - 6 * prefix.tokens.length <= usage.generated}`);
+  // A branch that was stopped can be used like any other.
+  send(`after ${branches[5].reply({ maxTokens: 2 }).text().length > 0}`);
+  send(`${usage.prefilled + usage.generated}`);
   return 0;
 }
 
@@ -325,44 +376,40 @@ function childrenPart(): i32 {
   plan.entry = "child";
   plan.input = String.UTF8.encode("hällo");
   const spawned = plan.grant(file, Rights.READ | Rights.APPEND, "notes").spawn();
-  const pid = spawned.pid().unwrap();
-  const ended = join(pid).ended().unwrap();
-  tell(`child ${pid > 0} ${ended.code} ${ended.text}`);
-  tell(`file ${file.length().unwrap()}`);
-  tell("granted " + KvFile.granted("notes").reason);
-  tell("again " + join(pid).ended().reason);
+  const pid = spawned.pid();
+  const ended = join(pid).ended();
+  send(`child ${pid > 0} ${ended.code} ${ended.text}`);
+  send(`file ${file.length()}`);
+  send("granted " + KvFile.tryGranted("notes").reason);
+  send(`again ${join(pid).tryEnded().errno == Errno.ENOENT}`);
   return 0;
 }
 
 function channelsPart(): i32 {
   const channel = new Channel("tour");
   const first = channel.recv();
-  check(channel.send("one"), "channel_send");
-  check(channel.send("zwölf"), "channel_send");
-  tell(`${first.text().unwrap()} ${channel.recv().text().unwrap()}`);
+  channel.send("one");
+  channel.send("zwölf");
+  send(`${first.text()} ${channel.recv().text()}`);
   return 0;
 }
 
 function errorsPart(): i32 {
-  const none = KvFile.open("no/such");
-  tell(`${none.ok} ${none.reason}`);
-  tell(`or ${tokenize("x").or([]).length > 0}`);
-  const missing = new KvFile(-Errno.EDQUOT);
-  tell(`missing ${describe(missing.close())} | ${missing.fork().length().reason}`);
-  tell("pred " + missing.decode(1).choice().reason);
-  tell("foreign " + new KvFile(0x7fff0001).length().reason);
-  tell("name " + describe(KvFile.create().save("")));
-  tell("past " + KvFile.create().pred([1], new PredOptions().at([3])).choice().reason);
+  const none = KvFile.tryOpen("no/such");
+  send(`${none.ok} ${none.reason}`);
+  send(`or ${tryTokenize("x").or([]).length > 0}`);
+  send("foreign " + new KvFile(0x7fff0001).tryLength().reason);
+  send("name " + KvFile.create().trySave("").reason);
+  send("odd " + KvFile.create().tryExtract([1]).reason);
+  send("past " + KvFile.create().pred([1], new PredOptions().at([3])).tryChoice().reason);
   return 0;
 }
 
 /** Thousands of tickets, results and strings: the collector must keep up. */
 function longPart(): i32 {
-  const generation = new Generation(KvFile.create(), tokenize("x").unwrap(), 3000);
+  const generation = KvFile.create().generate(tokenize("x"), { maxTokens: 3000 });
   let bytes = 0;
-  for (let piece = generation.read(); piece !== null; piece = generation.read()) {
-    bytes += piece.length;
-  }
-  tell(`long ${generation.tokens.length} ${bytes == generation.text().unwrap().length}`);
+  for (let piece = generation.next(); piece !== null; piece = generation.next()) bytes += piece.length;
+  send(`long ${generation.tokens.length} ${bytes == generation.text().length}`);
   return 0;
 }

@@ -50,7 +50,7 @@ pub struct JoinAll<F: Future> {
 ///
 /// block_on(async {
 ///     let prefix = KvFile::create()?;
-///     prefix.pred(&model::tokenize("def ")?).none().await?;
+///     prefix.prefill(&model::tokenize("def ")?).await?;
 ///     let files = (0..16).map(|_| prefix.fork()).collect::<symphony::Result<Vec<_>>>()?;
 ///     // Sixteen forward passes, all under way before the program waits: one step of the server.
 ///     let answers = join_all(files.iter().map(|kv| kv.pred(&[97]).argmax())).await;
@@ -170,7 +170,7 @@ pub struct SelectAll<F: Future> {
 }
 
 /// Runs futures until one has finished, and gives its index and output; the others are dropped,
-/// which cancels their work. Give `&mut` of futures that are to go on afterwards.
+/// which cancels their work. [`as_completed`] lets them run on.
 pub fn select_all<I>(futures: I) -> SelectAll<I::Item>
 where
     I: IntoIterator,
@@ -197,6 +197,73 @@ impl<F: Future> Future for SelectAll<F> {
     }
 }
 
+/// Futures that run side by side, and give their outputs as they end. Dropping it drops those that
+/// run, which cancels their work.
+#[must_use = "futures do nothing unless awaited"]
+pub struct AsCompleted<F: Future> {
+    /// Those that run, with their places in what was given.
+    running: Vec<(usize, Pin<Box<F>>)>,
+}
+
+/// Runs futures side by side; [`AsCompleted::next`] gives the output of each as it ends.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+/// use std::time::Duration;
+/// use symphony::{as_completed, process};
+///
+/// let mut sleeps = as_completed([30, 10, 20].map(|ms| process::sleep(Duration::from_millis(ms))));
+/// let mut order = Vec::new();
+/// while let Some((place, slept)) = sleeps.next().await {
+///     slept?;
+///     order.push(place);
+/// }
+/// assert_eq!(order, [1, 2, 0]);
+/// # symphony::Result::Ok(()) }).unwrap());
+/// ```
+pub fn as_completed<I>(futures: I) -> AsCompleted<I::Item>
+where
+    I: IntoIterator,
+    I::Item: Future,
+{
+    AsCompleted { running: futures.into_iter().map(Box::pin).enumerate().collect() }
+}
+
+impl<F: Future> AsCompleted<F> {
+    /// The place and the output of the next future that ends; `None` when all have ended.
+    pub async fn next(&mut self) -> Option<(usize, F::Output)> {
+        Next(self).await
+    }
+
+    /// How many still run.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+}
+
+struct Next<'a, F: Future>(&'a mut AsCompleted<F>);
+
+impl<F: Future> Future for Next<'_, F> {
+    type Output = Option<(usize, F::Output)>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let running = &mut self.0.running;
+        if running.is_empty() {
+            return Poll::Ready(None);
+        }
+        let ended = running.iter_mut().enumerate().find_map(|(i, (_, future))| {
+            match future.as_mut().poll(context) {
+                Poll::Ready(output) => Some((i, output)),
+                Poll::Pending => None,
+            }
+        });
+        match ended {
+            Some((i, output)) => Poll::Ready(Some((running.remove(i).0, output))),
+            None => Poll::Pending,
+        }
+    }
+}
+
 /// The future's output, or `None` when it took longer; its work is cancelled then.
 pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<Option<F::Output>, Error> {
     match select(future, process::sleep(limit)).await {
@@ -215,4 +282,4 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(JoinAll<F>, TryJoinAll<F>, SelectAll<F>, Select<A, B>);
+opaque!(JoinAll<F>, TryJoinAll<F>, AsCompleted<F>, SelectAll<F>, Select<A, B>);

@@ -2,13 +2,13 @@
 //!
 //! ```no_run
 //! # symphony::block_on(async {
-//! use symphony::{decode::Generation, model, Constraint, KvFile};
+//! use symphony::{model, Constraint, KvFile, Sampling};
 //!
 //! let schema = r#"{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}"#;
 //! let person = Constraint::json_schema(schema).map_err(|why| why.error())?;
 //! let kv = KvFile::create()?;
 //! let prompt = model::tokenize("A person: ")?;
-//! let text = Generation::new(&kv, &prompt)?.constrained(&person).text().await?;
+//! let text = kv.generate(&prompt, &Sampling::new().constraint(&person)).text().await?;
 //! # Ok::<(), symphony::Error>(()) });
 //! ```
 //!
@@ -16,17 +16,23 @@
 //! millisecond. The state of a text is not the constraint's but each file's: it follows from the
 //! tokens that were appended since the constraint was first used on it. So forks go on from where
 //! they are forked, each its own way, and [`KvFile::truncate`](crate::KvFile::truncate) takes text back. One text behind
-//! another in the same file takes another `Constraint`, or `constrained_since`.
+//! another in the same file takes another `Constraint`, or `constraint_since`.
 
 use crate::error::{check, filled, Errno, Error};
 use crate::msgpack::Writer;
 use crate::raw;
+use alloc::rc::Rc;
 use alloc::string::String;
 use core::fmt;
 
-/// A compiled schema, expression or grammar; dropping it closes it.
-#[derive(Debug)]
+/// A compiled schema, expression or grammar. A clone is the same one; dropping the last closes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constraint {
+    held: Rc<Held>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
     handle: i32,
 }
 
@@ -57,16 +63,24 @@ impl Constraint {
         Constraint::compile(2, grammar)
     }
 
+    /// Writes the options of a text under it, and where that begins if it is said.
+    pub(crate) fn write(&self, since: Option<u32>, out: &mut Writer) {
+        out.str("constraint").int(i64::from(self.held.handle));
+        if let Some(since) = since {
+            out.str("since").uint(u64::from(since));
+        }
+    }
+
     fn compile(kind: i32, text: &str) -> Result<Constraint, Refused> {
         let made = unsafe { raw::constraint(kind, text.as_ptr(), text.len()) };
         match check("constraint", made) {
-            Ok(_) => Ok(Constraint { handle: made }),
+            Ok(_) => Ok(Constraint { held: Rc::new(Held { handle: made }) }),
             Err(error) => Err(Refused { errno: error.errno, words: last_error(error.errno) }),
         }
     }
 }
 
-impl Drop for Constraint {
+impl Drop for Held {
     fn drop(&mut self) {
         unsafe { raw::constraint_close(self.handle) };
     }
@@ -97,39 +111,25 @@ impl std::error::Error for Refused {}
 impl Refused {
     /// The same without words. It is no `From`: with a second one the compiler could no longer tell
     /// the error of an `async` block that only says `?`.
+    #[track_caller]
     pub fn error(&self) -> Error {
         Error::new("constraint", self.errno)
-    }
-}
-
-/// A constraint in a file, and where its text begins if that is said.
-pub(crate) struct Text<'a> {
-    pub(crate) constraint: &'a Constraint,
-    pub(crate) since: Option<u32>,
-}
-
-impl Text<'_> {
-    /// Writes the options.
-    pub(crate) fn write(&self, out: &mut Writer) {
-        out.str("constraint").int(i64::from(self.constraint.handle));
-        if let Some(since) = self.since {
-            out.str("since").uint(u64::from(since));
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Constraint, Refused};
-    use crate::decode::{Finish, Generation};
+    use crate::decode::Finish;
     use crate::pred::TokenSet;
     use crate::testing::Host;
-    use crate::{block_on, model, Errno, KvFile, Result};
+    use crate::{block_on, model, Errno, KvFile, Result, Sampling};
     use alloc::string::String;
     use alloc::vec::Vec;
 
     async fn said(kv: &KvFile, prompt: &str, constraint: &Constraint) -> Result<String> {
-        let mut text = Generation::new(kv, &model::tokenize(prompt)?)?.constrained(constraint);
+        let sampling = Sampling::new().constraint(constraint);
+        let mut text = kv.generate(&model::tokenize(prompt)?, &sampling);
         let found = text.text().await?;
         assert_eq!(text.finish(), Some(&Finish::Token(256)));
         Ok(found)
@@ -137,7 +137,7 @@ mod tests {
 
     /// The bytes that may come behind `tokens`, as text.
     async fn may_follow(kv: &KvFile, tokens: &[u32], constraint: &Constraint) -> Result<String> {
-        let logits = kv.pred(tokens).constrained(constraint).logits().await?;
+        let logits = kv.pred(tokens).constraint(constraint).logits().await?;
         let allowed = logits.iter().take(256).enumerate();
         Ok(allowed.filter(|(_, x)| x.is_finite()).map(|(t, _)| char::from(t as u8)).collect())
     }
@@ -174,10 +174,10 @@ mod tests {
                 let misfit = may_follow(&fork, &[u32::from(b'z')], &word).await.unwrap_err();
                 assert_eq!(misfit.errno, Errno::EINVAL);
                 let (a, d) = ([u32::from(b'a')], [u32::from(b'd')]);
-                let ends = fork.pred(&d).constrained_since(&word, 2).of(&[256]).await?;
+                let ends = fork.pred(&d).constraint_since(&word, 2).of(&[256]).await?;
                 assert!(ends[0].is_finite());
                 let none = TokenSet::none(257);
-                let nothing = kv.pred(&a).constrained(&word).allow(&none).argmax().await;
+                let nothing = kv.pred(&a).constraint(&word).allowed_tokens(&none).argmax().await;
                 assert_eq!(nothing.unwrap_err().errno, Errno::EINVAL);
                 Result::Ok(())
             })

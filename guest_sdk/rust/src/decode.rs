@@ -1,50 +1,13 @@
 //! Decoding: what nearly every program wants between forward passes and text.
 
-use crate::constraint::Constraint;
-use crate::error::{Errno, Error, Result};
-use crate::executor::Ticket;
+use crate::error::{Error, Result};
 use crate::kv::KvFile;
 use crate::model;
-use crate::pred::{Choice, Pred, Sampling};
-use crate::stream::{Generate, Stream};
+use crate::pred::Choice;
+use crate::sampling::Sampling;
+use crate::stream::Stream;
 use alloc::string::String;
 use alloc::vec::Vec;
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Sampler {
-    /// The best one.
-    Greedy,
-    /// One drawn at random.
-    Random(Sampling),
-}
-
-impl Sampler {
-    /// Greedy at temperature 0, else random.
-    pub fn new(temperature: f32, seed: Option<u64>) -> Sampler {
-        if temperature > 0.0 {
-            Sampler::Random(Sampling { temperature, seed, ..Sampling::default() })
-        } else {
-            Sampler::Greedy
-        }
-    }
-
-    /// Starts the pass, for this choice.
-    pub fn choose(&self, pred: Pred<'_>) -> Ticket<Choice> {
-        match self {
-            Sampler::Greedy => pred.argmax(),
-            Sampler::Random(sampling) => pred.sample(sampling),
-        }
-    }
-
-    /// Starts the generation, with this choice in every step.
-    pub fn begin(&self, generate: Generate<'_>) -> Stream {
-        match self {
-            Sampler::Greedy => generate.argmax(),
-            Sampler::Random(sampling) => generate.sample(sampling),
-        }
-    }
-}
 
 /// Bytes that come in pieces, as text that never breaks a character.
 ///
@@ -105,7 +68,7 @@ pub enum Finish {
     Length,
 }
 
-/// A text that grows token by token at the end of a KV file.
+/// A text that grows token by token at the end of a KV file: [`KvFile::generate`] starts it.
 ///
 /// The server runs ahead while the program looks at what came (see [`crate::stream`]). Until the
 /// generation has ended, or has been dropped, other calls on its file answer `EBUSY`. The token
@@ -115,11 +78,11 @@ pub enum Finish {
 /// ```
 /// # let host = symphony::testing::Host::new();
 /// # host.run(|| symphony::block_on(async {
-/// use symphony::{decode::Generation, model, process, KvFile};
+/// use symphony::{model, process, KvFile, Sampling};
 ///
 /// let kv = KvFile::create()?;
 /// let prompt = model::tokenize("def main():")?;
-/// let mut generation = Generation::new(&kv, &prompt)?.max_tokens(32).stop("\n\n");
+/// let mut generation = kv.generate(&prompt, &Sampling::new().max_tokens(32).stop("\n\n"));
 /// while let Some(piece) = generation.next().await? {
 ///     process::send(piece)?;
 /// }
@@ -127,22 +90,18 @@ pub enum Finish {
 /// # symphony::Result::Ok(()) }).unwrap());
 /// ```
 #[derive(Debug)]
-#[must_use = "a generation computes as it is asked for its text"]
+#[must_use = "dropping a generation ends it"]
 pub struct Generation<'a> {
     kv: &'a KvFile,
-    prompt: Vec<u32>,
     stream: Option<Stream>,
-    /// The file's length before, where there is a text to stop at: what was ahead is rolled back.
-    before: u32,
+    /// What the file had before, with the prompt: what was computed past a stop text is rolled back.
+    before: usize,
     failed: Option<Error>,
     tokens: Vec<u32>,
     logprob: f64,
     max_tokens: usize,
-    ahead: u32,
-    sampler: Sampler,
     stop_tokens: Vec<u32>,
     stop_texts: Vec<String>,
-    constraint: Option<&'a Constraint>,
     utf8: Utf8,
     /// Text that may be the beginning of one to stop at.
     held: String,
@@ -150,66 +109,37 @@ pub struct Generation<'a> {
 }
 
 impl<'a> Generation<'a> {
-    /// Goes on after the file's entries and `prompt`: greedy, at most 128 tokens, until the model
-    /// ends the text. An empty prompt is `EINVAL`: a pass needs a token to look at.
-    pub fn new(kv: &'a KvFile, prompt: &[u32]) -> Result<Generation<'a>> {
-        if prompt.is_empty() {
-            return Err(Error::new("generate", Errno::EINVAL));
-        }
-        Ok(Generation {
+    #[track_caller]
+    pub(crate) fn new(kv: &'a KvFile, prompt: &[u32], sampling: &Sampling) -> Generation<'a> {
+        let mut generation = Generation {
             kv,
-            prompt: prompt.to_vec(),
             stream: None,
             before: 0,
             failed: None,
             tokens: Vec::new(),
             logprob: 0.0,
-            max_tokens: 128,
-            ahead: 8,
-            sampler: Sampler::Greedy,
-            stop_tokens: model::info()?.eos,
-            stop_texts: Vec::new(),
-            constraint: None,
+            max_tokens: sampling.max_tokens.unwrap_or(usize::MAX),
+            stop_tokens: Vec::new(),
+            stop_texts: sampling.stop_texts().to_vec(),
             utf8: Utf8::new(),
             held: String::new(),
             finish: None,
-        })
+        };
+        match generation.lengths(prompt.len(), sampling) {
+            Ok(()) => generation.stream = Some(Stream::new(kv, prompt, sampling)),
+            Err(error) => generation.failed = Some(error),
+        }
+        generation
     }
 
-    /// At most so many tokens.
-    pub fn max_tokens(mut self, count: usize) -> Self {
-        self.max_tokens = count;
-        self
-    }
-
-    /// How many tokens the server may compute before this program has looked at them; 8 without it.
-    pub fn ahead(mut self, count: u32) -> Self {
-        self.ahead = count;
-        self
-    }
-
-    /// Chooses tokens so.
-    pub fn sampler(mut self, sampler: Sampler) -> Self {
-        self.sampler = sampler;
-        self
-    }
-
-    /// Stops before this text, too.
-    pub fn stop(mut self, text: impl Into<String>) -> Self {
-        self.stop_texts.push(text.into());
-        self
-    }
-
-    /// Stops at these tokens instead of the model's own; with none, only at the length.
-    pub fn stop_tokens(mut self, tokens: &[u32]) -> Self {
-        self.stop_tokens = tokens.to_vec();
-        self
-    }
-
-    /// Gives a text of the constraint's, and ends with it.
-    pub fn constrained(mut self, constraint: &'a Constraint) -> Self {
-        self.constraint = Some(constraint);
-        self
+    /// Asks for what has to be known before it starts: then the file is busy.
+    #[track_caller]
+    fn lengths(&mut self, prompt: usize, sampling: &Sampling) -> Result<()> {
+        self.stop_tokens = sampling.stop_tokens()?;
+        if !self.stop_texts.is_empty() {
+            self.before = self.kv.len()? as usize + prompt;
+        }
+        Ok(())
     }
 
     /// The tokens so far, with the one that ended the text.
@@ -229,7 +159,7 @@ impl<'a> Generation<'a> {
 
     /// One more token, or `None` after the last. Mixing it with [`next`](Self::next) leaves the
     /// token's text out.
-    pub async fn step(&mut self) -> Result<Option<Choice>> {
+    pub async fn next_token(&mut self) -> Result<Option<Choice>> {
         if self.finish.is_none() && self.tokens.len() >= self.max_tokens {
             self.finish = Some(Finish::Length);
         }
@@ -243,7 +173,7 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             Err(error) => {
-                self.failed = Some(error);
+                self.failed = Some(error.clone());
                 return Err(error);
             }
         };
@@ -256,37 +186,23 @@ impl<'a> Generation<'a> {
     }
 
     async fn choice(&mut self) -> Result<Option<Choice>> {
-        if let Some(error) = self.failed {
-            return Err(error);
-        }
-        if self.stream.is_none() {
-            if !self.stop_texts.is_empty() {
-                self.before = self.kv.len()?;
-            }
-            let max = u32::try_from(self.max_tokens).unwrap_or(u32::MAX);
-            let mut generate = self.kv.generate(&self.prompt).max(max).ahead(self.ahead);
-            if let Some(constraint) = self.constraint {
-                generate = generate.constrained(constraint);
-            }
-            self.stream = Some(self.sampler.begin(generate.stop(&self.stop_tokens)));
-        }
-        match &mut self.stream {
-            Some(stream) => stream.next().await,
-            None => Ok(None),
+        match (&self.failed, &mut self.stream) {
+            (Some(error), _) => Err(error.clone()),
+            (None, Some(stream)) => stream.next().await,
+            (None, None) => Ok(None),
         }
     }
 
     /// A text has ended it, which the server does not know of: what it computed behind goes.
     fn roll_back(&mut self) -> Result<()> {
         self.stream = None;
-        let kept = self.prompt.len() + self.tokens.len() - 1;
-        self.kv.truncate(self.before + kept as u32)
+        self.kv.truncate((self.before + self.tokens.len() - 1) as u32)
     }
 
     /// The next piece of text, never empty and never half a character; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<String>> {
         loop {
-            let piece = match self.step().await? {
+            let piece = match self.next_token().await? {
                 None => return Ok(some(self.rest())),
                 Some(_) if self.finish.is_some() => String::new(),
                 Some(choice) => self.utf8.push(&model::detokenize(&[choice.token])?),
@@ -353,8 +269,8 @@ fn overlap(text: &str, stop: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_on;
     use crate::testing::Host;
+    use crate::{block_on, Errno};
     use alloc::format;
     use alloc::rc::Rc;
     use alloc::vec;
@@ -370,11 +286,11 @@ mod tests {
         })
     }
 
-    fn generate(text: &str, with: impl FnOnce(Generation) -> Generation) -> (Vec<String>, Finish) {
+    fn generate(text: &str, sampling: &Sampling) -> (Vec<String>, Finish) {
         reciting(text).run(|| {
             block_on(async {
                 let kv = KvFile::create()?;
-                let mut generation = with(Generation::new(&kv, &[0])?);
+                let mut generation = kv.generate(&[0], sampling);
                 let mut pieces = Vec::new();
                 while let Some(piece) = generation.next().await? {
                     pieces.push(piece);
@@ -388,24 +304,24 @@ mod tests {
 
     #[test]
     fn text_comes_in_whole_characters() {
-        let (pieces, finish) = generate("a\u{e9}\u{1f600}", |g| g);
+        let (pieces, finish) = generate("a\u{e9}\u{1f600}", &Sampling::new());
         assert_eq!(pieces, ["a", "\u{e9}", "\u{1f600}"]);
         assert_eq!(finish, Finish::Token(256));
     }
 
     #[test]
     fn a_character_cut_by_the_length_is_shown_as_broken() {
-        let (pieces, finish) = generate("a\u{e9}", |g| g.max_tokens(2));
+        let (pieces, finish) = generate("a\u{e9}", &Sampling::new().max_tokens(2));
         assert_eq!(pieces, ["a", "\u{fffd}"]);
         assert_eq!(finish, Finish::Length);
     }
 
     #[test]
     fn a_text_to_stop_at_is_not_shown_and_false_starts_are() {
-        let (pieces, finish) = generate("a\nb\n\nc", |g| g.stop("\n\n"));
+        let (pieces, finish) = generate("a\nb\n\nc", &Sampling::new().stop("\n\n"));
         assert_eq!(pieces, ["a", "\nb"]);
         assert_eq!(finish, Finish::Text("\n\n".into()));
-        let (pieces, _) = generate("ab\n", |g| g.stop("\n\n").stop("bc"));
+        let (pieces, _) = generate("ab\n", &Sampling::new().stop("\n\n").stop("bc"));
         assert_eq!(pieces.concat(), "ab\n");
     }
 
@@ -413,13 +329,14 @@ mod tests {
     fn an_empty_prompt_is_refused() {
         Host::new().run(|| {
             let kv = KvFile::create().unwrap();
-            assert_eq!(Generation::new(&kv, &[]).unwrap_err().errno, Errno::EINVAL);
+            let refused = block_on(kv.generate(&[], &Sampling::new()).text()).unwrap_err();
+            assert_eq!((refused.errno, refused.operand()), (Errno::EINVAL, Some("no tokens")));
         });
     }
 
     #[test]
     fn nothing_is_generated_past_the_length() {
-        let (pieces, finish) = generate("abc", |g| g.max_tokens(0));
+        let (pieces, finish) = generate("abc", &Sampling::new().max_tokens(0));
         assert_eq!((pieces.len(), finish), (0, Finish::Length));
     }
 
@@ -427,7 +344,7 @@ mod tests {
     fn the_file_holds_all_but_the_last_token() {
         reciting("hello").run(|| {
             let kv = KvFile::create().unwrap();
-            let mut generation = Generation::new(&kv, &[0]).unwrap().max_tokens(3);
+            let mut generation = kv.generate(&[0], &Sampling::new().max_tokens(3));
             assert_eq!(block_on(generation.text()).unwrap(), "hel");
             assert_eq!(generation.tokens(), &[104, 101, 108]);
             assert_eq!(kv.tokens(0..3).unwrap(), [0, 104, 101]);
@@ -439,9 +356,9 @@ mod tests {
     fn what_the_server_ran_ahead_of_a_text_to_stop_at_is_rolled_back() {
         reciting("hello world").run(|| {
             let kv = KvFile::create().unwrap();
-            let first = block_on(Generation::new(&kv, &[0]).unwrap().max_tokens(2).text());
+            let first = block_on(kv.generate(&[0], &Sampling::new().max_tokens(2)).text());
             assert_eq!((first.unwrap().as_str(), kv.len().unwrap()), ("he", 2));
-            let mut generation = Generation::new(&kv, &[101]).unwrap().ahead(6).stop(" w");
+            let mut generation = kv.generate(&[101], &Sampling::new().lookahead(6).stop(" w"));
             assert_eq!(block_on(generation.text()).unwrap(), "llo");
             assert_eq!(generation.finish(), Some(&Finish::Text(" w".into())));
             assert_eq!(generation.tokens(), b"llo w".map(u32::from));
@@ -454,7 +371,7 @@ mod tests {
     fn an_error_is_no_end() {
         Host::new().run(|| {
             let kv = KvFile::create().unwrap();
-            let mut generation = Generation::new(&kv, &[999]).unwrap();
+            let mut generation = kv.generate(&[999], &Sampling::new());
             for _ in 0..2 {
                 assert_eq!(block_on(generation.text()).unwrap_err().errno, Errno::EINVAL);
             }
@@ -467,9 +384,8 @@ mod tests {
         let text = |seed| {
             Host::new().run(|| {
                 let kv = KvFile::create().unwrap();
-                let sampler = Sampler::new(1.0, Some(seed));
-                let generation = Generation::new(&kv, &[65]).unwrap().sampler(sampler);
-                format!("{:?}", block_on(generation.max_tokens(8).text()).unwrap())
+                let seeded = Sampling::new().max_tokens(8).temperature(1.0).seed(seed);
+                format!("{:?}", block_on(kv.generate(&[65], &seeded).text()).unwrap())
             })
         };
         assert_eq!(text(1), text(1));

@@ -8,10 +8,12 @@
 //! A future that is dropped cancels its ticket.
 
 use self::reactor::Reactor;
-use crate::error::{check, Errno, Error, Result};
+use crate::error::{quoted, Errno, Error, Result};
 use crate::local::local;
+use crate::model;
 use crate::raw;
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::task::Wake;
@@ -19,6 +21,7 @@ use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::future::Future;
+use core::panic::Location;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::{Context, Poll, Waker};
@@ -37,10 +40,54 @@ pub(crate) type Decode<T> = fn(&[u8], usize) -> Option<T>;
 /// cancels it.
 #[must_use = "dropping a ticket cancels its work"]
 pub struct Ticket<T> {
-    call: &'static str,
+    origin: Origin,
     state: State,
     decode: Decode<T>,
     shape: usize,
+}
+
+/// The call that work began with, for the words of its errors.
+pub(crate) struct Origin {
+    call: &'static str,
+    operand: Operand,
+    location: &'static Location<'static>,
+}
+
+/// What a call was made with.
+pub(crate) enum Operand {
+    None,
+    Name(Box<str>),
+    /// So many tokens; the largest of them.
+    Tokens {
+        count: usize,
+        largest: u32,
+    },
+}
+
+impl Origin {
+    #[track_caller]
+    pub(crate) fn new(call: &'static str, operand: Operand) -> Origin {
+        Origin { call, operand, location: Location::caller() }
+    }
+
+    fn error(&self, errno: Errno) -> Error {
+        let error = Error::new(self.call, errno).at(self.location);
+        match &self.operand {
+            Operand::None => error,
+            Operand::Name(name) => error.with_operand(quoted(name)),
+            Operand::Tokens { count, largest } => match (errno, model::info()) {
+                (Errno::EFBIG, Ok(info)) => error.with_operand(format!(
+                    "{} tokens, where the model's context is {}",
+                    count, info.max_context
+                )),
+                (Errno::EINVAL, _) if *count == 0 => error.with_operand("no tokens"),
+                (Errno::EINVAL, Ok(info)) if *largest >= info.vocab_size => error.with_operand(
+                    format!("token {}, where the model has {}", largest, info.vocab_size),
+                ),
+                _ => error,
+            },
+        }
+    }
 }
 
 /// Bytes, or why there are none.
@@ -58,11 +105,12 @@ enum State {
 }
 
 impl State {
-    /// Of the ticket that `call` returned, or of its errno.
-    fn new(call: &'static str, result: i32) -> State {
-        match check(call, result) {
-            Ok(_) => State::Started(result),
-            Err(error) => State::Failed(error.errno),
+    /// Of the ticket that a call returned, or of its errno.
+    fn new(result: i32) -> State {
+        if result < 0 {
+            State::Failed(Errno::new(result.wrapping_neg()))
+        } else {
+            State::Started(result)
         }
     }
 
@@ -90,13 +138,25 @@ impl State {
 
 impl<T> Ticket<T> {
     /// The ticket that a call returned; `shape` is handed to `decode`.
+    #[track_caller]
     pub(crate) fn new(call: &'static str, result: i32, decode: Decode<T>, shape: usize) -> Self {
-        Ticket { call, state: State::new(call, result), decode, shape }
+        Ticket::of(Origin::new(call, Operand::None), result, decode, shape)
+    }
+
+    /// The same, of a call on a name.
+    #[track_caller]
+    pub(crate) fn named(call: &'static str, name: &str, result: i32, decode: Decode<T>) -> Self {
+        Ticket::of(Origin::new(call, Operand::Name(name.into())), result, decode, 0)
+    }
+
+    /// The same, of a call that is described.
+    pub(crate) fn of(origin: Origin, result: i32, decode: Decode<T>, shape: usize) -> Self {
+        Ticket { state: State::new(result), origin, decode, shape }
     }
 
     /// A ticket whose result is there.
-    pub(crate) fn given(call: &'static str, given: Given, decode: Decode<T>, shape: usize) -> Self {
-        Ticket { call, state: State::Given(Some(given)), decode, shape }
+    pub(crate) fn given(origin: Origin, given: Given, decode: Decode<T>, shape: usize) -> Self {
+        Ticket { origin, state: State::Given(Some(given)), decode, shape }
     }
 
     /// Waits for this one ticket, from code that is not async.
@@ -107,8 +167,8 @@ impl<T> Ticket<T> {
     fn finish(&self, result: Given) -> Result<T> {
         match result.map(|bytes| (self.decode)(&bytes, self.shape)) {
             Ok(Some(value)) => Ok(value),
-            Ok(None) => Err(Error::new(self.call, Errno::EIO)),
-            Err(errno) => Err(Error::new(self.call, errno)),
+            Ok(None) => Err(self.origin.error(Errno::EIO)),
+            Err(errno) => Err(self.origin.error(errno)),
         }
     }
 }
@@ -143,21 +203,31 @@ impl<T> Drop for Ticket<T> {
 
 impl<T> fmt::Debug for Ticket<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ticket({})", self.call)
+        write!(f, "Ticket({})", self.origin.call)
     }
 }
 
 /// A ticket whose result comes in pieces, until an empty one. Dropping it cancels what is left.
 pub(crate) struct Pieces {
-    call: &'static str,
+    origin: Origin,
     ticket: i32,
     state: State,
 }
 
 impl Pieces {
     /// The ticket that a call returned.
-    pub(crate) fn new(call: &'static str, result: i32) -> Pieces {
-        Pieces { call, ticket: result, state: State::new(call, result) }
+    pub(crate) fn new(origin: Origin, result: i32) -> Pieces {
+        Pieces { origin, ticket: result, state: State::new(result) }
+    }
+
+    /// No ticket: there is nothing to come.
+    pub(crate) fn none(origin: Origin) -> Pieces {
+        Pieces { origin, ticket: 0, state: State::Finished }
+    }
+
+    /// An error of the call.
+    pub(crate) fn error(&self, errno: Errno) -> Error {
+        self.origin.error(errno)
     }
 
     /// The next piece; empty at the end and ever after.
@@ -169,7 +239,7 @@ impl Pieces {
         };
         let more = result.as_ref().map_or(false, |piece| !piece.is_empty());
         self.state = if more { State::Started(self.ticket) } else { State::Finished };
-        Poll::Ready(result.map_err(|errno| Error::new(self.call, errno)))
+        Poll::Ready(result.map_err(|errno| self.origin.error(errno)))
     }
 }
 

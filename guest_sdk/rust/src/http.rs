@@ -82,6 +82,7 @@ impl<'a> Request<'a> {
     }
 
     /// Asks. Dropping the ticket ends the request.
+    #[track_caller]
     pub fn send(self) -> Ticket<Response> {
         let mut out = Writer::new();
         out.map(4 + usize::from(self.time.is_some()));
@@ -94,7 +95,7 @@ impl<'a> Request<'a> {
             out.str("timeout_ms").uint(u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1));
         }
         let result = unsafe { raw::http(out.bytes().as_ptr(), out.bytes().len()) };
-        Ticket::new("http", result, response, 0)
+        Ticket::named("http", self.url, result, response)
     }
 }
 

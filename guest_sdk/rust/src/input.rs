@@ -1,11 +1,9 @@
 //! A run's input as named parameters, with words for what is wrong with them.
 
-use crate::decode::Sampler;
 use crate::json;
 use crate::msgpack;
-use crate::plan::Plan;
-use crate::pred::Sampling;
 use crate::process;
+use crate::sampling::Sampling;
 use crate::value::Value;
 use alloc::format;
 use alloc::string::String;
@@ -37,6 +35,13 @@ pub struct Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputError(String);
 
+impl InputError {
+    /// An error with these words.
+    pub fn new(words: impl Into<String>) -> InputError {
+        InputError(words.into())
+    }
+}
+
 impl fmt::Display for InputError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -46,16 +51,17 @@ impl fmt::Display for InputError {
 #[cfg(feature = "std")]
 impl std::error::Error for InputError {}
 
-type Given<T> = Result<T, InputError>;
+/// What a parameter is, or what is wrong with it.
+pub type InputResult<T> = Result<T, InputError>;
 
 impl Input {
     /// This run's.
-    pub fn read() -> Given<Input> {
+    pub fn read() -> InputResult<Input> {
         Input::parse(&process::input())
     }
 
     /// Those in a text.
-    pub fn parse(text: &[u8]) -> Given<Input> {
+    pub fn parse(text: &[u8]) -> InputResult<Input> {
         if text.first() == Some(&b'{') {
             let given = json::decode(text).map_err(|error| InputError(format!("{}", error)))?;
             return Ok(Input { given });
@@ -96,25 +102,25 @@ impl Input {
         name: &str,
         what: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Given<Option<T>> {
+    ) -> InputResult<Option<T>> {
         let wrong = || InputError(format!("{} in the input has to be {}", name, what));
         self.get(name).map(|value| read(value).ok_or_else(wrong)).transpose()
     }
 
     /// A text that has to be there, and not empty.
-    pub fn text(&self, name: &str) -> Given<&str> {
+    pub fn text(&self, name: &str) -> InputResult<&str> {
         let given = self.read_as(name, "a text", Value::as_str)?;
         let missing = || InputError(format!("the input needs a {}", name));
         given.filter(|text| !text.is_empty()).ok_or_else(missing)
     }
 
     /// A text, or the default.
-    pub fn text_or<'a>(&'a self, name: &str, default: &'a str) -> Given<&'a str> {
+    pub fn text_or<'a>(&'a self, name: &str, default: &'a str) -> InputResult<&'a str> {
         Ok(self.read_as(name, "a text", Value::as_str)?.unwrap_or(default))
     }
 
     /// Texts, or none.
-    pub fn texts(&self, name: &str) -> Given<Vec<&str>> {
+    pub fn texts(&self, name: &str) -> InputResult<Vec<&str>> {
         let texts = |value: &'_ Value| {
             value.as_array().map_or(false, |items| items.iter().all(|item| item.as_str().is_some()))
         };
@@ -124,43 +130,42 @@ impl Input {
     }
 
     /// A whole number in a range, or the default.
-    pub fn whole(&self, name: &str, default: u32, range: RangeInclusive<u32>) -> Given<usize> {
+    pub fn whole(
+        &self,
+        name: &str,
+        default: u32,
+        range: RangeInclusive<u32>,
+    ) -> InputResult<usize> {
         let what = format!("a whole number from {} to {}", range.start(), range.end());
         let read = |value: &Value| value.as_u32().filter(|n| range.contains(n));
         Ok(self.read_as(name, &what, read)?.unwrap_or(default) as usize)
     }
 
     /// A number, or the default.
-    pub fn number(&self, name: &str, default: f64) -> Given<f64> {
+    pub fn number(&self, name: &str, default: f64) -> InputResult<f64> {
         Ok(self.read_as(name, "a number", Value::as_f64)?.unwrap_or(default))
     }
 
     /// True or false; false without it.
-    pub fn flag(&self, name: &str) -> Given<bool> {
+    pub fn flag(&self, name: &str) -> InputResult<bool> {
         Ok(self.read_as(name, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// How to choose tokens: `temperature` (0: the best), `top_k`, `top_p`, `min_p`, `seed`.
-    pub fn sampler(&self) -> Given<Sampler> {
-        let temperature = self.number("temperature", 0.0)? as f32;
-        if temperature <= 0.0 {
-            return Ok(Sampler::Greedy);
+    /// How to generate: `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `stop` (a text or several),
+    /// `ignore_eos` (which is [`Sampling::exact`]), and how many tokens at most under the name `tokens`.
+    pub fn sampling(&self, tokens: &str, default: u32) -> InputResult<Sampling> {
+        let sampling = Sampling::new()
+            .max_tokens(self.whole(tokens, default, 1..=u32::MAX)?)
+            .temperature(self.number("temperature", 0.0)? as f32)
+            .top_k(self.whole("top_k", 0, 0..=u32::MAX)? as u32)
+            .top_p(self.number("top_p", 1.0)? as f32)
+            .min_p(self.number("min_p", 0.0)? as f32)
+            .seed(self.read_as("seed", "a whole number", Value::as_u64)?)
+            .exact(self.flag("ignore_eos")?);
+        match self.get("stop") {
+            Some(Value::Str(text)) => Ok(sampling.stop(text.as_str())),
+            _ => Ok(self.texts("stop")?.into_iter().fold(sampling, Sampling::stop)),
         }
-        Ok(Sampler::Random(Sampling {
-            temperature,
-            top_k: self.whole("top_k", 0, 0..=u32::MAX)? as u32,
-            top_p: self.number("top_p", 1.0)? as f32,
-            min_p: self.number("min_p", 0.0)? as f32,
-            seed: self.read_as("seed", "a whole number", Value::as_u64)?,
-        }))
-    }
-
-    /// How to decode a reply: the sampler, `stop` (texts), `ignore_eos` (exactly as many tokens as
-    /// wanted), and how many tokens under the name `tokens`.
-    pub fn plan(&self, tokens: &str, default: u32) -> Given<Plan> {
-        let most = self.whole(tokens, default, 1..=131_072)?;
-        let plan = Plan::new(most).sampler(self.sampler()?).exact(self.flag("ignore_eos")?);
-        Ok(self.texts("stop")?.into_iter().fold(plan, Plan::stop))
     }
 }
 
@@ -169,7 +174,7 @@ mod tests {
     use super::*;
     use alloc::string::ToString;
 
-    fn words<T: fmt::Debug>(given: Given<T>) -> String {
+    fn words<T: fmt::Debug>(given: InputResult<T>) -> String {
         given.unwrap_err().to_string()
     }
 
@@ -192,7 +197,7 @@ mod tests {
     fn a_plain_text_is_the_prompt_and_nothing_is_nothing() {
         assert_eq!(Input::parse(b"def f").unwrap().text("prompt").unwrap(), "def f");
         let empty = Input::parse(b"").unwrap();
-        assert_eq!(empty.plan("tokens", 5).unwrap(), Plan::new(5));
+        assert_eq!(empty.sampling("tokens", 5).unwrap(), Sampling::new().max_tokens(5));
         assert!(empty.text("prompt").is_err() && empty.texts("stop").unwrap().is_empty());
     }
 
@@ -210,12 +215,15 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_read() {
+    fn sampling_is_read() {
         let text = br#"{"temperature": 0.5, "top_k": 9, "seed": 3, "stop": ["\n"], "len": 7}"#;
-        let plan = Input::parse(text).unwrap().plan("len", 1).unwrap();
-        let sampling =
-            Sampling { temperature: 0.5, top_k: 9, seed: Some(3), ..Sampling::default() };
-        assert_eq!(plan, Plan::new(7).stop("\n").sampler(Sampler::Random(sampling)));
-        assert!(Input::parse(br#"{"ignore_eos": true}"#).unwrap().plan("n", 2).unwrap().exact);
+        let sampling = Input::parse(text).unwrap().sampling("len", 1).unwrap();
+        let expected = Sampling::new().temperature(0.5).top_k(9).seed(3).stop("\n");
+        assert_eq!(sampling, expected.max_tokens(7));
+        let input = Input::parse(br#"{"ignore_eos": true, "stop": "x"}"#).unwrap();
+        let expected = Sampling::new().max_tokens(2).exact(true).stop("x");
+        assert_eq!(input.sampling("n", 2).unwrap(), expected);
+        let wrong = Input::parse(br#"{"seed": "x"}"#).unwrap();
+        assert_eq!(words(wrong.sampling("n", 2)), "seed in the input has to be a whole number");
     }
 }

@@ -1,10 +1,13 @@
 //! KV files: the model's memory of a text, as a thing to open, fork, cut and name.
 
-use crate::error::{check, filled, Errno, Error, Result};
+use crate::decode::Generation;
+use crate::error::{check, check_named, filled, Errno, Error, Result};
+use crate::executor::Ticket;
 use crate::msgpack;
 use crate::pred::Pred;
 use crate::raw;
-use crate::stream::Generate;
+use crate::sampling::Sampling;
+use crate::stream::Stream;
 use crate::value::Value;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -141,7 +144,7 @@ pub struct Listed {
 /// use symphony::{model, kv::Save, KvFile};
 ///
 /// let prefix = KvFile::create()?;
-/// prefix.pred(&model::tokenize("def main")?).none().await?;
+/// prefix.prefill(&model::tokenize("def main")?).await?;
 /// prefix.save("prefixes/main", Save::NEW)?;
 ///
 /// let kv = KvFile::open("prefixes/main")?; // a private copy-on-write view
@@ -159,24 +162,31 @@ pub struct KvFile {
 
 impl KvFile {
     /// An empty file without a name.
+    #[track_caller]
     pub fn create() -> Result<KvFile> {
         KvFile::of("kv_create", unsafe { raw::kv_create() })
     }
 
     /// A private view of a named file's content as it is now, with all rights.
+    #[track_caller]
     pub fn open(path: &str) -> Result<KvFile> {
         KvFile::open_with(path, Rights::ALL)
     }
 
     /// A private view of a named file's content as it is now.
+    #[track_caller]
     pub fn open_with(path: &str, rights: Rights) -> Result<KvFile> {
         let result = unsafe { raw::kv_open(path.as_ptr(), path.len(), rights.bits() as i32) };
-        KvFile::of("kv_open", result)
+        check_named("kv_open", path, result)?;
+        Ok(KvFile { handle: result })
     }
 
     /// The file that was granted to this program under that name.
+    #[track_caller]
     pub fn granted(name: &str) -> Result<KvFile> {
-        KvFile::of("kv_granted", unsafe { raw::kv_granted(name.as_ptr(), name.len()) })
+        let result = unsafe { raw::kv_granted(name.as_ptr(), name.len()) };
+        check_named("kv_granted", name, result)?;
+        Ok(KvFile { handle: result })
     }
 
     /// The file behind a handle that this program owns.
@@ -196,6 +206,7 @@ impl KvFile {
         self.handle
     }
 
+    #[track_caller]
     fn of(call: &'static str, result: i32) -> Result<KvFile> {
         check(call, result)?;
         Ok(KvFile { handle: result })
@@ -206,18 +217,34 @@ impl KvFile {
         Pred::new(self, tokens)
     }
 
-    /// Begins a generation behind the entries so far and `tokens`: the server samples, appends and
-    /// goes on by itself.
-    pub fn generate<'a>(&'a self, tokens: &'a [u32]) -> Generate<'a> {
-        Generate::new(self, tokens)
+    /// Appends tokens: a pass that nothing is asked of. See [`Pred`] for one with options.
+    #[track_caller]
+    pub fn prefill(&self, tokens: &[u32]) -> Ticket<()> {
+        self.pred(tokens).prefill()
+    }
+
+    /// Starts a text behind the entries so far and `prompt`: the server samples, appends and goes on
+    /// by itself, and the text is there piece by piece. An empty prompt is `EINVAL`.
+    #[track_caller]
+    pub fn generate(&self, prompt: &[u32], sampling: &Sampling) -> Generation<'_> {
+        Generation::new(self, prompt, sampling)
+    }
+
+    /// Starts the same as a stream of tokens, for a program that looks at tokens and not at text:
+    /// the texts of [`Sampling::stop`] do not end it.
+    #[track_caller]
+    pub fn stream(&self, prompt: &[u32], sampling: &Sampling) -> Stream {
+        Stream::new(self, prompt, sampling)
     }
 
     /// A copy that shares pages until either side writes.
+    #[track_caller]
     pub fn fork(&self) -> Result<KvFile> {
         KvFile::of("kv_fork", unsafe { raw::kv_fork(self.handle) })
     }
 
     /// A new file of the entries in the ranges; they keep their positions.
+    #[track_caller]
     pub fn extract(&self, ranges: &[Range<u32>]) -> Result<KvFile> {
         let pairs: Vec<[u32; 2]> = ranges.iter().map(|range| [range.start, range.end]).collect();
         let result = unsafe { raw::kv_extract(self.handle, pairs.as_ptr().cast(), pairs.len()) };
@@ -225,6 +252,7 @@ impl KvFile {
     }
 
     /// Puts entries of another file at the end of this one.
+    #[track_caller]
     pub fn append(&self, source: &KvFile, entries: Range<u32>) -> Result<()> {
         let result =
             unsafe { raw::kv_append(self.handle, source.handle, entries.start, entries.end) };
@@ -232,23 +260,27 @@ impl KvFile {
     }
 
     /// Rolls back to `len` entries.
+    #[track_caller]
     pub fn truncate(&self, len: u32) -> Result<()> {
         check("kv_truncate", unsafe { raw::kv_truncate(self.handle, len) }).map(drop)
     }
 
     /// The number of entries.
+    #[track_caller]
     #[allow(clippy::len_without_is_empty)] // asking costs a call, as its name should show
     pub fn len(&self) -> Result<u32> {
         check("kv_len", unsafe { raw::kv_len(self.handle) })
     }
 
     /// What is known of the file.
+    #[track_caller]
     pub fn stat(&self) -> Result<Stat> {
         let bytes = filled("kv_stat", 256, |p, cap| unsafe { raw::kv_stat(self.handle, p, cap) })?;
-        read_stat(&bytes).ok_or(Error::new("kv_stat", Errno::EIO))
+        read_stat(&bytes).ok_or_else(|| Error::new("kv_stat", Errno::EIO))
     }
 
     /// The tokens of a range of entries.
+    #[track_caller]
     pub fn tokens(&self, entries: Range<u32>) -> Result<Vec<u32>> {
         let count = entries.len();
         let mut out = alloc::vec![0; count];
@@ -258,28 +290,33 @@ impl KvFile {
     }
 
     /// Names what the file holds now; what it gets later is not the name's.
+    #[track_caller]
     pub fn save(&self, path: &str, how: Save) -> Result<()> {
         let result = unsafe { raw::kv_save(self.handle, path.as_ptr(), path.len(), how.0 as i32) };
-        check("kv_save", result).map(drop)
+        check_named("kv_save", path, result).map(drop)
     }
 
     /// Takes a name away; files that were opened by it stay as they are.
+    #[track_caller]
     pub fn remove(path: &str) -> Result<()> {
-        check("kv_remove", unsafe { raw::kv_remove(path.as_ptr(), path.len()) }).map(drop)
+        let result = unsafe { raw::kv_remove(path.as_ptr(), path.len()) };
+        check_named("kv_remove", path, result).map(drop)
     }
 
     /// The named files whose names begin with `prefix`; `EFBIG` where there are too many for one
     /// listing (see [`KvFile::list_after`]). Below `public/<tenant>/` they are what that tenant
     /// publishes.
+    #[track_caller]
     pub fn list(prefix: &str) -> Result<Vec<Listed>> {
         let bytes = filled("kv_list", 1024, |out, cap| unsafe {
             raw::kv_list(prefix.as_ptr(), prefix.len(), out, cap)
         })?;
-        read_listing(&bytes).ok_or(Error::new("kv_list", Errno::EIO))
+        read_listing(&bytes).ok_or_else(|| Error::new("kv_list", Errno::EIO))
     }
 
     /// At most `max` of the named files whose names begin with `prefix`, in order, from the first
     /// one behind the path `after`.
+    #[track_caller]
     pub fn list_after(prefix: &str, after: &str, max: usize) -> Result<Vec<Listed>> {
         let bytes = filled("kv_list_after", 1024, |out, cap| unsafe {
             raw::kv_list_after(
@@ -292,13 +329,14 @@ impl KvFile {
                 cap,
             )
         })?;
-        read_listing(&bytes).ok_or(Error::new("kv_list_after", Errno::EIO))
+        read_listing(&bytes).ok_or_else(|| Error::new("kv_list_after", Errno::EIO))
     }
 
     /// Offers what the file holds now, in whole pages, to the tenant's other runs, which find it with
     /// [`KvFile::matching`]; returns how many entries they can find. A wish: the server keeps it as
     /// long as it has room. Only for files whose entries were each computed from exactly those
     /// before (`EINVAL`). Waits for the file's passes that are under way.
+    #[track_caller]
     pub fn offer(&self) -> Result<u32> {
         check("kv_offer", unsafe { raw::kv_offer(self.handle) })
     }
@@ -316,7 +354,7 @@ impl KvFile {
     ///         None => KvFile::create()?,
     ///     };
     ///     let known = kv.len()? as usize;
-    ///     kv.pred(&tokens[known..]).none().await?;
+    ///     kv.prefill(&tokens[known..]).await?;
     ///     kv.offer()?;
     ///     Ok(kv)
     /// }
@@ -326,6 +364,7 @@ impl KvFile {
     /// assert_eq!(KvFile::matching(&tokens)?.unwrap().len()?, 16);
     /// # symphony::Result::Ok(()) }).unwrap());
     /// ```
+    #[track_caller]
     pub fn matching(tokens: &[u32]) -> Result<Option<KvFile>> {
         let result = unsafe { raw::kv_match(tokens.as_ptr(), tokens.len()) };
         match KvFile::of("kv_match", result) {
@@ -335,6 +374,7 @@ impl KvFile {
     }
 
     /// Wishes where the file's pages live.
+    #[track_caller]
     pub fn advise(&self, advice: Advice) -> Result<()> {
         let (hint, argument) = match advice {
             Advice::Normal => (0, 0),
@@ -348,13 +388,15 @@ impl KvFile {
 
     /// Gives a child, or the parent ([`crate::process::PARENT`]), a handle of its own with at most
     /// these rights.
+    #[track_caller]
     pub fn grant(&self, pid: u32, rights: Rights, name: &str) -> Result<()> {
         let (bits, pid) = (rights.bits() as i32, pid as i32);
         let result = unsafe { raw::kv_grant(self.handle, pid, bits, name.as_ptr(), name.len()) };
-        check("kv_grant", result).map(drop)
+        check_named("kv_grant", name, result).map(drop)
     }
 
     /// Closes the handle, and says whether it was one; dropping the file does the same.
+    #[track_caller]
     pub fn close(self) -> Result<()> {
         check("kv_close", unsafe { raw::kv_close(self.into_handle()) }).map(drop)
     }

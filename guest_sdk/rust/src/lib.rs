@@ -4,14 +4,13 @@
 //! cache: it opens a prefix, forks it, decodes the branches in parallel and keeps what it wants.
 //!
 //! ```
-//! use symphony::{decode::Generation, join_all, kv::Save, model, process, KvFile};
+//! use symphony::{join_all, kv::Save, model, process, KvFile, Sampling};
 //!
-//! symphony::main!(async run);
-//!
+//! #[symphony::main]
 //! async fn run() -> symphony::Result<()> {
 //!     // The prefix is computed once, and has a name for later runs.
 //!     let prefix = KvFile::create()?;
-//!     prefix.pred(&model::tokenize("def ")?).none().await?;
+//!     prefix.prefill(&model::tokenize("def ")?).await?;
 //!     prefix.save("prefixes/def", Save::REPLACE)?;
 //!
 //!     // Every suffix goes on in a fork of its own; each step decodes all of them in one batch.
@@ -20,7 +19,7 @@
 //!         async move {
 //!             let kv = prefix.fork()?;
 //!             let suffix = model::tokenize(suffix)?;
-//!             Generation::new(&kv, &suffix)?.max_tokens(16).text().await
+//!             kv.generate(&suffix, &Sampling::new().max_tokens(16)).text().await
 //!         }
 //!     }));
 //!     for answer in answers.await {
@@ -37,9 +36,10 @@
 //! - [`model`]: what the model is, tokens, chat template
 //! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes; [`stream`]: run-ahead decoding
 //! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
-//! - [`Session`], [`Plan`]: a text that grows, replies, branches, scores; [`Input`]: parameters
+//! - [`Session`]: a text or a chat that grows, replies, branches, scores; [`Input`]: parameters
+//! - [`Sampling`]: how text is generated, by the names of the OpenAI API
 //! - [`constraint`]: JSON schemas, regular expressions and grammars that texts keep to
-//! - [`decode`]: samplers, stopping, text that grows; [`prompt`]: templates, turns
+//! - [`decode`]: text that grows, why it ended; [`prompt`]: templates, turns
 //! - [`tool`], [`http`]: the outside
 //! - [`testing`]: a program's tests without a server
 //! - [`raw`]: the calls themselves
@@ -70,11 +70,11 @@ mod local;
 pub mod model;
 pub mod msgpack;
 mod object;
-mod plan;
 pub mod pred;
 pub mod process;
 pub mod prompt;
 pub mod raw;
+mod sampling;
 mod score;
 mod session;
 pub mod stream;
@@ -84,21 +84,24 @@ pub mod tool;
 mod value;
 
 pub use combine::{
-    join_all, select, select_all, timeout, try_join_all, Either, JoinAll, Select, SelectAll,
-    TryJoinAll,
+    as_completed, join_all, select, select_all, timeout, try_join_all, AsCompleted, Either,
+    JoinAll, Select, SelectAll, TryJoinAll,
 };
 pub use constraint::Constraint;
-pub use entry::{log_panics, Outcome};
+pub use entry::{log_panics, FromInput, Outcome};
 pub use error::{Errno, Error, Result};
 pub use executor::{block_on, spawn, Task, Ticket};
-pub use input::{Input, InputError};
+pub use input::{Input, InputError, InputResult};
 pub use kv::KvFile;
-pub use plan::Plan;
+pub use sampling::Sampling;
 pub use session::{Reply, Session, Usage};
+#[cfg(feature = "macros")]
+pub use symphony_macros::main;
 pub use value::{DecodeError, Value};
 
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::entry::{run, run_async};
     pub use alloc::format;
 }
 

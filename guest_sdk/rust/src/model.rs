@@ -27,9 +27,10 @@ pub struct Info {
 }
 
 /// What the model is.
+#[track_caller]
 pub fn info() -> Result<Info> {
     let bytes = filled("model_info", 512, |ptr, cap| unsafe { raw::model_info(ptr, cap) })?;
-    read_info(&bytes).ok_or(Error::new("model_info", Errno::EIO))
+    read_info(&bytes).ok_or_else(|| Error::new("model_info", Errno::EIO))
 }
 
 fn read_info(bytes: &[u8]) -> Option<Info> {
@@ -48,6 +49,7 @@ fn read_info(bytes: &[u8]) -> Option<Info> {
 }
 
 /// The tokens of a text. No special tokens are added, and their spellings stay text.
+#[track_caller]
 pub fn tokenize(text: &str) -> Result<Vec<u32>> {
     filled("tokenize", text.len() / 2 + 16, |out, cap| unsafe {
         raw::tokenize(text.as_ptr(), text.len(), out, cap)
@@ -55,6 +57,7 @@ pub fn tokenize(text: &str) -> Result<Vec<u32>> {
 }
 
 /// The bytes of tokens. A token may end inside of a character: [`crate::decode::Utf8`] joins them.
+#[track_caller]
 pub fn detokenize(tokens: &[u32]) -> Result<Vec<u8>> {
     filled("detokenize", 8 * tokens.len() + 16, |out, cap| unsafe {
         raw::detokenize(tokens.as_ptr(), tokens.len(), out, cap)
@@ -78,6 +81,7 @@ impl Message {
 }
 
 /// The tokens of a conversation in the model's own chat template, ready for the answer.
+#[track_caller]
 pub fn chat(messages: &[Message]) -> Result<Vec<u32>> {
     let mut out = Writer::new();
     out.array(messages.len());

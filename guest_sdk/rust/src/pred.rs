@@ -1,11 +1,12 @@
 //! Forward passes.
 
-use crate::constraint::{Constraint, Text};
+use crate::constraint::Constraint;
 use crate::error::filled;
-use crate::executor::Ticket;
+use crate::executor::{Operand, Origin, Ticket};
 use crate::kv::KvFile;
 use crate::msgpack::Writer;
 use crate::raw;
+use crate::sampling::{write_bias, Sampling};
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
@@ -29,40 +30,7 @@ pub struct Scored {
     pub best: Vec<Choice>,
 }
 
-/// How to draw a token. The same seed, tokens and options give the same token, regardless of what else the
-/// server computes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 1 draws from the model's own distribution; lower is more sure of itself, 0 is the best one.
-    pub temperature: f32,
-    /// Only the best so many; 0: all.
-    pub top_k: u32,
-    /// Only the best ones that together have this probability; 1: all.
-    pub top_p: f32,
-    /// Only those with at least this share of the best one's probability; 0: all.
-    pub min_p: f32,
-    /// Where the noise comes from; `None`: drawn by the server.
-    pub seed: Option<u64>,
-}
-
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: None }
-    }
-}
-
-impl Sampling {
-    pub(crate) fn write(&self, out: &mut Writer) {
-        out.map(4 + usize::from(self.seed.is_some()));
-        out.str("temperature").f32(self.temperature).str("top_k").uint(u64::from(self.top_k));
-        out.str("top_p").f32(self.top_p).str("min_p").f32(self.min_p);
-        if let Some(seed) = self.seed {
-            out.str("seed").uint(seed);
-        }
-    }
-}
-
-/// A set of tokens, for [`Pred::allow`] and [`Pred::bias_mask`].
+/// A set of tokens, for `allowed_tokens` and `bias_mask` of [`Pred`] and [`Sampling`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSet {
     bits: Vec<u8>,
@@ -146,7 +114,7 @@ enum At<'a> {
 
 /// A forward pass in the making: [`KvFile::pred`] begins it, options refine it, and what is wanted of
 /// it ([`argmax`](Pred::argmax), [`sample`](Pred::sample), [`top`](Pred::top), [`of`](Pred::of),
-/// [`logits`](Pred::logits) or [`none`](Pred::none)) starts it.
+/// [`logits`](Pred::logits) or [`prefill`](Pred::prefill)) starts it.
 ///
 /// ```
 /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
@@ -171,11 +139,11 @@ pub struct Pred<'a, P = One> {
     bias: &'a [(u32, f32)],
     bias_mask: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
-    constraint: Option<Text<'a>>,
+    constraint: Option<(&'a Constraint, Option<u32>)>,
     parents: Option<&'a [i32]>,
     keep: bool,
     logprobs: u32,
-    at_once: bool,
+    blocking: bool,
     places: PhantomData<P>,
 }
 
@@ -193,7 +161,7 @@ impl<'a> Pred<'a> {
             parents: None,
             keep: true,
             logprobs: 0,
-            at_once: false,
+            blocking: false,
             places: PhantomData,
         }
     }
@@ -221,7 +189,7 @@ impl<'a> Pred<'a> {
             parents: self.parents,
             keep: self.keep,
             logprobs: self.logprobs,
-            at_once: self.at_once,
+            blocking: self.blocking,
             places: PhantomData,
         }
     }
@@ -238,20 +206,20 @@ impl<'a, P> Pred<'a, P> {
         self
     }
 
-    /// Adds finite numbers to the logits of these tokens; `allow` rules tokens out.
-    pub fn bias(mut self, bias: &'a [(u32, f32)]) -> Self {
+    /// Adds finite numbers to the logits of these tokens; `allowed_tokens` rules others out.
+    pub fn logit_bias(mut self, bias: &'a [(u32, f32)]) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Adds a finite number to the logits of all these tokens, beside what `bias` adds.
+    /// Adds a finite number to the logits of all these tokens, beside what `logit_bias` adds.
     pub fn bias_mask(mut self, tokens: &'a TokenSet, value: f32) -> Self {
         self.bias_mask = Some((tokens, value));
         self
     }
 
     /// Leaves only these tokens possible.
-    pub fn allow(mut self, tokens: &'a TokenSet) -> Self {
+    pub fn allowed_tokens(mut self, tokens: &'a TokenSet) -> Self {
         self.allow = Some(tokens);
         self
     }
@@ -259,14 +227,14 @@ impl<'a, P> Pred<'a, P> {
     /// Leaves only tokens possible that go on with a text of the constraint's. The text begins behind
     /// the first pass in this file that has the constraint; it is `EINVAL` where the tokens behind
     /// that are none, and with [`all`](Self::all), [`at`](Self::at) and [`parents`](Self::parents).
-    pub fn constrained(mut self, constraint: &'a Constraint) -> Self {
-        self.constraint = Some(Text { constraint, since: None });
+    pub fn constraint(mut self, constraint: &'a Constraint) -> Self {
+        self.constraint = Some((constraint, None));
         self
     }
 
     /// The same, where the text begins with this entry of the file, from now on.
-    pub fn constrained_since(mut self, constraint: &'a Constraint, since: u32) -> Self {
-        self.constraint = Some(Text { constraint, since: Some(since) });
+    pub fn constraint_since(mut self, constraint: &'a Constraint, since: u32) -> Self {
+        self.constraint = Some((constraint, Some(since)));
         self
     }
 
@@ -296,24 +264,26 @@ impl<'a, P> Pred<'a, P> {
     /// # let kv = symphony::KvFile::create()?;
     /// let mut token = 7;
     /// for _ in 0..3 {
-    ///     token = kv.pred(&[token]).at_once().argmax().await?.token;
+    ///     token = kv.pred(&[token]).blocking().argmax().await?.token;
     /// }
     /// # symphony::Result::Ok(()) }).unwrap());
     /// ```
-    pub fn at_once(mut self) -> Self {
-        self.at_once = true;
+    pub fn blocking(mut self) -> Self {
+        self.blocking = true;
         self
     }
 
-    /// Starts it, for the file's sake: nothing is wanted but the entries.
-    pub fn none(self) -> Ticket<()> {
+    /// Starts it, for the file's sake: nothing is asked but that the tokens are appended.
+    #[track_caller]
+    pub fn prefill(self) -> Ticket<()> {
         let options = self.options(Some(&|out| {
-            out.str("none");
+            out.str("get").str("none");
         }));
         self.start(&options, |bytes, _| bytes.is_empty().then_some(()))
     }
 
     /// Starts it; the best token.
+    #[track_caller]
     pub fn argmax(self) -> Ticket<P::Output>
     where
         P: Places<Choice>,
@@ -322,19 +292,19 @@ impl<'a, P> Pred<'a, P> {
         self.start(&options, |bytes, _| P::gather(choices(bytes)?))
     }
 
-    /// Starts it; a token drawn at random.
+    /// Starts it; a token chosen by `temperature`, `top_k`, `top_p`, `min_p` and `seed`. The other
+    /// parameters are a text's, and a single pass has no use for them.
+    #[track_caller]
     pub fn sample(self, sampling: &Sampling) -> Ticket<P::Output>
     where
         P: Places<Choice>,
     {
-        let options = self.options(Some(&|out| {
-            out.map(1).str("sample");
-            sampling.write(out);
-        }));
+        let options = self.drawn(sampling);
         self.start(&options, |bytes, _| P::gather(choices(bytes)?))
     }
 
     /// Starts it; the best token, and the best `k`, at most 20, beside it.
+    #[track_caller]
     pub fn argmax_scored(mut self, k: u32) -> Ticket<P::Output>
     where
         P: Places<Scored>,
@@ -345,50 +315,58 @@ impl<'a, P> Pred<'a, P> {
     }
 
     /// Starts it; a token drawn at random, and the best `k`, at most 20, beside it.
+    #[track_caller]
     pub fn sample_scored(mut self, sampling: &Sampling, k: u32) -> Ticket<P::Output>
     where
         P: Places<Scored>,
     {
         self.logprobs = k;
-        let options = self.options(Some(&|out| {
-            out.map(1).str("sample");
-            sampling.write(out);
-        }));
+        let options = self.drawn(sampling);
         self.start(&options, |bytes, places| P::gather(split(bytes, places, scored)?))
     }
 
     /// Starts it; the best `k` tokens, best first.
+    #[track_caller]
     pub fn top(self, k: u32) -> Ticket<P::Output>
     where
         P: Places<Vec<Choice>>,
     {
         let options = self.options(Some(&|out| {
-            out.map(1).str("top").uint(u64::from(k));
+            out.str("get").map(1).str("top").uint(u64::from(k));
         }));
         self.start(&options, |bytes, places| P::gather(split(bytes, places, choices)?))
     }
 
     /// Starts it; the log-probability of each of these tokens.
+    #[track_caller]
     pub fn of(self, tokens: &[u32]) -> Ticket<P::Output>
     where
         P: Places<Vec<f32>>,
     {
         let options = self.options(Some(&|out| {
-            out.map(1).str("of").array(tokens.len());
+            out.str("get").map(1).str("of").array(tokens.len());
             tokens.iter().fold(out, |out, token| out.uint(u64::from(*token)));
         }));
         self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
     }
 
     /// Starts it; the whole vocabulary's logits.
+    #[track_caller]
     pub fn logits(self) -> Ticket<P::Output>
     where
         P: Places<Vec<f32>>,
     {
         let options = self.options(Some(&|out| {
-            out.str("logits");
+            out.str("get").str("logits");
         }));
         self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
+    }
+
+    fn drawn(&self, sampling: &Sampling) -> Vec<u8> {
+        if !sampling.draws() {
+            return self.options(None);
+        }
+        self.options(Some(&|out| sampling.write_get(out)))
     }
 
     /// The options in MessagePack; nothing at all where they are the defaults.
@@ -401,7 +379,7 @@ impl<'a, P> Pred<'a, P> {
             self.bias_mask.is_some(),
             self.allow.is_some(),
             self.constraint.is_some(),
-            self.constraint.as_ref().map_or(false, |text| text.since.is_some()),
+            matches!(self.constraint, Some((_, Some(_)))),
             self.parents.is_some(),
             !self.keep,
             self.logprobs > 0,
@@ -423,7 +401,6 @@ impl<'a, P> Pred<'a, P> {
             }
         }
         if let Some(get) = get {
-            out.str("get");
             get(&mut out);
         }
         self.write_rest(&mut out);
@@ -431,20 +408,9 @@ impl<'a, P> Pred<'a, P> {
     }
 
     fn write_rest(&self, out: &mut Writer) {
-        if !self.bias.is_empty() {
-            out.str("bias").map(self.bias.len());
-            for (token, bias) in self.bias {
-                out.uint(u64::from(*token)).f32(*bias);
-            }
-        }
-        if let Some((tokens, value)) = self.bias_mask {
-            out.str("bias_mask").map(2).str("mask").bin(tokens.as_bytes()).str("value").f32(value);
-        }
-        if let Some(tokens) = self.allow {
-            out.str("allow").bin(tokens.as_bytes());
-        }
-        if let Some(text) = &self.constraint {
-            text.write(out);
+        write_bias(out, self.bias, self.bias_mask, self.allow);
+        if let Some((constraint, since)) = self.constraint {
+            constraint.write(since, out);
         }
         if let Some(parents) = self.parents {
             out.str("parents").array(parents.len());
@@ -458,6 +424,7 @@ impl<'a, P> Pred<'a, P> {
         }
     }
 
+    #[track_caller]
     fn start<T>(&self, options: &[u8], decode: fn(&[u8], usize) -> Option<T>) -> Ticket<T> {
         let places = match self.at {
             At::Last => 1,
@@ -467,14 +434,16 @@ impl<'a, P> Pred<'a, P> {
         let positions = self.positions.map_or(core::ptr::null(), <[u32]>::as_ptr);
         let (kv, tokens) = (self.kv.handle(), (self.tokens.as_ptr(), self.tokens.len()));
         let opts = (options.as_ptr(), options.len());
-        if self.at_once {
+        let largest = self.tokens.iter().copied().max().unwrap_or(0);
+        let origin = Origin::new("pred", Operand::Tokens { count: tokens.1, largest });
+        if self.blocking {
             let given = filled("pred", RESULT_ROOM, |ptr, cap| unsafe {
                 raw::pred_claim(kv, tokens.0, tokens.1, positions, opts.0, opts.1, ptr, cap)
             });
-            return Ticket::given("pred", given.map_err(|error| error.errno), decode, places);
+            return Ticket::given(origin, given.map_err(|error| error.errno), decode, places);
         }
         let result = unsafe { raw::pred(kv, tokens.0, tokens.1, positions, opts.0, opts.1) };
-        Ticket::new("pred", result, decode, places)
+        Ticket::of(origin, result, decode, places)
     }
 }
 

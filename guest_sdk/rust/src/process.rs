@@ -1,6 +1,6 @@
 //! The program itself: its input, its user, time, children and queues.
 
-use crate::error::{check, filled, Errno, Error, Result};
+use crate::error::{check, check_named, filled, Errno, Error, Result};
 use crate::executor::Ticket;
 use crate::json;
 use crate::kv::{KvFile, Rights};
@@ -30,6 +30,7 @@ pub fn input_json() -> core::result::Result<Value, DecodeError> {
 }
 
 /// Sends one message to the user of the run.
+#[track_caller]
 pub fn send(message: impl AsRef<[u8]>) -> Result<()> {
     let message = message.as_ref();
     check("send", unsafe { raw::send(message.as_ptr(), message.len()) }).map(drop)
@@ -37,6 +38,7 @@ pub fn send(message: impl AsRef<[u8]>) -> Result<()> {
 
 /// The next message from the user. `EPIPE` when the user has closed; [`recv_open`] says that
 /// with `None`. Dropping the ticket drops a message that has come for it.
+#[track_caller]
 pub fn recv() -> Ticket<Vec<u8>> {
     Ticket::new("recv", unsafe { raw::recv() }, bytes, 0)
 }
@@ -87,11 +89,13 @@ pub fn unix_ms() -> u64 {
 }
 
 /// Fills the bytes with random ones; at most 65,536 at once.
+#[track_caller]
 pub fn random(bytes: &mut [u8]) -> Result<()> {
     check("random", unsafe { raw::random(bytes.as_mut_ptr(), bytes.len()) }).map(drop)
 }
 
 /// A random number, such as a seed.
+#[track_caller]
 pub fn random_u64() -> Result<u64> {
     let mut bytes = [0; 8];
     random(&mut bytes)?;
@@ -99,22 +103,25 @@ pub fn random_u64() -> Result<u64> {
 }
 
 /// Ready after this time, to the millisecond.
+#[track_caller]
 pub fn sleep(time: Duration) -> Ticket<()> {
     let ms = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     Ticket::new("sleep", unsafe { raw::sleep(ms) }, nothing, 0)
 }
 
 /// Puts an item into a queue of the tenant, waiting for room for a while; then `EAGAIN`.
+#[track_caller]
 pub fn channel_send(name: &str, item: impl AsRef<[u8]>) -> Result<()> {
     let item = item.as_ref();
     let result = unsafe { raw::channel_send(name.as_ptr(), name.len(), item.as_ptr(), item.len()) };
-    check("channel_send", result).map(drop)
+    check_named("channel_send", name, result).map(drop)
 }
 
 /// The next item of a queue of the tenant.
+#[track_caller]
 pub fn channel_recv(name: &str) -> Ticket<Vec<u8>> {
     let result = unsafe { raw::channel_recv(name.as_ptr(), name.len()) };
-    Ticket::new("channel_recv", result, bytes, 0)
+    Ticket::named("channel_recv", name, result, bytes)
 }
 
 // --- Children ------------------------------------------------------------------------------------
@@ -173,6 +180,7 @@ impl<'a> Child<'a> {
     }
 
     /// Starts it.
+    #[track_caller]
     pub fn start(self) -> Ticket<Process> {
         let mut out = Writer::new();
         let given = [("program", self.program), ("entry", self.entry)];
@@ -188,7 +196,11 @@ impl<'a> Child<'a> {
         }
         let request = out.bytes();
         let result = unsafe { raw::spawn(request.as_ptr(), request.len()) };
-        Ticket::new("spawn", result, |bytes, _| Some(Process { pid: u32_of(bytes)? }), 0)
+        let started = |bytes: &[u8], _| Some(Process { pid: u32_of(bytes)? });
+        match self.program.or(self.entry) {
+            Some(name) => Ticket::named("spawn", name, result, started),
+            None => Ticket::new("spawn", result, started, 0),
+        }
     }
 }
 
@@ -214,6 +226,7 @@ impl Process {
     }
 
     /// Waits for its end.
+    #[track_caller]
     pub fn join(self) -> Ticket<Ended> {
         Ticket::new("join", unsafe { raw::join(self.pid as i32) }, ended, 0)
     }

@@ -40,12 +40,12 @@ pub fn fill(template: &str, values: &[(&str, &str)]) -> String {
 ///
 /// ```
 /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
-/// use symphony::{prompt::Turns, Plan, Session};
+/// use symphony::{prompt::Turns, Sampling, Session};
 ///
 /// let mut turns = Turns::new().system("Be kind.").user("hi");
 /// let mut session = Session::new("")?;
 /// session.rewrite(&turns.tokens()?)?;
-/// let answer = session.reply(&Plan::new(8)).await?;
+/// let answer = session.reply(&Sampling::new().max_tokens(8)).await?;
 /// turns = turns.assistant(answer.text).user("and now?");
 /// let known = session.rewrite(&turns.tokens()?)?; // only what is new will be computed
 /// assert!(known >= "<system>Be kind.\n<user>hi\n<assistant>".len());

@@ -1,10 +1,12 @@
 //! How likely the model finds given answers.
 
 use crate::combine::try_join_all;
-use crate::error::Result;
+use crate::error::{Located, Result};
 use crate::model;
 use crate::session::Session;
 use alloc::vec::Vec;
+use core::future::Future;
+use core::panic::Location;
 
 /// The tokens of a tree: the server's limit on one pass with parents.
 const TREE_TOKENS_MAX: usize = 256;
@@ -23,8 +25,33 @@ impl Session {
     /// # assert!(verdict.len() > 3 && scores.iter().all(|score| *score < 0.0));
     /// # symphony::Result::Ok(()) }).unwrap());
     /// ```
-    pub async fn score(&mut self, question: &str, answers: &[&str]) -> Result<Vec<f64>> {
-        self.settle().await?;
+    #[track_caller]
+    pub fn score<'a>(
+        &'a mut self,
+        question: &'a str,
+        answers: &'a [&'a str],
+    ) -> impl Future<Output = Result<Vec<f64>>> + 'a {
+        Located::new(Location::caller(), self.scores(question, answers))
+    }
+
+    /// How much likelier the model finds the answer `good` to a question than the answer `bad`: the
+    /// difference of their log-probabilities.
+    #[track_caller]
+    pub fn log_odds<'a>(
+        &'a mut self,
+        question: &'a str,
+        good: &'a str,
+        bad: &'a str,
+    ) -> impl Future<Output = Result<f64>> + 'a {
+        let location = Location::caller();
+        async move {
+            let found = Located::new(location, self.scores(question, &[good, bad])).await?;
+            Ok(found[0] - found[1])
+        }
+    }
+
+    async fn scores(&mut self, question: &str, answers: &[&str]) -> Result<Vec<f64>> {
+        self.prefill().await?;
         let begin = [self.pending()?, &model::tokenize(question)?].concat();
         let answers: Result<Vec<Vec<u32>>> = answers.iter().map(|a| model::tokenize(a)).collect();
         let answers = answers?;
@@ -37,13 +64,6 @@ impl Session {
         let this = &*self;
         let begin = begin.as_slice();
         try_join_all(answers.iter().map(|answer| this.score_chain(begin, answer))).await
-    }
-
-    /// How much more likely the model finds the answer `good` to a question than the answer `bad`: the
-    /// difference of their log-probabilities.
-    pub async fn judge(&mut self, question: &str, good: &str, bad: &str) -> Result<f64> {
-        let found = self.score(question, &[good, bad]).await?;
-        Ok(found[0] - found[1])
     }
 
     /// All answers in one pass: each is a branch of the tree whose trunk is `begin`.

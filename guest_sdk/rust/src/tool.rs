@@ -50,16 +50,19 @@ pub struct Answer {
 
 /// Calls a tool; `arguments` is a map. `ENOENT`: there is no such tool for this program; `ETIMEDOUT`;
 /// `EFBIG`: its answer is too long. Dropping the ticket ends the call.
+#[track_caller]
 pub fn call(name: &str, arguments: &Value) -> Ticket<Answer> {
     start(name, arguments, None)
 }
 
 /// Calls a tool that has to answer within a time.
+#[track_caller]
 pub fn call_within(name: &str, arguments: &Value, time: Duration) -> Ticket<Answer> {
     start(name, arguments, Some(time))
 }
 
 /// The tools that the program may call.
+#[track_caller]
 pub fn list() -> Result<Vec<Tool>> {
     let bytes = filled("tools", 4096, |ptr, cap| unsafe { raw::tools(ptr, cap) })?;
     let listed = msgpack::decode(&bytes).ok();
@@ -67,6 +70,7 @@ pub fn list() -> Result<Vec<Tool>> {
     tools.and_then(Iterator::collect).ok_or_else(|| Error::new("tools", Errno::EIO))
 }
 
+#[track_caller]
 fn start(name: &str, arguments: &Value, time: Option<Duration>) -> Ticket<Answer> {
     let mut out = Writer::new();
     out.map(2 + usize::from(time.is_some()));
@@ -75,7 +79,7 @@ fn start(name: &str, arguments: &Value, time: Option<Duration>) -> Ticket<Answer
         out.str("timeout_ms").uint(u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1));
     }
     let result = unsafe { raw::tool(out.bytes().as_ptr(), out.bytes().len()) };
-    Ticket::new("tool", result, answer, 0)
+    Ticket::named("tool", name, result, answer)
 }
 
 fn answer(bytes: &[u8], _: usize) -> Option<Answer> {

@@ -119,6 +119,11 @@ class RateLimiter:
         seconds = max(0.0, (1.0 - left) / found.bucket.rate)
         return [max(0, int(left)), int(1000 * seconds + 0.999)]
 
+    def held_runs(self, tenant: str) -> list[int]:
+        """Return the roots of a tenant's runs whose preds are held now."""
+        found = self._tenants.get(tenant)
+        return [] if found is None else list(found.held)
+
     def close(self) -> None:
         """Hold nothing any more. `done` of held preds is not called."""
         for tenant in self._tenants.values():

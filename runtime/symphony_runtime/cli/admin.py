@@ -14,7 +14,7 @@ from symphony_runtime.cli.output import (
     print_listing,
     time_of,
 )
-from symphony_runtime.client import Client
+from symphony_runtime.client import Client, ServerError
 
 _DAY_MS = 86_400_000
 
@@ -56,7 +56,12 @@ async def resume_tenant(client: Client, options: argparse.Namespace) -> None:
 
 
 async def delete_tenant(client: Client, options: argparse.Namespace) -> None:
-    await client.delete_tenant(options.tenant, everything=options.everything)
+    try:
+        await client.delete_tenant(options.tenant, everything=options.everything)
+    except ServerError as error:
+        if "left" not in error.problem:
+            raise
+        raise CommandError(f"{error}; --everything deletes all that it has") from error
 
 
 def _change(options: argparse.Namespace) -> dict[str, Any]:

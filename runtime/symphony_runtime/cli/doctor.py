@@ -15,7 +15,7 @@ from pathlib import Path
 
 from symphony_kernel.platform.disk_space import usual_reserve
 
-from symphony_runtime.cli.projects import WASM_TARGET, ProjectError, find_rust_toolchain
+from symphony_runtime.cli.projects import NODE_MIN, WASM_TARGET, ProjectError, find_rust_toolchain
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config.serve import ServeOptions, default_data_dir
 from symphony_runtime.gateway.storage.disk_budget import parts_of
@@ -150,17 +150,20 @@ async def _ask_ready(url: str) -> tuple[bool, list[dict[str, object]]]:
 
 def _rust() -> Check:
     try:
-        rustc = find_rust_toolchain().rustc
+        toolchain = find_rust_toolchain()
     except ProjectError:
         words = f"no compiler with the target {WASM_TARGET}; programs in Rust cannot be built here"
         return Check("rust", False, words, needed=False)
-    return Check("rust", True, f"{_output(rustc, '--version')} with {WASM_TARGET}", needed=False)
+    return Check("rust", True, f"{toolchain.describe()}; with {WASM_TARGET}", needed=False)
 
 
 def _assemblyscript() -> Check:
     node = _output("node", "--version")
     if not node:
         words = "no node; programs in AssemblyScript cannot be built here"
+        return Check("assemblyscript", False, words, needed=False)
+    if int(node.lstrip("v").partition(".")[0]) < NODE_MIN:
+        words = f"node {node}; programs in AssemblyScript need {NODE_MIN} or newer"
         return Check("assemblyscript", False, words, needed=False)
     asc = shutil.which("asc")
     words = f"node {node}, asc: {asc or 'in the project (npm install)'}"

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, add_command
 from symphony_runtime.cli.output import (
+    STDOUT,
     CommandError,
     Meter,
     first,
@@ -22,7 +23,6 @@ from symphony_runtime.cli.output import (
 from symphony_runtime.client import Client
 
 _PIECE_BYTES = 256 << 10
-_STDOUT = Path("-")
 
 
 async def list_files(client: Client, options: argparse.Namespace) -> None:
@@ -58,7 +58,7 @@ async def get(client: Client, options: argparse.Namespace) -> None:
     """Write a file to disk, or to stdout; an existing file is replaced atomically."""
     output = options.output or Path(f"{PurePosixPath(options.path).name}.safetensors")
     pieces = client.kv_download(options.path)
-    if output == _STDOUT:
+    if output == STDOUT:
         await _write(pieces, sys.stdout.buffer, options.path)
         return
     partial = output.with_name(f".{output.name}.{os.getpid()}")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from symphony_runtime.cli.admin import add_admin
-from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, add_command
+from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Parser, add_command
 from symphony_runtime.cli.kv import add_kv
 from symphony_runtime.cli.output import (
+    STDOUT,
     CommandError,
     RunOutput,
     first,
@@ -28,8 +29,8 @@ from symphony_runtime.cli.output import (
     show,
     time_of,
 )
+from symphony_runtime.cli.servers import choose, list_servers
 from symphony_runtime.client import Client, ClientError, Event, ServerError
-from symphony_runtime.config.server_place import read_place, user_server_file
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -38,6 +39,15 @@ _ENDINGS = {
     "trapped": (134, "trapped"),
     "killed": (137, "was killed"),
     "failed": (EXIT_FAILED, "failed"),
+}
+# By what the server does not have.
+_REMEDIES = {
+    "program": "`symphony programs` lists them; a file's name ends in .wasm or is a path",
+    "run": "`symphony runs` lists them",
+    "KV file": "`symphony kv list` lists them",
+    "tenant": "`symphony admin tenants list` lists them",
+    "key": "`symphony admin keys list` lists them",
+    "gateway": "`symphony admin gateways list` lists them",
 }
 _LEVELS = ("debug", "info", "warning", "error")
 _ERROR = 3  # always shown: programs log why they failed
@@ -48,7 +58,7 @@ _ServerCommand = Callable[[Client, argparse.Namespace], Awaitable[int | None]]
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(serves="serve" in arguments).parse_args(arguments)
+    options = make_parser(serves="serve" in arguments).parse_args(arguments)
     command = options.command
     try:
         if inspect.iscoroutinefunction(command):
@@ -84,7 +94,10 @@ def _serve(options: argparse.Namespace) -> int:
 def _build(options: argparse.Namespace) -> None:
     from symphony_runtime.cli import projects
 
-    print(projects.build(options.directory))
+    def say(words: str) -> None:
+        print(f"symphony: {words}", file=sys.stderr, flush=True)
+
+    print(projects.build(options.directory, say))
 
 
 def _new(options: argparse.Namespace) -> None:
@@ -97,8 +110,7 @@ def _new(options: argparse.Namespace) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from symphony_runtime.cli.doctor import examine
 
-    url, _ = _place(options)
-    checks = examine(options.model, url)
+    checks = examine(options.model, choose(options).url)
     if options.json:
         fields = ("name", "good", "needed", "words")
         print_json([{name: getattr(check, name) for name in fields} for check in checks])
@@ -152,7 +164,7 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
     if options.json:
         print(json.dumps({"id": 0, "event": "run", "run": run}), flush=True)
     loop = asyncio.get_running_loop()
-    following = asyncio.create_task(_show_events(client.events(run), options))
+    following = asyncio.create_task(_show_events(run, client.events(run), options))
     loop.add_signal_handler(signal.SIGINT, following.cancel)
     sending = asyncio.create_task(_send_stdin(client, run, options.interactive))
     try:
@@ -212,7 +224,7 @@ async def _stdin_lines() -> AsyncIterator[bytes]:
         yield line
 
 
-async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace) -> int:
+async def _show_events(run: str, events: AsyncIterator[Event], options: argparse.Namespace) -> int:
     """Write messages to stdout and the rest to stderr; return the exit code."""
     code, output = EXIT_FAILED, RunOutput(lines=options.lines)
     try:
@@ -223,6 +235,8 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
                 print(json.dumps({"id": event.id, "event": event.kind, **event.data}), flush=True)
             elif event.kind == "message":
                 output.message(event.message())
+            elif event.kind == "log" and event.data.get("by") == "server":
+                output.note(f"symphony: {run}: {event.data['text']}")
             elif event.kind == "log" and (options.verbose or event.data["level"] == _ERROR):
                 output.note(_log_line(event))
             elif event.kind == "status" and event.data["status"] in _ENDINGS:
@@ -241,14 +255,25 @@ def _exit_code(status: dict[str, Any]) -> int:
 
 
 async def _runs(client: Client, options: argparse.Namespace) -> None:
-    print_listing(options, await first(client.runs(), options.limit), {
+    runs = await (client.live_runs() if options.live else first(client.runs(), options.limit))
+    print_listing(options, runs[: options.limit], {
         "ID": "id",
         "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
         "STATUS": _state,
-        "TOKENS": lambda run: (run["usage"] or {}).get("completion_tokens", ""),
+        "TOKENS": _tokens,
         "BEGUN": time_of("created_ms"),
-        "REASON": "reason",
+        "REASON": lambda run: _waits(run) or run["reason"],
     })  # fmt: skip
+
+
+def _tokens(run: dict[str, Any]) -> object:
+    if held := run.get("held"):
+        return held["tokens"]
+    return (run["usage"] or {}).get("completion_tokens", "")
+
+
+def _waits(run: dict[str, Any]) -> str:
+    return f"waits for {run['waits_for']}" if run.get("waits_for") else ""
 
 
 def _state(run: dict[str, Any]) -> str:
@@ -271,15 +296,13 @@ async def _logs(client: Client, options: argparse.Namespace) -> None:
 async def _trace(client: Client, options: argparse.Namespace) -> None:
     trace = await client.trace(options.run)
     text = json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n"
-    if options.output is None:
+    output: Path = options.output or Path(f"{options.run}.trace.json")
+    if output == STDOUT:
         sys.stdout.write(text)
         return
-    try:
-        options.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"{options.output}: {error.strerror}") from error
+    _write(output, text)
     spans = sum(event["ph"] == "X" for event in trace["traceEvents"])
-    print(f"{options.output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
+    print(f"{output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
 
 
 async def _cancel(client: Client, options: argparse.Namespace) -> None:
@@ -294,30 +317,18 @@ def _log_line(event: Event) -> str:
 # --- Helpers -------------------------------------------------------------------------------------
 async def _with_server(command: _ServerCommand, options: argparse.Namespace) -> int | None:
     """Run a command with a client of the chosen server."""
-    url, key = _place(options)
-    if url is None:
-        raise CommandError(
-            "no server is known: start one with `symphony serve`, or name one with --server "
-            "or SYMPHONY_SERVER"
-        )
-    async with Client(url, key) as client:
-        return await command(client, options)
-
-
-def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return the server's address and the key, from options, environment and local files."""
-    local = read_place(user_server_file())
-    url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise CommandError(f"{url} is not a server's address like http://127.0.0.1:8700")
-    operator = getattr(options, "operator", False)
-    key = options.key or os.environ.get("SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY")
-    # The local server's key is never sent to another server.
-    if not key and local is not None and url is not None and url.rstrip("/") == local.url:
-        with contextlib.suppress(OSError):
-            file = local.key_file.with_name("admin.key") if operator else local.key_file
-            key = file.read_text(encoding="utf-8").strip()
-    return url, key
+    choice = choose(options)
+    async with Client(choice.server(), choice.key) as client:
+        choice.show_origin()
+        try:
+            return await command(client, options)
+        except ServerError as error:
+            if error.status == 401 and (words := choice.no_key()):
+                raise CommandError(f"{words}; the server says: {error}") from error
+            remedy = _REMEDIES.get(error.problem.get("what", "") if error.status == 404 else "")
+            if remedy is not None:
+                raise CommandError(f"{error} ({remedy})") from error
+            raise
 
 
 def _read(path: Path) -> bytes:
@@ -327,9 +338,19 @@ def _read(path: Path) -> bytes:
         raise CommandError(f"{path}: {error.strerror}") from error
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+
+
 def _program_file(program: str) -> Path | None:
     path = Path(program)
-    return path if path.suffix == ".wasm" or path.is_file() else None
+    try:
+        return path if path.suffix == ".wasm" or path.is_file() else None
+    except OSError:  # too long for a path
+        return None
 
 
 def _input(text: str) -> Any:
@@ -338,7 +359,9 @@ def _input(text: str) -> Any:
         return _read(Path(text[1:])).decode(errors="replace")
     try:
         return json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if text.startswith(("{", "[", '"')):
+            print(f"symphony: --input is sent as text: it is no JSON: {error}", file=sys.stderr)
         return text
 
 
@@ -357,11 +380,9 @@ def _version() -> str:
 
 
 # --- Arguments -----------------------------------------------------------------------------------
-def _parser(*, serves: bool) -> argparse.ArgumentParser:
+def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     """Return the parser; only with `serves` the flags of `serve`, whose model takes 70 ms."""
-    parser = argparse.ArgumentParser(
-        prog="symphony", description="An LLM serving system that serves programs."
-    )
+    parser = Parser(prog="symphony", description="An LLM serving system that serves programs.")
     parser.add_argument("--version", action="version", version=f"symphony {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add = partial(add_command, commands)
@@ -378,14 +399,18 @@ def _parser(*, serves: bool) -> argparse.ArgumentParser:
     programs = add("programs", "list programs, or remove one", _programs, *usual, LIMITED)
     programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
     programs.add_argument("program", nargs="?", help="name or id, for rm")
-    add("runs", "list runs, newest first", _runs, *usual, LIMITED)
+    runs = add("runs", "list runs, newest first", _runs, *usual, LIMITED)
+    runs.add_argument("--live", action="store_true", help="only those that have not ended")
+    add("servers", "list the servers that run here", list_servers, LISTING)
     add("top", "show the load of the server, once a second", _top, *usual)
     logs = add("logs", "show the log of a run", _logs, *usual)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
     trace = add("trace", "save the trace of a run, for Perfetto", _trace, SERVER)
     trace.add_argument("run", help="of `symphony run --trace`")
-    trace.add_argument("-o", "--output", type=Path, help="else stdout")
+    trace.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default RUN.trace.json; - is stdout"
+    )
     cancel = add("cancel", "end a run", _cancel, *usual)
     cancel.add_argument("run")
     add_kv(commands)

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+STDOUT = Path("-")  # as the file of an option
 _METER_SECONDS = 0.1  # between updates of a Meter
 
 

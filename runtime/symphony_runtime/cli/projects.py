@@ -11,15 +11,17 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
 
 LANGUAGES = ("rust", "assemblyscript")
 
 WASM_TARGET = "wasm32-unknown-unknown"
+NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
 _SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -39,9 +41,10 @@ _OUTPUT_LINES_SHOWN = 60
 _NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
   rustup target add {WASM_TARGET}
   apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
-_NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
+_NO_ASC = f"""the AssemblyScript compiler was not found. In the project's folder:
   npm install
-(Node.js 20 or newer; on Debian and Ubuntu: apt-get install nodejs npm)"""
+(Node.js {NODE_MIN} or newer: apt-get install nodejs npm; with Debian 12's Node.js 18 npm warns
+that the compiler asks for 20, and it works all the same)"""
 
 
 class ProjectError(CommandError):
@@ -50,14 +53,26 @@ class ProjectError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RustToolchain:
-    """A cargo and the rustc that it uses."""
+    """A cargo and the rustc that it uses.
+
+    `unfit` is a rustc that comes before it in the order and cannot compile to Wasm, "" for none.
+    """
 
     cargo: str
     rustc: str
+    unfit: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
         return os.environ | {"RUSTC": self.rustc}
+
+    def describe(self) -> str:
+        """Return the compiler, and why it is not the one that comes first."""
+        words = _describe_rustc(self.rustc)
+        if not self.unfit:
+            return words
+        lacking = _describe_rustc(self.unfit)
+        return f"{words}, as {lacking} lacks the target: rustup target add {WASM_TARGET}"
 
 
 def new(name: str, lang: str, directory: Path) -> Path:
@@ -80,17 +95,19 @@ def new(name: str, lang: str, directory: Path) -> Path:
     return project
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, say: Callable[[str], object] = lambda _: None) -> Path:
     """Compile the project in `directory` to `directory/build/<name>.wasm`; return that path.
+
+    `say` gets a line with the compiler before it starts.
 
     Raises ProjectError: it is no project, there is no compiler, or the compiler failed; the message
     has its output.
     """
     directory = directory.resolve()
     if (directory / "Cargo.toml").is_file():
-        return _build_rust(directory)
+        return _build_rust(directory, say)
     if (directory / "asconfig.json").is_file() or (directory / "package.json").is_file():
-        return _build_assemblyscript(directory)
+        return _build_assemblyscript(directory, say)
     raise ProjectError(f"{directory} holds no Cargo.toml, asconfig.json or package.json")
 
 
@@ -101,9 +118,11 @@ def find_rust_toolchain() -> RustToolchain:
 
     Raises ProjectError: none can; the message says what to install.
     """
+    unfit = ""
     for toolchain in _rust_candidates():
         if _compiles_to_wasm(toolchain):
-            return toolchain
+            return replace(toolchain, unfit=unfit)
+        unfit = unfit or toolchain.rustc
     raise ProjectError(_NO_RUST)
 
 
@@ -172,14 +191,26 @@ def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
     return asked.returncode == 0 and any(Path(asked.stdout.strip()).glob("libcore-*.rlib"))
 
 
-def _build_rust(directory: Path) -> Path:
+def _describe_rustc(rustc: str) -> str:
+    """Return a compiler's version and path, as `rustc 1.63.0 (/usr/bin/rustc)`."""
+    asked = subprocess.run(  # noqa: S603 - the developer's own compiler
+        [rustc, "--version"], capture_output=True, text=True, check=False
+    )
+    version = " ".join(asked.stdout.split()[:2]) or "rustc"
+    return f"{version} ({shutil.which(rustc) or rustc})"
+
+
+def _build_rust(directory: Path, say: Callable[[str], object]) -> Path:
     name = _cargo_package(directory)
     toolchain = find_rust_toolchain()
+    compiler = toolchain.describe()
+    say(f"building {name} with {compiler}")
     command = [toolchain.cargo, "build", "--release", "--target", WASM_TARGET]
     output = _run(
         [*command, "--message-format", "json-render-diagnostics"],
         directory,
         toolchain.environment,
+        compiler,
     )
     modules = list(_cargo_modules(output, directory))
     if len(modules) != 1:
@@ -215,13 +246,34 @@ def _cargo_modules(output: str, directory: Path) -> Iterator[Path]:
 # --- build: AssemblyScript -----------------------------------------------------------------------
 
 
-def _build_assemblyscript(directory: Path) -> Path:
+def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path:
     name = _npm_package(directory)
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
-    command = [*_find_asc(directory), "--config", "asconfig.json"]
-    _run([*command, "--outFile", str(target)], directory, dict(os.environ))
+    node, asc = _find_asc(directory)
+    compiler = _describe_asc(node, asc)
+    say(f"building {name} with {compiler}")
+    made = target.with_suffix(f".{os.getpid()}.wasm")
+    source_map = made.with_name(made.name + ".map")
+    command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
+    try:
+        _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
+        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
+        made.write_bytes(named)
+        made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+        source_map.unlink(missing_ok=True)
     return target
+
+
+def _describe_asc(node: str, asc: Path) -> str:
+    """Return the compiler's version and what runs it, as `asc 0.28.20 on node v20.20.2 (PATH)`."""
+    manifest = json.loads((asc.parents[1] / "package.json").read_text(encoding="utf-8"))
+    asked = subprocess.run(  # noqa: S603 - the developer's own
+        [node, "--version"], capture_output=True, text=True, check=False
+    )
+    return f"asc {manifest.get('version')} on node {asked.stdout.strip()} ({node})"
 
 
 def _npm_package(directory: Path) -> str:
@@ -235,21 +287,21 @@ def _npm_package(directory: Path) -> str:
     return str(name).rpartition("/")[2]
 
 
-def _find_asc(directory: Path) -> list[str]:
-    """Return the command of the project's own compiler, or of the SDK's."""
+def _find_asc(directory: Path) -> tuple[str, Path]:
+    """Return node, and the project's own compiler or the SDK's."""
     node = shutil.which("node")
     homes = [directory, *directory.parents, _SDKS["assemblyscript"]]
     for home in homes:
         compiler = home / "node_modules" / "assemblyscript" / "bin" / "asc.js"
         if node and compiler.is_file():
-            return [node, str(compiler)]
+            return node, compiler
     raise ProjectError(_NO_ASC)
 
 
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _run(command: list[str], directory: Path, environment: dict[str, str]) -> str:
+def _run(command: list[str], directory: Path, environment: dict[str, str], compiler: str) -> str:
     """Run a compiler in the project's folder; return its standard output."""
     done = subprocess.run(  # noqa: S603 - the developer's own compiler
         command,
@@ -264,7 +316,8 @@ def _run(command: list[str], directory: Path, environment: dict[str, str]) -> st
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
         words = "\n".join(lines[-_OUTPUT_LINES_SHOWN:])
-        raise ProjectError(f"{Path(command[0]).name} failed in {directory}:\n{words}")
+        name = Path(command[0]).name
+        raise ProjectError(f"{name} failed in {directory}:\n{words}\nThe compiler is {compiler}")
     return done.stdout
 
 

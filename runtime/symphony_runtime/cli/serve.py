@@ -6,10 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.config.serve import ServeOptions, read_options
+from symphony_runtime.config.serve import FILE_ONLY, ServeOptions, read_options
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, {text!r} is none") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, {text!r} is none") from None
+
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "integer": int, "number": float, "string": str, "array": lambda text: text.split(",")
+    "integer": _integer, "number": _number, "string": str, "array": lambda text: text.split(",")
 }  # fmt: skip
 
 
@@ -24,7 +39,7 @@ def serve(options: argparse.Namespace) -> int:
 def add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with options")
     for name, schema in ServeOptions.model_json_schema()["properties"].items():
-        if "description" in schema:
+        if "description" in schema and not schema.keys() & FILE_ONLY.keys():
             _add_flag(serve, name, schema)
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
@@ -45,8 +60,10 @@ def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any])
         f"--{flag}",
         type=Path if is_path else _TYPES[kind["type"]],
         choices=kind.get("enum"),
-        metavar=None
-        if "enum" in kind
-        else {"string": "TEXT", "array": "TEXT"}.get(kind["type"], "N"),
+        metavar=None if "enum" in kind else _metavar(kind["type"], is_path=is_path),
         help=words,
     )
+
+
+def _metavar(kind: str, *, is_path: bool) -> str:
+    return "PATH" if is_path else "TEXT" if kind in ("string", "array") else "N"

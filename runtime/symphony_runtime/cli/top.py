@@ -129,6 +129,7 @@ def _tenant(name: str, now: Sample, rate: Any) -> JsonObject:
     return {
         "tenant": name,
         "runs_live": now.sum("runs_live", tenant=name),
+        "runs_held_up": now.sum("runs_held_up", tenant=name),
         "kv_pages": now.sum("kv_pages_held", tenant=name),
         "generation_tokens_per_second": rate("generation_tokens_total", tenant=name),
         "prompt_tokens_per_second": rate("prompt_tokens_total", tenant=name),
@@ -231,10 +232,11 @@ def _counters(snapshot: JsonObject) -> Text:
 _TENANT_COLUMNS = {
     "TENANT": "tenant", "RUNS": "runs_live", "PAGES": "kv_pages",
     "TOKENS/S": "generation_tokens_per_second", "PROMPT/S": "prompt_tokens_per_second",
+    "HELD UP": "runs_held_up",
 }  # fmt: skip
 _RUN_COLUMNS = {
     "RUN": "id", "PROGRAM": "program", "AGE": "age", "TOKENS": "tokens", "PAGES": "kv_pages",
-    "INSTANCES": "instances",
+    "INSTANCES": "instances", "WAITS FOR": "waits_for",
 }  # fmt: skip
 
 
@@ -245,6 +247,7 @@ def _run_row(run: JsonObject) -> JsonObject:
         "program": run["program_name"] or run["program"][:19],
         "age": f"{max(age, 0.0):,.0f} s",
         **(run["held"] or {}),
+        "waits_for": run.get("waits_for") or "",
     }
 
 

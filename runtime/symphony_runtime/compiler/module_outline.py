@@ -67,9 +67,9 @@ def read_outline(wasm: bytes) -> Outline:
     Raises ValueError: the sections do not add up to the bytes.
     """
     outline = Outline()
-    for section, at, size in _sections(wasm):
+    for section, at, size in read_sections(wasm):
         if section in _LISTS:
-            outline.counts[section] += _number(wasm, at)[0]
+            outline.counts[section] += read_number(wasm, at)[0]
         outline.sizes[section] += size
     return outline
 
@@ -79,15 +79,15 @@ def table_elements(wasm: bytes) -> int:
 
     The module must be valid and use only proposals that the ABI lists.
     """
-    return sum(_elements(wasm, at) for section, at, _ in _sections(wasm) if section == TABLE)
+    return sum(_elements(wasm, at) for section, at, _ in read_sections(wasm) if section == TABLE)
 
 
-def _sections(wasm: bytes) -> Iterator[tuple[int, int, int]]:
+def read_sections(wasm: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield each section's number, start and size. Raise ValueError."""
     at = len(HEADER)
     while at < len(wasm):
         section = wasm[at]
-        size, at = _number(wasm, at + 1)
+        size, at = read_number(wasm, at + 1)
         if at + size > len(wasm):
             raise ValueError(f"section {section} is longer than the file")
         yield section, at, size
@@ -96,20 +96,21 @@ def _sections(wasm: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _elements(wasm: bytes, at: int) -> int:
     """Return the sum over the entries of the table section at `at`."""
-    count, at = _number(wasm, at)
+    count, at = read_number(wasm, at)
     total = 0
     for _ in range(count):
         at += wasm[at] == _NULLABLE  # `funcref` also has a two-byte encoding
         has_most = wasm[at + 1] & 1  # after the element type
-        _, at = _number(wasm, at + 2)
+        _, at = read_number(wasm, at + 2)
         most = TABLE_ELEMENTS_MAX
         if has_most:
-            most, at = _number(wasm, at)
+            most, at = read_number(wasm, at)
         total += min(most, TABLE_ELEMENTS_MAX)
     return total
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def read_number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the LEB128 number at `at`, and what follows it. Raise ValueError."""
     value = 0
     for index, byte in enumerate(data[at : at + _NUMBER_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * index

@@ -30,6 +30,7 @@ from symphony_runtime.config.transport import TransportError, check_origins, che
 from symphony_runtime.validation import StrictModel, check_table
 
 WORKERS_MAX = 64
+FILE_ONLY: dict[str, Any] = {"file_only": True}  # in the schema of an option that is no flag
 PROGRAM_DAYS_MAX = 36_500
 DEVICES_MAX = 64
 
@@ -54,8 +55,20 @@ def _flag(default: Any, words: str, **bounds: Any) -> Any:
     return Field(default=default, description=words, **bounds)
 
 
+def _file_option(default: Any, words: str, **bounds: Any) -> Any:
+    """Return an option of the file only."""
+    return _flag(default, words, json_schema_extra=FILE_ONLY, **bounds)
+
+
+def _file_table(words: str) -> Any:
+    return Field(default_factory=dict, description=words, json_schema_extra=FILE_ONLY)
+
+
 class ServeOptions(StrictModel):
-    """The options of `symphony serve`. Those with a description are flags, too."""
+    """The options of `symphony serve`. Those with a description are flags, too.
+
+    Unless they are options of the file only. Those without a description are for tests.
+    """
 
     model: str = _flag("tiny", "tiny, or a folder in Hugging Face layout")
     host: str = _flag("127.0.0.1", "the address to listen on")
@@ -87,15 +100,22 @@ class ServeOptions(StrictModel):
         1, "devices that share the model, a process for each", ge=1, le=DEVICES_MAX
     )
     pool_bytes: int | None = _flag(None, "memory for KV pages", ge=1)
-    # The part of the pool for prefixes that programs offer.
-    prefix_cache_share: float = Field(default=n.PREFIX_CACHE_SHARE, ge=0, le=1)
+    prefix_cache_share: float = _file_option(
+        n.PREFIX_CACHE_SHARE, "the part of the pool for prefixes that programs offer", ge=0, le=1
+    )
     host_pool_tokens: int | None = _flag(
         None, "KV entries in host memory; by default as in the pool, if memory allows", ge=0
     )
     disk_pool_tokens: int = _flag(0, "KV entries in a file of the data directory", ge=0)
-    tenant_host_tokens_max: _Count | None = None  # None: all
-    tenant_disk_tokens_max: _Count | None = None
-    audit_seconds: _Seconds = n.AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
+    tenant_host_tokens_max: _Count | None = _file_option(
+        None, "KV entries of one tenant in host memory; default: all"
+    )
+    tenant_disk_tokens_max: _Count | None = _file_option(
+        None, "KV entries of one tenant in the disk tier; default: all"
+    )
+    audit_seconds: _Seconds = _file_option(
+        n.AUDIT_SECONDS, "between two audits of an idle kernel; 0: none"
+    )
     threads: int | None = _flag(None, "of the model's computations", ge=1)
     drain_seconds: float = _flag(n.DRAIN_SECONDS_MAX, "the time of live runs after SIGTERM", ge=0)
     queue_seconds_max: float = _flag(
@@ -115,11 +135,17 @@ class ServeOptions(StrictModel):
     slow_reader_seconds: float = _flag(
         n.SLOW_READER_SECONDS, "a client that reads nothing for so long is cut off", ge=1
     )
-    runs_live_max: _Runs = n.RUNS_LIVE_MAX
-    tenant_runs_live_max: _Runs = n.TENANT_RUNS_LIVE_MAX
-    run_kept_seconds_max: _Count = n.RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
-    tenant_runs_kept_max: _Count = n.TENANT_RUNS_KEPT_MAX  # the oldest above it are deleted
-    tenant_kept_bytes_max: _Count = n.TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    runs_live_max: _Runs = _file_option(n.RUNS_LIVE_MAX, "live runs of all tenants")
+    tenant_runs_live_max: _Runs = _file_option(n.TENANT_RUNS_LIVE_MAX, "live runs of one tenant")
+    run_kept_seconds_max: _Count = _file_option(
+        n.RUN_KEPT_SECONDS_MAX, "an ended run is deleted after so long"
+    )
+    tenant_runs_kept_max: _Count = _file_option(
+        n.TENANT_RUNS_KEPT_MAX, "ended runs of one tenant; the oldest above it are deleted"
+    )
+    tenant_kept_bytes_max: _Count = _file_option(
+        n.TENANT_KEPT_BYTES_MAX, "bytes of their messages and logs, likewise"
+    )
     # None: see `usual_reserve`.
     disk_reserve_bytes: int | None = _flag(
         None, "disk space for deletions and ends of runs; default: a twentieth", ge=0
@@ -127,11 +153,13 @@ class ServeOptions(StrictModel):
     disk_bytes_max: int | None = _flag(
         None, "the most that the data directory may take; default: the whole disk", ge=0
     )
-    # An unused program is deleted after so many days; 0: never.
-    program_unused_days_max: int = Field(default=0, ge=0, le=PROGRAM_DAYS_MAX)
+    program_unused_days_max: int = _file_option(
+        0, "an unused program is deleted after so many days; 0: never", ge=0, le=PROGRAM_DAYS_MAX
+    )
     publish: bool = _flag(False, "programs may make KV files public: other tenants read them")
-    # On disk, of one tenant's KV files.
-    tenant_durable_bytes_max: _Count = n.TENANT_DURABLE_BYTES_MAX
+    tenant_durable_bytes_max: _Count = _file_option(
+        n.TENANT_DURABLE_BYTES_MAX, "bytes of one tenant's durable KV files"
+    )
     require_containment: bool = _flag(
         False, "refuse workers that are not contained in every way that this system allows"
     )
@@ -140,7 +168,9 @@ class ServeOptions(StrictModel):
         "", "URL of a PostgreSQL database for several gateways (or SYMPHONY_STORE)", repr=False
     )
     journal: bool = _flag(True, "keep no journal: runs end when the kernel crashes")
-    hang_seconds: _Seconds = n.HANG_SECONDS  # of silence, before a role is restarted; 0: never
+    hang_seconds: _Seconds = _file_option(
+        n.HANG_SECONDS, "of silence, before a role is restarted; 0: never"
+    )
     max_decode_gap_ms: float = _flag(
         n.DECODE_GAP_MS_DEFAULT,
         "the longest step of prompts with others' decodes; 0: any time",
@@ -152,16 +182,19 @@ class ServeOptions(StrictModel):
         ge=0,
         le=n.DELIVERY_MS_MAX,
     )
-    # Tenants' shares of the device relative to each other; 1.0 is the default.
-    tenant_weights: dict[str, _Weight] = Field(default_factory=dict)
+    tenant_weights: dict[str, _Weight] = _file_table(
+        "tenants' shares of the device relative to each other; 1.0 is the default"
+    )
     simulated: dict[str, Any] = Field(default_factory=dict)  # cost model of that executor
-    # MCP servers by name, and the URLs that programs may request: see `config.egress`.
-    tools: dict[str, Any] = Field(default_factory=dict)
-    http: list[Any] = Field(default_factory=list)
-    # Limits of every tenant and of single ones: see `config.limits`.
-    limits: dict[str, Any] = Field(default_factory=dict)
-    tenants: dict[str, Any] = Field(default_factory=dict)
-    secrets_plain_loopback: bool = False  # secrets may go to this machine without TLS
+    tools: dict[str, Any] = _file_table("MCP servers by name; see `config.egress`")
+    http: list[Any] = Field(
+        default_factory=list,
+        description="the URLs that programs may request; see `config.egress`",
+        json_schema_extra=FILE_ONLY,
+    )
+    limits: dict[str, Any] = _file_table("limits of every tenant; see `config.limits`")
+    tenants: dict[str, Any] = _file_table("limits of single tenants; see `config.limits`")
+    secrets_plain_loopback: bool = _file_option(False, "secrets may go to this machine without TLS")
 
 
 def check_store(url: str) -> None:

@@ -1,7 +1,7 @@
 """Where a server is: its address, its key's file and its process.
 
-Two small JSON files ({url, key_file, pid}) say so: `server.json` in the server's data directory,
-and one for the user, in which the commands find it.
+A small JSON file ({url, key_file, pid}) says so: `server.json` in the server's data directory, and
+a copy for each live server in a folder of the user, where the commands find it.
 """
 
 import json
@@ -18,11 +18,20 @@ class ServerPlace:
     key_file: Path
     pid: int
 
+    @property
+    def data_dir(self) -> Path:
+        return self.key_file.parent
 
-def user_server_file() -> Path:
-    """Return the file that holds the address of this user's server."""
+
+def user_servers() -> Path:
+    """Return the folder with a file for each server of this user."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "symphony" / "server.json"
+    return Path(home) / "symphony" / "servers"
+
+
+def place_of(data_dir: Path) -> Path:
+    """Return the file of the server that has this data directory."""
+    return data_dir / "server.json"
 
 
 def write_place(path: Path, place: ServerPlace) -> None:
@@ -44,14 +53,46 @@ def read_place(path: Path) -> ServerPlace | None:
         return None
 
 
-def remove_place(path: Path, pid: int, former: ServerPlace | None = None) -> None:
-    """Remove the file if it is of this process's server.
+def announce(place: ServerPlace) -> None:
+    """Write both files of a server."""
+    write_place(place_of(place.data_dir), place)
+    write_place(user_servers() / f"{place.pid}.json", place)
 
-    `former` is what the file said before: it is restored if that server still runs.
-    """
-    place = read_place(path)
-    if place is None or place.pid != pid:
-        return
-    path.unlink(missing_ok=True)
-    if former is not None and read_place(former.key_file.with_name("server.json")) == former:
-        write_place(path, former)
+
+def withdraw(data_dir: Path, pid: int) -> None:
+    """Remove both files if they are of this process's server."""
+    for path in (place_of(data_dir), user_servers() / f"{pid}.json"):
+        place = read_place(path)
+        if place is not None and place.pid == pid:
+            path.unlink(missing_ok=True)
+
+
+def live_servers() -> list[ServerPlace]:
+    """Return this user's live servers, the one started last first; remove files of dead ones."""
+    found = []
+    for path in user_servers().glob("*.json"):
+        place = read_place(path)
+        if place is not None and is_live(place):
+            found.append((announced_ms(place), place))
+        else:
+            path.unlink(missing_ok=True)
+    return [place for _, place in sorted(found, key=lambda each: -each[0])]
+
+
+def announced_ms(place: ServerPlace) -> int:
+    """Return when a server was ready, in Unix milliseconds; 0 if it has ended meanwhile."""
+    try:
+        return place_of(place.data_dir).stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return 0
+
+
+def is_live(place: ServerPlace) -> bool:
+    """Return whether a server's process is there and still has its data directory."""
+    try:
+        os.kill(place.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return read_place(place_of(place.data_dir)) == place

@@ -77,7 +77,8 @@ TRAP_REASONS: dict[TrapCode, str] = {
     TrapCode.UNREACHABLE: "unreachable instruction",
     TrapCode.NULL_REFERENCE: "use of a null reference",
 }
-_TRAP_FRAMES_MAX = 3  # function names in an end's `reason`
+_TRAP_FRAMES_MAX = 3  # functions in an end's `reason`
+_LIBRARY = "~lib/"  # AssemblyScript's prefix for functions that are not the program's own
 _TRAP_NAME_MAX = 200  # characters of each
 
 
@@ -115,6 +116,7 @@ class End:
     kind: EndKind
     code: int = 0
     reason: str = ""  # what went wrong
+    where: str = ""  # of a trap: the functions that it came from
 
 
 @dataclass(eq=False, slots=True)
@@ -262,6 +264,16 @@ class Fiber(_hostcalls.Guest):
             self.end = next(self._phases)
         return self.end is not None
 
+    def trap_after_call(self) -> str:
+        """Return where a pending call that never returns was made, such as AssemblyScript's abort.
+
+        The guest continues to the trap behind the call, and is of no use afterwards.
+        """
+        self.resume_void()
+        if self.poll() == ENDED and self.end is not None:
+            return self.end.where
+        return ""
+
     def limit_memory(self, bytes_max: int) -> None:
         """Bound the growth of its memory; a memory that is larger already keeps its size."""
         self.bound = bytes_max
@@ -349,9 +361,15 @@ def _trapped(trap_at: int) -> End:
     reason = TRAP_REASONS.get(code, "") if code is not None else ""
     if not reason:
         reason = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
-    names = [frame.func_name or "" for frame in trap.frames[:_TRAP_FRAMES_MAX]]
-    where = ", called by ".join(_readable(name) for name in names if name)
-    return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason)
+    where = _where(trap)
+    return End(EndKind.TRAPPED, reason=f"{reason} (in {where})" if where else reason, where=where)
+
+
+def _where(trap: Trap) -> str:
+    """Return the innermost named functions of a trap, those of libraries only without others."""
+    named = [frame.func_name for frame in trap.frames if frame.func_name]
+    own = [name for name in named if not name.startswith(_LIBRARY)]
+    return ", called by ".join(_readable(name) for name in (own or named)[:_TRAP_FRAMES_MAX])
 
 
 def _readable(name: str) -> str:

@@ -50,6 +50,7 @@ from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
+from symphony_runtime.gateway.runs.rate_stalls import RateStalls
 from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
@@ -134,6 +135,7 @@ async def serve(
             reloads = deletion.reload, administration.reload, programs.reload
             _start_task(stack, ChangeFeed(store, members.record_alive, *reloads).run())
         _start_task(stack, runs.worker_assignment.run())
+        _start_task(stack, RateStalls(runs).run())
         _start_task(stack, idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)

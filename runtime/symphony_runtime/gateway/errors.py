@@ -20,6 +20,7 @@ from symphony_runtime.gateway.storage.database import AwayError, FullError, Stor
 
 _log = logging.getLogger(__name__)
 _DISK_SECONDS = 10  # until a full disk may have space again
+_NAME_SHOWN_MAX = 100  # characters
 _CLIENT_GONE = 499  # for our own log: no client sees it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILING = (errno.EIO, errno.EROFS, errno.EFBIG)
@@ -81,9 +82,10 @@ def parse_cursor(after: str) -> tuple[int, str]:
     return int(number), text
 
 
-def not_found(what: str) -> Problem:
+def not_found(what: str, name: str) -> Problem:
     """Return 404. A missing thing and another tenant's look the same."""
-    return Problem(404, "not-found", f"there is no such {what}")
+    shown = name if len(name) <= _NAME_SHOWN_MAX else f"{name[:_NAME_SHOWN_MAX]}..."
+    return Problem(404, "not-found", f"there is no such {what}: {shown!r}", what=what)
 
 
 def too_large(what: str, limit: int) -> Problem:

@@ -26,13 +26,7 @@ from symphony_kernel.platform.disk_space import usual_reserve
 from symphony_kernel.protocol.role_processes import Started, notice
 
 from symphony_runtime.config.serve import ServeOptions
-from symphony_runtime.config.server_place import (
-    ServerPlace,
-    read_place,
-    remove_place,
-    user_server_file,
-    write_place,
-)
+from symphony_runtime.config.server_place import ServerPlace, announce, withdraw
 from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.supervisor import environment as role_environment
 from symphony_runtime.supervisor.console import Console
@@ -80,7 +74,6 @@ class Supervisor:
         self._gateway.on_retired = self._retire  # only the gateway may retire a role
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._former: ServerPlace | None = None  # the server that this user's commands used before
 
     async def run(self) -> None:
         """Serve until a signal, then drain. SupervisorError: a role does not start."""
@@ -101,8 +94,7 @@ class Supervisor:
             for role in self._roles:
                 role.kill()
             await asyncio.gather(*keepers, serving, return_exceptions=True)
-            remove_place(user_server_file(), os.getpid(), self._former)
-            remove_place(self._options.data_dir / "server.json", os.getpid())
+            withdraw(self._options.data_dir, os.getpid())
 
     async def _serve(self) -> None:
         """Announce the server when all roles are ready; return at the first signal."""
@@ -129,16 +121,16 @@ class Supervisor:
         scheme = "https" if self._options.tls_cert else "http"
         url = f"{scheme}://{shown}:{port}"
         place = ServerPlace(url, data_dir / "default.key", os.getpid())
-        write_place(data_dir / "server.json", place)
-        self._former = read_place(user_server_file())
-        write_place(user_server_file(), place)
+        announce(place)
         key = self._gateway.about.get("default_key")
         if key is not None:
             self._console.say(
                 f"key of the tenant `default` (shown once, kept in {place.key_file}):"
             )
             self._console.say(f"    {key}")
-        self._console.say(f"serving {self._options.model} on {url}")
+        model, folder = str(self._roles[0].about["model"]), self._options.model
+        shown = model if model == folder else f"{model} ({folder})"  # clients need the former
+        self._console.say(f"serving {shown} on {url}")
 
     def _forward_progress(self, role: str, event: dict[str, Any] | None) -> None:
         """Tell the gateway a role's progress, for `/readyz`."""

@@ -80,7 +80,7 @@ CHUNKED = {
 
 
 @pytest.mark.parametrize("sent", [*BROKEN.values(), *CHUNKED.values()], ids=[*BROKEN, *CHUNKED])
-async def test_ambiguous_sentis_refused_once(target: RunningServer, sent: bytes) -> None:
+async def test_ambiguous_request_is_refused_once(target: RunningServer, sent: bytes) -> None:
     async with wire(target.url) as connection:
         await connection.send(sent.replace(b"KEY", target.key.encode()) + HIDDEN)
         reply = await connection.reply()
@@ -139,7 +139,7 @@ ODD: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_unusual_but_valid_sentis_answered(target: RunningServer, name: str) -> None:
+def test_unusual_but_valid_request_is_answered(target: RunningServer, name: str) -> None:
     request, statuses = ODD[name]
     reply = asyncio.run(ask(target.url, request.replace(b"KEY", target.key.encode())))
     assert reply.status in statuses, reply

@@ -7,6 +7,7 @@ import torch
 
 from tests.support.executor.models import Checkpoint, ExecutorRig, load, make_checkpoint
 from tests.support.executor.native import native_library
+from tests.support.requirements import lacking
 
 torch.set_num_threads(1)
 
@@ -45,6 +46,6 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Let native kernels multiply bfloat16 as pairs, and then as float32."""
     kind = str(request.param)
     if kind == "bf16" and not native_library().computes_bf16:
-        pytest.skip("this processor does not multiply bfloat16")
+        lacking("bf16", "this processor does not multiply bfloat16")
     monkeypatch.setenv("SYMPHONY_PRODUCTS", kind)
     return kind

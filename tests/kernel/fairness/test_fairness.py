@@ -30,6 +30,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 from tests.support.kernel.crowds import Crowd, Habit, Launch, Wait
 
 STEPS = 40
+LONG_STEPS = 400  # a LIP gets several times the bound on what another may be ahead
 CROWDED_STEPS = 600  # several slices for each LIP
 COSTS = CostModel(fixed_us=3_000, prefill_token_us=300, decode_row_us=60, context_token_us=0.2)
 ENTRY_TOKENS = 0.2 / 50  # that an entry of a context may cost, once this device is known
@@ -145,24 +146,37 @@ class Crowded(Referee):
         return super().difference(weight) + self.slice
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=inf),
-        StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=12.0),
-        StepLimits(tokens=128, rows=8, quantum=16, decode_gap_ms=25.0),
-    ],
-    ids=["any gap", "short gap", "few rows"],
-)
+LIMITS = {
+    "any gap": StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=inf),
+    "short gap": StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=12.0),
+    "few rows": StepLimits(tokens=128, rows=8, quantum=16, decode_gap_ms=25.0),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @settings(max_examples=334, derandomize=True)
 @given(crowd=crowds())
 def test_service_of_backlogged_lips_follows_their_weights(
     limits: StepLimits, crowd: tuple[list[Habit], list[float]]
 ) -> None:
+    check_service(limits, crowd, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@settings(max_examples=25, derandomize=True)
+@given(crowd=crowds())
+def test_service_of_backlogged_lips_follows_their_weights_for_long(
+    limits: StepLimits, crowd: tuple[list[Habit], list[float]]
+) -> None:
+    check_service(limits, crowd, LONG_STEPS)
+
+
+def check_service(limits: StepLimits, crowd: tuple[list[Habit], list[float]], steps: int) -> None:
     lips, weights = crowd
     referee = Referee(lips, weights, limits)
     served = Crowd(lips, limits, COSTS, weights, watch=referee)
-    served.run(STEPS)
+    served.run(steps)
     assert not served.waits, "each pred was answered"
     assert served.pool.free == served.pool.pages, "and everything came back"
     for wait in served.done:

@@ -124,6 +124,16 @@ async def test_preds_over_the_rate_wait_and_lips_alternate(stage: Stage) -> None
 
 
 @run_by(with_stage)
+async def test_held_runs_are_those_whose_preds_wait(stage: Stage) -> None:
+    assert stage.rate_limiter.held_runs("acme") == []
+    stage.submit(Pred("large", 1, count=RATE), Pred("a", 1), Pred("b", 2), Pred("b", 2))
+    assert stage.rate_limiter.held_runs("acme") == [1, 2]
+    assert stage.rate_limiter.held_runs("others") == []
+    await asyncio.sleep(600)
+    assert stage.rate_limiter.held_runs("acme") == []
+
+
+@run_by(with_stage)
 async def test_held_pred_can_be_cancelled_and_dropped(stage: Stage) -> None:
     stage.submit(Pred("large", 1, count=RATE))
     gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)

@@ -46,6 +46,7 @@ from tests.support.kernel.grammars import (
     matcher,
 )
 from tests.support.kernel.grammars import constraint as made_of
+from tests.support.requirements import requires
 
 MIB = 1 << 20
 
@@ -253,7 +254,7 @@ async def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCo
     assert 5 < len(built) < 18
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
+@requires("linux", sys.platform == "linux", "of glibc's allocator")
 async def test_grammars_that_are_idle_give_memory_back_to_the_system(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from symphony_kernel.platform.cpu_count import processes_at_once, usable_processors
 
+from tests.support.requirements import lacking, requires
+
 
 def put(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,14 +24,14 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process has an affinity on Linux only")
+@requires("linux", sys.platform == "linux", "a process has an affinity on Linux only")
 def test_usable_processors_are_those_of_the_affinity(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     assert usable_processors(tmp_path, tmp_path) == len(before)
     os.sched_setaffinity(0, {min(before)})
     try:
         if len(os.sched_getaffinity(0)) > 1:
-            pytest.skip("this system accepts an affinity and ignores it")
+            lacking("linux", "this system accepts an affinity and ignores it")
         assert usable_processors(tmp_path, tmp_path) == 1
     finally:
         os.sched_setaffinity(0, before)

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
+from tests.support.requirements import lacking
 
 if sys.platform != "linux":
-    pytest.skip("there is no timerfd", allow_module_level=True)
+    lacking("linux", "there is no timerfd")
 
 from symphony_kernel.platform.event_loop import PreciseTimerLoop
 

@@ -27,6 +27,7 @@ from symphony_kernel.protocol.links import (
 )
 
 from tests.support.memory_links import MemoryLink, memory_pair
+from tests.support.requirements import requires
 from tests.support.run_by import run_by
 
 VALUES = st.recursive(
@@ -377,7 +378,7 @@ async def test_memory_frames_before_the_receiver_is_named_wait_for_it() -> None:
     assert await End(right).wait_frames(1) == [[1]]
 
 
-@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system has no SO_PEERCRED")
+@requires("linux", hasattr(socket, "SO_PEERCRED"), "the system has no SO_PEERCRED")
 async def test_peer_pid_is_the_peers_or_0_without_an_answer(socket_folder: Path) -> None:
     async with socket_ends(socket_folder) as (ours, theirs):
         mine, other = ours.link, theirs.link

@@ -1,8 +1,9 @@
-"""What `symphony doctor` says of the disk."""
+"""What `symphony doctor` says of the disk and of compilers."""
 
 from pathlib import Path
 
-from symphony_runtime.cli.doctor import _data_dir
+import pytest
+from symphony_runtime.cli.doctor import _assemblyscript, _data_dir
 
 from tests.support.faults.small_disk import fill, small_disk
 
@@ -22,3 +23,17 @@ def test_doctor_on_a_full_disk_says_what_is_free_and_what_holds_it(tmp_path: Pat
         assert not told.good
         assert f"{folder}, 1 MiB free" in told.words
         assert "programs: 3 MiB" in told.words
+
+
+@pytest.mark.parametrize(("version", "good"), [("v16.20.2", False), ("v18.19.0", True)])
+def test_doctor_asks_for_a_node_that_runs_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, good: bool
+) -> None:
+    node = tmp_path / "node"
+    node.write_text(f"#!/bin/sh\necho {version}\n")
+    node.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = _assemblyscript()
+    assert (told.good, told.needed) == (good, False)
+    assert f"node {version}" in told.words
+    assert ("18 or newer" in told.words) is not good

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from symphony_runtime.cli.main import main
 
 from tests.e2e import programs as guests
+from tests.support.requirements import lacking
 from tests.support.server.server import SYMPHONY, RunningServer, symphony
 from tests.support.server.terminal import on_terminal
 
@@ -141,7 +142,45 @@ def test_programs_and_runs_are_listed_and_removed(server: RunningServer, tmp_pat
     assert run in server.symphony("runs").stdout
     assert server.symphony("programs", "rm", "other").returncode == 0
     gone = server.symphony("run", "other")
-    assert (gone.returncode, gone.stderr) == (1, "symphony: there is no such program\n")
+    assert gone.returncode == 1
+    assert gone.stderr.startswith(
+        "symphony: there is no such program: 'other' (`symphony programs`"
+    )
+
+
+def test_runs_show_live_ones_and_why_a_program_exited(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    complainer = program(tmp_path, "complainer", guests.COMPLAINER_WASM)
+    assert server.symphony("run", complainer).returncode == 1
+    row = server.symphony("runs", "--limit", "1").stdout.splitlines()[1]
+    assert row.split()[1:4] == ["complainer", "exited", "1"]
+    assert row.endswith("  why")
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    run = server.symphony("run", parrot, "--detach").stdout.strip()
+    live = server.symphony("runs", "--live").stdout
+    assert run in live
+    assert "complainer" not in live
+    assert server.symphony("cancel", run).returncode == 0
+    assert run not in server.symphony("runs", "--live").stdout
+
+
+def test_trace_is_written_to_a_file_unless_stdout_is_named(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    hello = program(tmp_path, "hello", guests.HELLO_WASM)
+    done = server.symphony("run", hello, "--trace", "--json")
+    run = json.loads(done.stdout.splitlines()[0])["run"]
+    saved = server.symphony("trace", run, cwd=tmp_path)
+    file = tmp_path / f"{run}.trace.json"
+    assert (saved.returncode, saved.stdout) == (0, "")
+    assert saved.stderr.startswith(f"{file.name}: ")
+    piped = server.symphony("trace", run, "-o", "-", cwd=tmp_path)
+    assert json.loads(piped.stdout) == json.loads(file.read_text())
+    assert piped.stderr == ""
+    named = server.symphony("trace", run, "-o", str(tmp_path / "other"))
+    assert named.returncode == 0
+    assert (tmp_path / "other").read_text() == file.read_text()
 
 
 def test_logs_follow_a_run_until_it_is_cancelled(server: RunningServer, tmp_path: Path) -> None:
@@ -305,7 +344,7 @@ def test_new_and_build_make_a_program_that_can_be_uploaded(
     assert Path(project).is_dir()
     built = symphony("build", project, timeout=2 * SECONDS_MAX)
     if "no Rust compiler" in built.stderr:
-        pytest.skip("no Rust compiler with the wasm32 target")
+        lacking("rust", "no Rust compiler with the wasm32 target")
     assert built.returncode == 0, built.stderr
     wasm = built.stdout.strip()
     assert Path(wasm).read_bytes().startswith(b"\0asm")

@@ -31,6 +31,7 @@ from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.engine.settings import ENGINE_SETTINGS, PROPOSALS_OFF, cache_identity
 
 from tests.e2e.programs import wasm
+from tests.support.requirements import requires
 from tests.support.server.server import still_alive
 from tests.support.worker.binary import MEMORY, START, problems
 
@@ -211,7 +212,7 @@ def test_compiler_process_has_low_priority_from_the_start(
         compiled(wasm(f"(module {MEMORY} {START})"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its limits end it")
+@requires("linux", sys.platform == "linux", "elsewhere its limits end it")
 def test_compiler_process_ends_with_its_parent() -> None:
     child = (
         "import ctypes, os, sys, time;"
@@ -274,7 +275,7 @@ def test_compile_time_is_as_long_as_the_tenants_limit() -> None:
     assert times.spent("a")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is nice, as all of them are")
+@requires("linux", sys.platform == "linux", "elsewhere it is nice, as all of them are")
 def test_compilation_past_its_time_runs_only_on_an_idle_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from symphony_runtime.compiler.compiler import Compiler
 from symphony_runtime.compiler.cpu_reporting import Pace, _processor_seconds
 
 from tests.e2e import programs as guests
+from tests.support.requirements import requires
 from tests.support.server.server import descendants, still_alive
 from tests.support.waiting import wait_until
 
@@ -30,9 +31,7 @@ def _has_pidfds() -> bool:
     return _processor_seconds(os.getppid()) is not None
 
 
-pytestmark = pytest.mark.skipif(
-    not _has_pidfds(), reason="no pidfd here, so that no compiler is charged"
-)
+pytestmark = requires("linux", _has_pidfds(), "no pidfd here, so that no compiler is charged")
 SPINS = "while True: pass"
 SLEEPS = "import time; time.sleep(600)"
 

@@ -9,6 +9,8 @@ import pytest
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS
 from symphony_runtime.engine.epoch_ticker import Alarm, EventAlarm, Ticker, TimerAlarm
 
+from tests.support.requirements import requires
+
 TICK_S = EPOCH_TICK_MS / 1000
 ALARMS: list[Callable[[], Alarm]] = [EventAlarm]
 if sys.platform == "linux":
@@ -75,7 +77,7 @@ def test_ticker_that_falls_asleep_misses_no_run_that_begins(ticking: Ticking) ->
         ticking.ticked.clear()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a timerfd is Linux's")
+@requires("linux", sys.platform == "linux", "a timerfd is Linux's")
 def test_ticker_sleeps_through_runs_shorter_than_a_tick() -> None:
     ticking, quiet = Ticking(TimerAlarm()), 0
     for _ in range(20):

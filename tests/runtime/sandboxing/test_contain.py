@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from symphony_runtime.sandboxing.contain import LAYERS, WORKERS_GROUP, expected
 
+from tests.support.requirements import lacking, requires
+
 # What a process tries when an attacker has taken it over; each answer is an errno, or what it got.
 PROBE = """
 import ctypes, json, mmap, os, resource, signal, socket, sys, threading
@@ -92,7 +94,7 @@ def said(script: str, *arguments: str) -> str:
 def with_layer(layer: str) -> dict[str, Any]:
     found = probe()
     if layer not in found["achieved"]:
-        pytest.skip(f"this system gives no {layer}: {found['missing'].get(layer, 'not root')}")
+        lacking("containment", f"no {layer}: {found['missing'].get(layer, 'not root')}")
     return found
 
 
@@ -134,7 +136,7 @@ def test_contained_process_cannot_raise_its_limits() -> None:
     assert found["more descriptors"] == "not allowed to raise maximum limit"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@requires("root", os.geteuid() == 0, "only root becomes another user")
 def test_containment_counts_no_processes_of_an_ordinary_user() -> None:
     """Also one with a large number, as a directory service gives."""
     script = f"""

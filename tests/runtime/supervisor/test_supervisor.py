@@ -16,8 +16,12 @@ from symphony_kernel.protocol.role_processes import Started
 from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
 from symphony_runtime.config.server_place import (
     ServerPlace,
+    announce,
+    live_servers,
+    place_of,
     read_place,
-    remove_place,
+    user_servers,
+    withdraw,
     write_place,
 )
 from symphony_runtime.gateway.storage.changes import gateway_name
@@ -409,7 +413,8 @@ def test_server_processes_hold_no_secret_of_the_operator(tmp_path: Path) -> None
                 assert not {each.split(b"=")[0].decode() for each in seen} & SECRETS.keys()
                 looked += 1
         assert looked >= 2, "kernel and gateway at least"
-        for name in ("server.json", "gateway.id", "state/symphony/server.json"):
+        own = f"state/symphony/servers/{server.process.pid}.json"
+        for name in ("server.json", "gateway.id", own):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
 
@@ -508,26 +513,40 @@ def test_data_directory_has_one_server(tmp_path: Path) -> None:
         place = read_place(tmp_path / "server.json")
         assert place is not None
         assert place.pid == server.process.pid
-        assert (tmp_path / "state" / "symphony" / "server.json").exists()
-    assert not (tmp_path / "state" / "symphony" / "server.json").exists()
+        own = tmp_path / "state" / "symphony" / "servers" / f"{place.pid}.json"
+        assert read_place(own) == place
+        assert server.log.read_text().endswith(f"serving simulated (tiny) on {place.url}\n")
+    assert not own.exists()
+    assert not (tmp_path / "server.json").exists()
 
 
-def test_server_place_is_the_newest_servers_that_runs(tmp_path: Path) -> None:
-    known = tmp_path / "server.json"
-    first, second = (
-        ServerPlace(f"http://127.0.0.1:{pid}", tmp_path / str(pid) / "default.key", pid)
-        for pid in (1, 2)
-    )
-    own = first.key_file.with_name("server.json")
-    write_place(own, first)
-    for ended in (False, True):
-        write_place(known, second)
-        if ended:
-            own.unlink()
-        remove_place(known, 1, None)
-        assert read_place(known) == second
-        remove_place(known, 2, first)
-        assert read_place(known) == (None if ended else first)
+def test_live_servers_are_those_with_a_process_and_a_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        processes = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+        for process in processes:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        places = [
+            ServerPlace(f"http://127.0.0.1:{n}", tmp_path / str(n) / "default.key", process.pid)
+            for n, process in enumerate(processes)
+        ]
+        for n, place in enumerate(places):
+            announce(place)
+            os.utime(place_of(place.data_dir), (n, n))
+        assert live_servers() == places[::-1]
+        withdraw(places[2].data_dir, places[1].pid)  # another's: nothing is removed there
+        assert read_place(place_of(places[2].data_dir)) == places[2]
+        announce(places[1])
+        processes[0].kill()
+        processes[0].wait()
+        write_place(place_of(places[2].data_dir), places[1])  # another server took its place
+        assert live_servers() == [places[1]]
+        assert len(list(user_servers().iterdir())) == 1
+        withdraw(places[1].data_dir, places[1].pid)
+        assert live_servers() == []
 
 
 def test_server_with_an_unusable_configuration_ends_at_once(tmp_path: Path) -> None:

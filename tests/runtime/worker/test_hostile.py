@@ -7,11 +7,10 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.limits import CANCEL_MS_MAX
 
+from tests.support.timing import check_median
 from tests.support.worker.guests import DECODE, SPIN, call, data, drop, forever, main, module
 from tests.support.worker.rig import LIMITS, WorkerRig
 from tests.support.worker.snippets import CHILD, child
-
-KILL_MS = 10 * CANCEL_MS_MAX  # the machine may be busy with other tests; alone it takes a few
 
 LISTEN = call("await", "(call $recv)")
 SLEEP = call("await", call("sleep", 100_000))
@@ -91,16 +90,20 @@ async def test_wall_time_is_limited_while_computing_and_waiting(rig: WorkerRig) 
         assert 100 <= ended.usage["wall_ms"] < 10_000
 
 
-async def test_kill_beside_many_loops_is_quick(rig: WorkerRig) -> None:
+@pytest.mark.timing
+async def test_loop_beside_39_others_is_killed_within_100_ms(rig: WorkerRig) -> None:
     runs = [await rig.start(SPIN) for _ in range(40)]
-    await asyncio.sleep(0.1)
-    took = []
-    for run in runs[::7]:
+
+    async def killed() -> float:
+        run = runs.pop(0)
+        runs.append(await rig.start(SPIN))
+        await asyncio.sleep(0.01)
         began = time.monotonic()
         run.kill()
         await run.ended
-        took.append(1000 * (time.monotonic() - began))
-    assert min(took) < KILL_MS
+        return 1000 * (time.monotonic() - began)
+
+    await check_median(killed, below=CANCEL_MS_MAX)
     for run in runs:
         run.kill()
 

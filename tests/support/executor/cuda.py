@@ -17,6 +17,7 @@ from symphony_kernel.executor.torch_executor import TorchExecutor
 
 from tests.support.executor import flashinfer_reference
 from tests.support.executor.models import POOL_PAGES, Checkpoint, ExecutorRig
+from tests.support.requirements import need_module, requires
 
 LOGITS_PLACES = 96
 GRAPH_ROWS = (1, 2, 4, 8)
@@ -46,7 +47,7 @@ GPU_WAYS = {
 }
 ON_GPU = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU here"),
+    requires("gpu", torch.cuda.is_available(), "torch finds no NVIDIA GPU here"),
 ]
 WAYS = [
     *(pytest.param(way, id=name) for name, way in CPU_WAYS.items()),
@@ -59,7 +60,7 @@ SIZES: dict[str, Any] = {"head_dim": 64}
 def load_cuda(checkpoint: Checkpoint, way: Way) -> ExecutorRig:
     """Load a checkpoint into a rig whose network is a `CudaNetwork`."""
     if way.device == "cuda" and way.dtype == "bf16":
-        pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+        need_module("flashinfer", "flashinfer")
     model = load_assets(checkpoint.directory, way.dtype, None).model
     config = load_config(checkpoint.directory)
     place, kind = torch.device(way.device), getattr(torch, model.dtype)

@@ -2,9 +2,10 @@
 
 from functools import cache
 
-import pytest
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.platform.build_cache import LibraryUnavailable
+
+from tests.support.requirements import lacking
 
 
 @cache
@@ -19,5 +20,5 @@ def native_library() -> Library:
     """Return the native kernels, or skip the test and say why there are none on this machine."""
     found = _found()
     if isinstance(found, str):
-        pytest.skip(f"no native kernels: {found}")
+        lacking("native", f"no native kernels: {found}")
     return found

@@ -17,7 +17,7 @@ from enum import IntEnum, IntFlag
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.support.requirements import lacking
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COUNTS = struct.Struct("<8Q")  # armed, at, count, met, number, mode, kinds, pid
@@ -50,14 +50,14 @@ class Mode(IntEnum):
 def library() -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler (cc) to make storage that fails")
+        lacking("cc", "there is no cc to make storage that fails")
     if not Path("/proc/self/fd").is_dir():
-        pytest.skip("no /proc, which says what file a descriptor is of")
+        lacking("linux", "no /proc, which says what file a descriptor is of")
     made = Path(tempfile.mkdtemp(prefix="faults-")) / "faults.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(_SOURCE), "-ldl"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        pytest.skip(f"faults.c does not compile here: {ended.stderr[:300]}")
+        lacking("cc", f"faults.c does not compile here: {ended.stderr[:300]}")
     return made
 
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.requirements import lacking
 
 
 @contextlib.contextmanager
@@ -17,9 +17,9 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
     try:
         mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        pytest.skip(f"no file system can be mounted: {error}")
+        lacking("mount", str(error))
     if mounted.returncode:
-        pytest.skip(f"no file system can be mounted: {mounted.stderr.strip()}")
+        lacking("mount", mounted.stderr.strip())
     try:
         yield folder
     finally:

@@ -26,7 +26,7 @@ pub async fn react(given: &Given) -> Answer {
 pub async fn swarm(given: &Given) -> Answer {
     let board = context(given)?;
     let (roles, new) = (given.lists("roles")?, given.number("message")?);
-    board.pred(&given.tokens("question")?).none().await?;
+    board.prefill(&given.tokens("question")?).await?;
     let mut messages = Vec::new();
     for round in 0..given.number("rounds")? {
         let start = board.len()?;
@@ -45,11 +45,10 @@ pub async fn swarm(given: &Given) -> Answer {
         }
         if given.flag("exact") {
             // What all are to read is computed once.
-            board.pred(&messages).none().await?;
+            board.prefill(&messages).await?;
         } else {
             // What each said becomes part of the board with its K and V: only last tokens lack them.
-            let last =
-                said.iter().map(|(kv, message)| kv.pred(&message[message.len() - 1..]).none());
+            let last = said.iter().map(|(kv, message)| kv.prefill(&message[message.len() - 1..]));
             try_join_all(last.collect::<Vec<_>>()).await?;
             for ((kv, _), role) in said.iter().zip(&roles) {
                 let from = start + role.len() as u32;

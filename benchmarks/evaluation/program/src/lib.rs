@@ -11,12 +11,11 @@ mod thoughts;
 use given::Given;
 use std::error::Error;
 use symphony::kv::Save;
-use symphony::{json, model, process, KvFile};
-
-symphony::main!(async run);
+use symphony::{json, model, process, KvFile, Sampling};
 
 type Answer = Result<Vec<u32>, Box<dyn Error>>;
 
+#[symphony::main]
 async fn run() -> Result<(), Box<dyn Error>> {
     let given = Given::read()?;
     let answer = match given.text("application")?.as_str() {
@@ -37,7 +36,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 /// Computes what all runs have in common, once, and gives it a name.
 async fn prepare(given: &Given) -> Answer {
     let kv = KvFile::create()?;
-    kv.pred(&given.tokens("context")?).none().await?;
+    kv.prefill(&given.tokens("context")?).await?;
     kv.save(&given.text("name")?, Save::REPLACE)?;
     Ok(Vec::new())
 }
@@ -54,6 +53,7 @@ fn context(given: &Given) -> symphony::Result<KvFile> {
 
 /// `new` tokens behind the file and `tokens`; the last one is not in the file then.
 async fn go_on(kv: &KvFile, tokens: &[u32], new: u32) -> symphony::Result<Vec<u32>> {
-    let chosen = kv.generate(tokens).max(new).ahead(new).lot(new).argmax().rest().await?;
+    let exactly = Sampling::new().max_tokens(new as usize).exact(true).lookahead(new).chunk(new);
+    let chosen = kv.stream(tokens, &exactly).rest().await?;
     Ok(chosen.iter().map(|choice| choice.token).collect())
 }

@@ -39,7 +39,7 @@ fn keep_best(mut thoughts: Vec<Thought>, count: u32) -> Vec<Thought> {
 /// Graph of Thought: thoughts side by side, the best of them merged into one context.
 pub async fn graph(given: &Given) -> Answer {
     let base = context(given)?;
-    base.pred(&given.tokens("question")?).none().await?;
+    base.prefill(&given.tokens("question")?).await?;
     let start = base.len()?;
     let (new, judge, hints) =
         (given.number("thought")?, given.tokens("judge")?, given.lists("hints")?);
@@ -62,7 +62,7 @@ pub async fn graph(given: &Given) -> Answer {
 /// Tree of Thought: from each of the best thoughts some more, as deep as asked.
 pub async fn tree(given: &Given) -> Answer {
     let root = context(given)?;
-    root.pred(&given.tokens("question")?).none().await?;
+    root.prefill(&given.tokens("question")?).await?;
     let (new, judge, hints) =
         (given.number("thought")?, given.tokens("judge")?, given.lists("hints")?);
     let start = root.len()?;

@@ -1,8 +1,8 @@
 // Several suffixes after one prefix. The prefix is computed once; each suffix forks it, which copies
-// nothing, and all forks are decoded side by side.
+// nothing, and all forks are decoded in one batch.
 
 import {
-  Errno, Generation, Json, KvFile, SaveFlags, check, inputText, quote, randomU64, runTasks, send,
+  Errno, Generation, Json, JsonObject, KvFile, SaveFlags, inputText, randomU64, runTasks, send,
   tokenize,
 } from "symphony-lip";
 
@@ -15,26 +15,24 @@ export function lip_main(): i32 {
   const prefix = prefixAt(path, job.at("prefix").string());
   const branches: Generation[] = [];
   for (let i = 0; i < suffixes.length; i++) {
-    const tokens = tokenize(suffixes[i]).unwrap();
-    branches.push(new Generation(prefix.fork(), tokens, maxTokens));
+    branches.push(prefix.fork().generate(tokenize(suffixes[i]), { maxTokens }));
   }
   runTasks(branches);
 
   for (let i = 0; i < suffixes.length; i++) {
-    const text = branches[i].text().unwrap();
-    check(send(`{"suffix": ${i}, "text": ${quote(text)}}`), "send");
-    check(branches[i].file.close(), "close");
+    send(new JsonObject().whole("suffix", i).text("text", branches[i].text()).finish());
+    branches[i].file.close();
   }
-  check(KvFile.remove(path), "remove");
+  KvFile.remove(path);
   return 0;
 }
 
 /** The file of that name, or a new one with the text in it. */
 function prefixAt(path: string, text: string): KvFile {
-  const known = KvFile.open(path);
-  if (known.errno != Errno.ENOENT) return known.unwrap();
+  const known = KvFile.tryOpen(path);
+  if (known.errno != Errno.ENOENT) return known.value;
   const file = KvFile.create();
-  check(file.prefill(tokenize(text).unwrap()).status(), "the prefix");
-  check(file.save(path, SaveFlags.REPLACE), "save");
+  file.prefill(tokenize(text)).finish();
+  file.save(path, SaveFlags.REPLACE);
   return file;
 }

@@ -6,12 +6,10 @@ use symphony::json::Object;
 use symphony::kv::Save;
 use symphony::{process, Errno, Input, KvFile, Session};
 
-symphony::main!(async run);
-
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let (text, suffixes) = (input.text("prefix")?, input.texts("suffixes")?);
-    let plan = &input.plan("max_tokens", 16)?;
+    let sampling = &input.sampling("max_tokens", 16)?;
 
     let path = format!("parallel_suffixes/{:016x}", process::random_u64()?);
     let mut prefix = open_prefix(&path, text).await?;
@@ -20,8 +18,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let branches = prefix.fan_out(suffixes.len(), |i, mut branch| {
         let suffix = suffixes[i];
         async move {
-            branch.say(suffix)?;
-            branch.reply(plan).await
+            branch.append(suffix)?;
+            branch.reply(sampling).await
         }
     });
     for (i, reply) in branches.await?.iter().enumerate() {
@@ -39,7 +37,7 @@ async fn open_prefix(path: &str, text: &str) -> symphony::Result<Session> {
         known => return Session::of(known?),
     }
     let mut session = Session::new(text)?;
-    session.finish().await?;
+    session.flush().await?;
     session.kv().save(path, Save::REPLACE)?;
     Ok(session)
 }
@@ -60,7 +58,7 @@ mod tests {
                 .map(|t| if t == 256 { -9.0 } else { ((t * history.len()) % 7) as f32 })
                 .collect()
         });
-        let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+        let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!(seen.passes_per_wait, [1, 16, 16, 16, 16, 0]); // at last, that there is no more
         assert_eq!(seen.sent.len(), 16);

@@ -2,8 +2,8 @@
 // those that its own statistics favour, and composes several of them in any order.
 
 import {
-  Errno, Generation, Incoming, Json, JsonObject, KvFile, Pred, Task, Ticket, check, inputText, log,
-  recv, runTasks, send, tokenize,
+  Generation, Incoming, Json, JsonObject, KvFile, Pred, Task, Ticket, inputText, log, recv, runTasks,
+  send, tokenize,
 } from "symphony-lip";
 import { Document, Library } from "./library";
 
@@ -49,12 +49,12 @@ class Desk extends Task {
       return next;
     }
     const message = incoming.text();
-    if (message.errno == Errno.EPIPE) return null; // the user has closed
+    if (message === null) return null; // the user has closed
     this.incoming = null;
-    const asked = Json.parse(message.unwrap());
+    const asked = Json.parse(message);
     this.id = asked.integerOr("id", 0);
     this.wanted = this.library.named(asked.at("documents").array());
-    const question = tokenize(asked.at("question").string()).unwrap();
+    const question = tokenize(asked.at("question").string());
     const begun = this.automatic ? this.fromCache(question) : this.fromFiles(question);
     this.answer = begun;
     return this.goOn(begun);
@@ -71,10 +71,10 @@ class Desk extends Task {
     } else {
       kv = KvFile.create();
       for (let i = 0; i < wanted.length; i++) {
-        check(kv.append(wanted[i].file!, 0, wanted[i].tokens.length), "append");
+        kv.append(wanted[i].file!, 0, wanted[i].tokens.length);
       }
     }
-    return new Generation(kv, question, this.maxTokens);
+    return kv.generate(question, { maxTokens: this.maxTokens });
   }
 
   /** The whole prompt, from where the server's prefix cache knows it. */
@@ -83,10 +83,10 @@ class Desk extends Task {
     for (let i = 0; i < this.wanted.length; i++) prompt = prompt.concat(this.wanted[i].tokens);
     prompt = prompt.concat(question);
     const match = KvFile.matching(prompt);
-    const kv = match.ok ? match.unwrap() : KvFile.create();
-    const known = match.ok ? kv.length().unwrap() : 0;
+    const kv = match === null ? KvFile.create() : match;
+    const known = match === null ? 0 : kv.length();
     this.library.count(this.wanted, known);
-    return new Generation(kv, prompt.slice(known), this.maxTokens);
+    return kv.generate(prompt.slice(known), { maxTokens: this.maxTokens });
   }
 
   /** Waits for the documents and for the answer, and sends it. */
@@ -94,14 +94,14 @@ class Desk extends Task {
     while (this.computing.length) {
       const last = this.computing[this.computing.length - 1];
       if (!last.done) return last;
-      check(last.status(), "a document");
+      last.finish();
       this.computing.pop();
     }
     const waiting = answer.step();
     if (waiting !== null) return waiting;
-    const told = new JsonObject().whole("id", this.id).text("text", answer.text().unwrap());
-    check(send(told.finish()), "send");
-    if (this.automatic) answer.file.offer().unwrap();
+    const told = new JsonObject().whole("id", this.id).text("text", answer.text());
+    send(told.finish());
+    if (this.automatic) answer.file.offer();
     else this.library.giveBack(this.wanted);
     answer.file.close();
     this.answer = null;

@@ -45,9 +45,9 @@ export class Library {
     private readonly keepTokens: i32,
   ) {
     const page = modelInfo().pageSize;
-    const filler = tokenize("\n").unwrap().pop();
+    const filler = tokenize("\n").pop();
     for (let i = 0; i < texts.length; i++) {
-      const tokens = tokenize(texts[i]).unwrap();
+      const tokens = tokenize(texts[i]);
       while (!tokens.length || tokens.length % page) tokens.push(filler);
       this.documents.push(new Document(tokens));
     }

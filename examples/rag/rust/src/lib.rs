@@ -8,11 +8,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::error::Error;
 use std::rc::Rc;
-use symphony::decode::Generation;
-use symphony::{json, log, model, process, spawn, try_join_all, KvFile, Task, Value};
+use symphony::{json, log, model, process, spawn, try_join_all, KvFile, Sampling, Task, Value};
 
-symphony::main!(async run);
-
+#[symphony::main]
 async fn run() -> Result<(), Box<dyn Error>> {
     let input = process::input_json()?;
     let documents = input.get("documents").and_then(Value::as_array).ok_or("no documents")?;
@@ -23,7 +21,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let desk = Rc::new(Desk {
         library: RefCell::new(Library::new(texts, keep_tokens, hold_tokens)?),
         automatic: input.get("policy").and_then(Value::as_str) == Some("automatic"),
-        max_tokens: number("max_tokens", 32) as usize,
+        sampling: Sampling::new().max_tokens(number("max_tokens", 32) as usize),
     });
     let parallel = number("parallel", 8).max(1) as usize;
     let mut answering: VecDeque<Task<Result<(), String>>> = VecDeque::new();
@@ -53,7 +51,7 @@ struct Desk {
     library: RefCell<Library>,
     /// Leave it to the server's prefix cache: what the program is compared with.
     automatic: bool,
-    max_tokens: usize,
+    sampling: Sampling,
 }
 
 struct Question {
@@ -114,7 +112,7 @@ impl Desk {
             }
         };
         try_join_all(taken.computing).await?;
-        Ok(Generation::new(&kv, &question.tokens)?.max_tokens(self.max_tokens).text().await?)
+        Ok(kv.generate(&question.tokens, &self.sampling).text().await?)
     }
 
     /// The whole prompt, from where the server's prefix cache knows it.
@@ -132,8 +130,7 @@ impl Desk {
             None => (KvFile::create()?, 0),
         };
         self.library.borrow_mut().count(wanted, known);
-        let text =
-            Generation::new(&kv, &prompt[known..])?.max_tokens(self.max_tokens).text().await?;
+        let text = kv.generate(&prompt[known..], &self.sampling).text().await?;
         kv.offer()?;
         Ok(text)
     }

@@ -103,7 +103,7 @@ impl Library {
                 None => {
                     self.computed += 1;
                     let file = Rc::new(KvFile::create()?);
-                    taken.computing.push(file.pred(&document.tokens).none());
+                    taken.computing.push(file.prefill(&document.tokens));
                     document.file = Rc::downgrade(&file);
                     file
                 }

@@ -6,8 +6,6 @@ use symphony::json::Object;
 use symphony::prompt::fill;
 use symphony::{process, tool, Input, Reply, Session, Value};
 
-symphony::main!(async run);
-
 const PROMPT: &str = "Find out what is asked. Each thought ends with an action, Search[what] or \
     Finish[answer]; an observation follows.\n\nQuestion: {question}\n";
 const ASK: &str = "Thought:";
@@ -15,26 +13,26 @@ const STEER: &str = "\nAction: Search[{query}]";
 const TELL: &str = "\nObservation: {content}\n";
 const CONCLUDE: &str = "Answer:";
 
-async fn run() -> Result<(), Box<dyn Error>> {
-    let input = Input::read()?;
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
     let question = [("question", input.text("question")?)];
     let (name, argument) =
         (input.text_or("tool", "example.search")?, input.text_or("argument", "query")?);
-    let thought = input.plan("thought_tokens", 48)?.stop("]");
+    let thought = input.sampling("thought_tokens", 48)?.stop("]");
     // Small models write no actions: where the input has queries, these are made instead.
     let queries = input.texts("queries")?;
 
     let mut text = Session::new(&fill(input.text_or("prompt", PROMPT)?, &question))?;
     for step in 0..input.whole("steps", 4, 0..=1024)? {
-        text.say(ASK)?;
+        text.append(ASK)?;
         let thought = text.reply(&thought).await?;
         let query = match (queries.get(step % queries.len().max(1)), action(&thought.text)) {
             (Some(query), _) => {
-                text.say(&fill(STEER, &[("query", query)]))?;
+                text.append(&fill(STEER, &[("query", query)]))?;
                 String::from(*query)
             }
             (None, Some(Action::Search(query))) => {
-                text.say("]")?;
+                text.append("]")?;
                 query
             }
             (None, Some(Action::Finish(answer))) => return conclude(&text, &answer),
@@ -42,12 +40,12 @@ async fn run() -> Result<(), Box<dyn Error>> {
         };
         let arguments = Value::object([(argument, query.as_str().into())]);
         let answer = tool::call(name, &arguments).await?;
-        text.say(&fill(TELL, &[("content", &answer.content)]))?;
+        text.append(&fill(TELL, &[("content", &answer.content)]))?;
         let step = Object::new().text("thought", &thought.text).text("query", &query);
         process::send(step.text("observation", &answer.content).flag("ok", answer.ok).finish())?;
     }
-    text.say(CONCLUDE)?;
-    let Reply { text: answer, .. } = text.reply(&input.plan("answer_tokens", 32)?).await?;
+    text.append(CONCLUDE)?;
+    let Reply { text: answer, .. } = text.reply(&input.sampling("answer_tokens", 32)?).await?;
     conclude(&text, &answer)
 }
 
@@ -92,7 +90,7 @@ mod tests {
             None => Answer { ok: false, content: "no query".into() },
         };
         let host = Host::new().input(input).model(model).tool("example.search", search);
-        let (outcome, seen) = host.observe(|| symphony::block_on(run()));
+        let (outcome, seen) = host.observe(|| symphony::block_on(run(Input::read().unwrap())));
         outcome.unwrap().unwrap();
         assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
         let sent = seen.sent.iter().map(|message| json::decode(message).unwrap()).collect();

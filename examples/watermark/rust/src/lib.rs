@@ -4,11 +4,9 @@ mod green;
 
 use green::{Secret, WIDTH};
 use std::error::Error;
-use symphony::pred::Sampling;
-use symphony::{json, model, process, try_join_all, KvFile, Value};
+use symphony::{json, model, process, try_join_all, KvFile, Sampling, Value};
 
-symphony::main!(async run);
-
+#[symphony::main]
 async fn run() -> Result<(), Box<dyn Error>> {
     let input = process::input_json()?;
     let text = |key| input.get(key).and_then(Value::as_str);
@@ -20,16 +18,14 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let (last, before) = prompt.split_last().ok_or("the prompt is empty")?;
     let kv = KvFile::create()?;
     if !before.is_empty() {
-        kv.pred(before).none().await?;
+        kv.prefill(before).await?;
     }
     let info = model::info()?;
     let writer = Writer {
         secret,
-        sampling: Sampling {
-            temperature: input.get("temperature").and_then(Value::as_f64).unwrap_or(1.0) as f32,
-            seed: input.get("seed").and_then(Value::as_u64),
-            ..Sampling::default()
-        },
+        sampling: Sampling::new()
+            .temperature(input.get("temperature").and_then(Value::as_f64).unwrap_or(1.0) as f32)
+            .seed(input.get("seed").and_then(Value::as_u64)),
         max_tokens: input.get("max_tokens").and_then(Value::as_u32).unwrap_or(200) as usize,
         vocab_size: info.vocab_size,
         eos: info.eos,

@@ -3,7 +3,11 @@
 use super::reactor::{MISSES_MAX, TAKE_ROOM};
 use super::*;
 use crate::testing::Host;
-use crate::{join_all, process, select, select_all, timeout, try_join_all, Either, KvFile};
+use crate::{
+    join_all, process, select, select_all, timeout, tool, try_join_all, Either, KvFile, Sampling,
+    Session, Value,
+};
+use alloc::string::String;
 use alloc::vec;
 use core::time::Duration;
 
@@ -139,14 +143,42 @@ fn outputs_come_in_order_and_the_first_error_ends_the_rest() {
 }
 
 #[test]
-fn errors_name_their_call() {
+fn errors_tell_the_call_its_operand_and_the_line_that_made_it() {
     Host::new().run(|| {
         let closed = KvFile::from_handle(99);
-        let error = closed.pred(&[1]).argmax().block().unwrap_err();
-        assert_eq!((error.call, error.errno), ("pred", Errno::EBADF));
+        let pass = (closed.pred(&[1]).argmax(), line!());
+        let error = pass.0.block().unwrap_err();
+        assert_eq!((error.call, error.errno, error.operand()), ("pred", Errno::EBADF, None));
+        assert_eq!((error.location().file(), error.location().line()), (file!(), pass.1));
         let error = KvFile::open("none").unwrap_err();
-        assert_eq!(alloc::format!("{}", error), "kv_open: ENOENT (no such name)");
+        let told = r#"kv_open("none"): ENOENT (no such name) at src/executor/tests.rs:"#;
+        assert_eq!(format!("{}", error), format!("{}{}", told, line!() - 2));
+        let long = KvFile::remove(&"\u{e9}".repeat(99)).unwrap_err();
+        assert_eq!(long.operand(), Some(&*format!("\"{}...\"", "\u{e9}".repeat(40))));
         assert_eq!(process::recv().block().unwrap_err().errno, Errno::EPIPE);
+        assert_eq!(
+            tool::call("t.none", &Value::Nil).block().unwrap_err().operand(),
+            Some(r#""t.none""#)
+        );
+    });
+}
+
+#[test]
+fn errors_of_passes_tell_the_numbers() {
+    Host::new().run(|| {
+        let kv = KvFile::create().unwrap();
+        let told = |tokens: &[u32]| {
+            let error = block_on(kv.stream(tokens, &Sampling::new()).rest()).unwrap_err();
+            String::from(error.operand().unwrap_or_default())
+        };
+        assert_eq!(told(&[1; 5000]), "5000 tokens, where the model's context is 4096");
+        assert_eq!(told(&[1, 999]), "token 999, where the model has 257");
+        assert_eq!(told(&[]), "no tokens");
+        let mut session = Session::new("").unwrap();
+        let sampling = Sampling::new();
+        let (reply, line) = (session.reply(&sampling), line!());
+        let error = block_on(reply).unwrap_err();
+        assert_eq!((error.location().file(), error.location().line()), (file!(), line));
     });
 }
 
@@ -193,18 +225,18 @@ fn a_pass_that_is_waited_for_at_once_gives_the_same() {
             let (now, later) = (KvFile::create().unwrap(), KvFile::create().unwrap());
             for token in 3..6 {
                 let token = [token];
-                let first = now.pred(&token).at_once().argmax();
+                let first = now.pred(&token).blocking().argmax();
                 assert_eq!(now.len().unwrap(), token[0] - 2);
                 assert_eq!(first.await.unwrap(), later.pred(&token).argmax().await.unwrap());
             }
             // What is longer than the room kept for it is computed once, all the same.
-            let long = now.pred(&[9]).at_once().logits().await.unwrap();
+            let long = now.pred(&[9]).blocking().logits().await.unwrap();
             assert_eq!(long, later.pred(&[9]).logits().await.unwrap());
             assert_eq!((now.len().unwrap(), long.len()), (4, 257));
-            now.pred(&[9]).at_once().none().await.unwrap();
-            let failed = now.pred(&[9]).at_once().at(&[3]).argmax().await;
+            now.pred(&[9]).blocking().prefill().await.unwrap();
+            let failed = now.pred(&[9]).blocking().at(&[3]).argmax().await;
             assert_eq!(failed.unwrap_err().errno, Errno::EINVAL);
-            drop(now.pred(&[9]).at_once().argmax());
+            drop(now.pred(&[9]).blocking().argmax());
             assert_eq!(now.len().unwrap(), 6);
         })
     });

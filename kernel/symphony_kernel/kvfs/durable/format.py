@@ -258,7 +258,8 @@ def _read_header(path: Path) -> _Header:
             raise FormatError("it is no safetensors file")
         (length,) = _LENGTH.unpack(head)
         if length > KV_HEADER_BYTES_MAX:
-            raise FormatError(f"its header has {length} bytes, at most {KV_HEADER_BYTES_MAX}")
+            words = f"a header would have {length} bytes, at most {KV_HEADER_BYTES_MAX} are read"
+            raise FormatError(f"it is no safetensors file: {words}")
         try:
             # The library reads only the header, and compares it with the file's size.
             with safe_open(path, framework="np", backend="pread"):

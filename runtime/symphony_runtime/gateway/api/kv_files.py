@@ -167,7 +167,7 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
         raise admission.unavailable("kernel", str(error)) from error
     except SyscallError as error:
         if error.errno is Errno.ENOENT:
-            raise not_found("KV file") from error
+            raise not_found("KV file", str(args.get("path", ""))) from error
         if error.errno not in _REFUSALS:
             raise bad_request("kv", str(error), errno=error.errno.name) from error
         status, kind = _REFUSALS[error.errno]

@@ -73,6 +73,7 @@ class _Part:
 
     labels: _Labels
     live: int
+    held_up: int  # runs that wait for their tenant's rate limit
     counts: TenantMetrics
     kernel: Counter[str]
     disk: int
@@ -82,6 +83,7 @@ class _Part:
         server: Services, kernel: dict[str, Any], names: Iterable[str], labels: _Labels
     ) -> "_Part":
         counts, live, disk, held = TenantMetrics(), 0, 0, Counter[str]()
+        held_up, stalled = 0, server.runs.held_up
         used, counted = kernel.get("tenants", {}), server.runs.metrics.tenants()
         live_runs = server.runs.live_by_tenant()
         for name in names:
@@ -90,7 +92,8 @@ class _Part:
             if name in counted:
                 counts.add(counted[name])
             held.update(used.get(name, {}))
-        return _Part(labels, live, counts, held, disk)
+            held_up += stalled[name]
+        return _Part(labels, live, held_up, counts, held, disk)
 
 
 def _tenants(server: Services, kernel: dict[str, Any]) -> list[_Part]:
@@ -118,6 +121,8 @@ def _families(text: "_Text", parts: list[_Part]) -> Iterator[Metric]:
 
     yield text.gauge("runs_live", "runs that were admitted and have not ended",
                      [(part.labels, part.live) for part in parts])  # fmt: skip
+    yield text.gauge("runs_held_up", "runs that their tenant's rate limit holds up",
+                     [(part.labels, part.held_up) for part in parts])  # fmt: skip
     yield text.gauge("tenant_disk_bytes", "bytes that tenants hold in the data directory",
                      [(part.labels, part.disk) for part in parts])  # fmt: skip
     yield text.counter("runs_started", "runs that went to a worker",

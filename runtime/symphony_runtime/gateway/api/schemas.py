@@ -109,6 +109,7 @@ _RUN = {
     "status": _enum(*LIVE, *FINAL),
     "limits": _object({}, LIMIT_PROPERTIES),
     "limit": {"type": ["string", "null"], "description": "the limit that has ended it"},
+    "waits_for": {"type": ["string", "null"], "description": "the limit that holds it up"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
 }
 _HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}

@@ -64,7 +64,7 @@ class Members:
         now = self._now_ms()
         seen = now if gateway == self.name else await self._store.read(lambda c: _seen(c, gateway))
         if seen is None:
-            raise not_found("gateway")
+            raise not_found("gateway", gateway)
         if now - seen < 1000 * _ALIVE_SECONDS:
             detail = f"the gateway was seen {max(0, now - seen) // 1000} s ago: stop it first"
             raise Problem(409, "alive", detail)

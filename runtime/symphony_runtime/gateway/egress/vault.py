@@ -101,7 +101,7 @@ class Vault:
         """Delete a secret; Problem 404."""
         sql = "DELETE FROM secrets WHERE tenant = ? AND name = ?"
         if not await self._store.write(lambda c: int(c.execute(sql, (tenant, name)).rowcount)):
-            raise not_found("secret")
+            raise not_found("secret", name)
 
     async def reveal_secrets(self, tenant: str, names: Iterable[str]) -> dict[str, Secret]:
         """Decrypt those of the named secrets that exist; VaultError: the key does not."""

@@ -6,10 +6,20 @@ from aiohttp import web
 
 from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
+_SHOWN_MAX = 100  # characters of a path
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _PATHS = {
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
     "/v1/score", "/v1/rerank", "/tokenize", "/detokenize",
+}  # fmt: skip
+# The first parts of paths below /v1 that are routes of our own: their errors are problems.
+OUR_PARTS = frozenset({"admin", "kv", "limits", "programs", "runs", "secrets"})
+# OpenAI's routes that are not served.
+UNSERVED = {
+    "assistants": "assistants are", "audio": "audio is", "batches": "batches are",
+    "files": "files are", "fine_tuning": "fine-tuning is", "images": "images are",
+    "moderations": "moderations are", "realtime": "realtime sessions are",
+    "threads": "threads are", "uploads": "uploads are", "vector_stores": "vector stores are",
 }  # fmt: skip
 
 
@@ -58,6 +68,8 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
     """Turn every exception on an OpenAI route into an error of OpenAI's shape."""
     path = request.path
     if path not in _PATHS and not path.startswith("/v1/models/"):
+        if isinstance(request.match_info.http_exception, web.HTTPNotFound):
+            _check_route(path)
         return await handler(request)
     try:
         return await handler(request)
@@ -68,6 +80,23 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         if problem is None:
             raise
         raise openai_error_of(problem) from error
+
+
+def _check_route(path: str) -> None:
+    """Raise the error for a path without a route, if an OpenAI client may have asked for it."""
+    part, shown = path.removeprefix("/v1/").partition("/")[0], path[:_SHOWN_MAX]
+    if path.startswith("/v1/v1/"):
+        words = "the client's base URL has /v1 twice"
+    elif path.startswith("/v1/"):
+        if part in OUR_PARTS:
+            return
+        unserved = UNSERVED.get(part)
+        words = f"{unserved} not served" if unserved else f"there is no route {shown}"
+    elif f"/v1{path}" in _PATHS or path.strip("/").partition("/")[0] in UNSERVED:
+        words = f"there is no such route: it is /v1{shown}, so the base URL has to end with /v1"
+    else:
+        return
+    raise OpenAIError(404, words, code="not_found")
 
 
 def _type_of(status: int) -> str:

@@ -155,7 +155,7 @@ class Programs:
         compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
         async with self._change_lock:
             if self._forgotten[tenant] != forgotten:
-                raise not_found("tenant")  # deleted meanwhile
+                raise not_found("tenant", tenant)  # deleted meanwhile
             if compiled is not None:
                 await self._check_quota(tenant, name, new, quota)
                 await self._write_files(tenant, digest, wasm, compiled.artefact)
@@ -175,7 +175,7 @@ class Programs:
         """Return a program by its id or a name; Problem 404."""
         program = await self.find(tenant, reference)
         if program is None:
-            raise not_found("program")
+            raise not_found("program", reference)
         return program
 
     async def find(self, tenant: str, reference: str) -> Program | None:
@@ -315,7 +315,7 @@ class Programs:
         compiled = await self._compile(program.tenant, wasm, TAKEN_BEFORE)
         async with self._change_lock:
             if await self.find(program.tenant, program.id) is None:
-                raise not_found("program")
+                raise not_found("program", program.id)
             await self._write_files(program.tenant, digest, wasm, compiled.artefact)
             await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
         return compiled.artefact
@@ -359,7 +359,7 @@ class Programs:
             if not under_way and self._compiling.get(tenant) is under_way:
                 del self._compiling[tenant]
         if work.cancelled():
-            raise not_found("tenant")
+            raise not_found("tenant", tenant)
         try:
             compiled = work.result()
         except ProgramError as error:  # in `_compile_again`: an older compiler accepted it
@@ -383,7 +383,7 @@ class Programs:
         if row is not None:
             return bytes(row["body"])
         if wasm is None:
-            raise not_found("program")
+            raise not_found("program", program.id)
         _log.error("the file of %s is damaged", program.module)
         raise Problem(
             500, "damaged", "the program's file is damaged on the server: upload it again"

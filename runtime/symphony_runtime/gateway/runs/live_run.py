@@ -24,6 +24,8 @@ from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
 
+_WARNING, _ERROR = 2, 3  # log levels
+_REASON_CHARACTERS = 300
 _OF_KERNEL = ("kv_tokens", "tokens", "children", "child_depth")  # the kernel's
 
 
@@ -68,6 +70,7 @@ class Run:
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
         self.log_bytes = 0
+        self.first_error = ""  # of its log; the reason of an exit with another code than 0
         self.inbox_bytes = 0  # delivered to the worker, not received by the program yet
         self.inbox_messages = 0
         self.receive_interval = EventInterval()  # of messages, by the program
@@ -141,15 +144,26 @@ class Run:
 
     def append_log_line(self, level: object, line: bytes) -> None:
         """Append a log line up to the log limit; a long line becomes several events."""
-        most = self.record.limits["log_bytes"] + 2 * LOG_LINE_BYTES
-        if self.log_bytes + len(line) > most:
+        if not self._charge_log(len(line)):
             return
-        self.log_bytes += len(line) + LOG_LINE_BYTES
         known = level if level in (0, 1, 2, 3) else 1
         text = line.decode("utf-8", "replace")
+        if known == _ERROR and not self.first_error:
+            self.first_error = text[:_REASON_CHARACTERS]
         for start in range(0, len(text) or 1, LOG_CHARACTERS):
             part = text[start : start + LOG_CHARACTERS]
             self.events.append("log", {"level": known, "text": part})
+
+    def append_notice(self, text: str) -> None:
+        """Append a warning of the server to the log, up to the log limit."""
+        if self._charge_log(len(text)):
+            self.events.append("log", {"level": _WARNING, "text": text, "by": "server"})
+
+    def _charge_log(self, size: int) -> bool:
+        most = self.record.limits["log_bytes"] + 2 * LOG_LINE_BYTES
+        fits = self.log_bytes + size <= most
+        self.log_bytes += size + LOG_LINE_BYTES if fits else 0
+        return fits
 
 
 def check_stored(run: Run) -> None:

@@ -58,6 +58,7 @@ class Record:
     usage: dict[str, int] | None
     created_ms: int
     ended_ms: int | None
+    waits_for: str | None = None  # a limit that holds the live run up
 
     @property
     def live(self) -> bool:
@@ -81,6 +82,7 @@ class Record:
             "reason": self.reason,
             "error": self.reason or self.status if failed else None,
             "limit": limit_of(self.status, self.reason),
+            "waits_for": self.waits_for,
             "priority": self.priority,
             "limits": self.limits,
             "usage": self.usage,

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
@@ -91,6 +91,7 @@ class Runs:
         self._live: dict[str, Run] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._tenants: Counter[str] = Counter()  # live runs by tenant
+        self.held_up: Counter[str] = Counter()  # of them by a rate limit, set by `RateStalls`
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -146,7 +147,7 @@ class Runs:
             return run
         record = await self._store.read(lambda c: find_run(c, tenant, run_id))
         if record is None:
-            raise not_found("run")
+            raise not_found("run", run_id)
         return record
 
     async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
@@ -189,7 +190,7 @@ class Runs:
             raise Problem(409, "run-live", "the run has not ended; cancel it first")
         check_here(run)
         if not await self._retention.delete_runs([run.seq]):
-            raise not_found("run")  # deleted meanwhile
+            raise not_found("run", run_id)  # deleted meanwhile
 
     def record_and_cursor(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
         if isinstance(run, Run):
@@ -256,6 +257,9 @@ class Runs:
 
     def live_by_tenant(self) -> dict[str, int]:
         return dict(self._tenants)
+
+    def all_live(self) -> Iterable[Run]:
+        return self._live.values()
 
     # -- Starting ------------------------------------------------------------------------------
     def _admit(self, tenant: str) -> list[Worker]:
@@ -495,6 +499,8 @@ class Runs:
             ends = (self._end_in_kernel(run, instance) for instance in reversed(run.instances))
             await asyncio.gather(*run.child_ends, *ends)
         status, exit_code, reason = outcome
+        if status == "exited" and exit_code:
+            reason = reason or run.first_error
         # A copy: what readers see changes only when the result is on disk.
         end = run.end = dataclasses.replace(
             record,
@@ -503,6 +509,7 @@ class Runs:
             reason=reason,
             usage=merge_usage(usage, dict(run.kernel_usage)),
             ended_ms=now_ms(),
+            waits_for=None,
         )
         self._release(run)
         await self._store_end(run, end)

@@ -85,7 +85,7 @@ class Administration:
         if tenant in self.keys.suspended:
             raise suspended()
         if tenant not in self.tenants:
-            raise not_found("tenant")
+            raise not_found("tenant", tenant)
 
     # -- Tenants -------------------------------------------------------------------------------
     async def apply_change(self, tenant: Tenant, change: Change) -> None:

@@ -125,7 +125,7 @@ class KeyRing:
     def _find(self, tenant: str | None, key_id: str) -> Key:
         key = self._keys.get_key(tenant, key_id)
         if key is None:
-            raise not_found("key")
+            raise not_found("key", key_id)
         return key
 
     def _check_quota(self, tenant: str | None) -> None:

@@ -63,7 +63,7 @@ class Tenants:
         """Return a tenant; Problem 404."""
         found = self._tenants.get(tenant)
         if found is None:
-            raise not_found("tenant")
+            raise not_found("tenant", tenant)
         return found
 
     def page(self, after: str, limit: int) -> list[Tenant]:

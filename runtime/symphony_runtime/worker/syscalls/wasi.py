@@ -17,6 +17,7 @@ _STDOUT, _STDERR = 1, 2
 _LOG_INFO = 1
 _REALTIME, _MONOTONIC = 0, 1
 _NANOSECONDS_A_MS = 1_000_000
+_LIBRARY = "~lib/"  # prefix of places that are not in the program's own sources
 _MESSAGE_MAX = 512  # characters of an abort's message in the reason
 
 
@@ -103,9 +104,10 @@ def abort(instance: Instance, message: int, file: int, line: int, column: int) -
     """End the program with its own message: AssemblyScript's `env.abort`."""
     text, place = _script_text(instance, message), _script_text(instance, file)
     reason = f"abort: {text or 'no message'}"
-    if place:
+    where = instance.fiber.trap_after_call()
+    if place and not (where and place.startswith(_LIBRARY)):
         reason += f" at {place}:{line}:{column}"
-    raise Ending(TRAPPED, reason)
+    raise Ending(TRAPPED, f"{reason} (in {where})" if where else reason)
 
 
 def _script_text(instance: Instance, pointer: int) -> str:

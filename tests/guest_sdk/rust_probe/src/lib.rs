@@ -5,15 +5,15 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 use symphony::kv::{Advice, Rights, Save};
-use symphony::pred::{Choice, Sampling, TokenSet};
+use symphony::pred::{Choice, TokenSet};
 use symphony::process::{self, Child, Level, PARENT};
 use symphony::{
-    join_all, json, model, msgpack, select, spawn, timeout, Either, Errno, Error, KvFile, Value,
+    join_all, json, model, msgpack, select, spawn, timeout, Either, Errno, Error, KvFile, Sampling,
+    Value,
 };
 
 type Result = symphony::Result<()>;
 
-symphony::main!(async own_process);
 symphony::entry!("values", values);
 symphony::entry!("files", async files);
 symphony::entry!("passes", async passes);
@@ -36,6 +36,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
+#[symphony::main]
 async fn own_process() -> Result {
     let started = process::clock_ms();
     process::sleep(ms(20)).await?;
@@ -71,7 +72,7 @@ fn values() -> Result {
 
 async fn files() -> Result {
     let kv = KvFile::create()?;
-    kv.pred(&[5, 6, 7, 8, 9]).none().await?;
+    kv.prefill(&[5, 6, 7, 8, 9]).await?;
     let fork = kv.fork()?;
     fork.truncate(2)?;
     fork.append(&kv, 3..5)?;
@@ -96,7 +97,7 @@ async fn files() -> Result {
     let view = KvFile::open_with("probe/a", Rights::READ)?;
     assert_eq!(view.stat()?.rights, Rights::READ);
     assert_eq!(errno(view.truncate(1)), Some(Errno::EACCES));
-    assert_eq!(errno(view.pred(&[1]).none().await), Some(Errno::EACCES));
+    assert_eq!(errno(view.prefill(&[1]).await), Some(Errno::EACCES));
     KvFile::remove("probe/a")?;
     KvFile::remove("probe/b")?;
     assert_eq!(errno(KvFile::open("probe/a")), Some(Errno::ENOENT));
@@ -105,7 +106,7 @@ async fn files() -> Result {
     let long: Vec<u32> = (0..40).collect();
     assert!(KvFile::matching(&long)?.is_none());
     let text = KvFile::create()?;
-    text.pred(&long).none().await?;
+    text.prefill(&long).await?;
     assert_eq!(text.offer()?, 32);
     assert_eq!(KvFile::matching(&long)?.map(|known| known.len()), Some(Ok(32)));
     assert_eq!(KvFile::matching(&long[..32])?.map(|known| known.len()), Some(Ok(16)));
@@ -131,7 +132,7 @@ fn same(a: Choice, b: Choice) {
 
 async fn passes() -> Result {
     let base = KvFile::create()?;
-    base.pred(&model::tokenize("def f(x):")?).none().await?;
+    base.prefill(&model::tokenize("def f(x):")?).await?;
     let look = || base.pred(&[3]).keep(false);
     let best = look().argmax().await?;
     let top = look().top(4).await?;
@@ -145,9 +146,9 @@ async fn passes() -> Result {
 
     let mut only = TokenSet::none(logits.len() as u32);
     only.insert(top[3].token);
-    assert_eq!(look().allow(&only).argmax().await?.token, top[3].token);
-    assert_eq!(look().bias(&[(top[1].token, 1e4)]).argmax().await?.token, top[1].token);
-    let drawn = Sampling { temperature: 1.5, top_k: 50, seed: Some(9), ..Sampling::default() };
+    assert_eq!(look().allowed_tokens(&only).argmax().await?.token, top[3].token);
+    assert_eq!(look().logit_bias(&[(top[1].token, 1e4)]).argmax().await?.token, top[1].token);
+    let drawn = Sampling::new().temperature(1.5).top_k(50).seed(9);
     same(look().sample(&drawn).await?, look().sample(&drawn).await?);
 
     // Several places in one pass, and the same tokens one by one in a fork.
@@ -172,13 +173,18 @@ async fn passes() -> Result {
     Ok(())
 }
 
+/// So many tokens, whatever they are.
+fn exactly(count: usize) -> Sampling {
+    Sampling::new().max_tokens(count).exact(true)
+}
+
 async fn streams() -> Result {
-    let seeded = Sampling { temperature: 1.5, seed: Some(9), ..Sampling::default() };
+    let seeded = exactly(20).temperature(1.5).seed(9).lookahead(3);
     let kv = KvFile::create()?;
-    kv.pred(&[7, 8]).none().await?;
+    kv.prefill(&[7, 8]).await?;
     let loops = kv.fork()?;
     let streams = kv.fork()?;
-    let all = streams.generate(&[9]).max(20).ahead(3).sample(&seeded).rest().await?;
+    let all = streams.stream(&[9], &seeded).rest().await?;
     let mut next = 9;
     for choice in &all {
         let looped = loops.pred(&[next]).sample(&seeded).await?;
@@ -191,7 +197,7 @@ async fn streams() -> Result {
     // Four at once, each taken as it comes, beside a sleep that ends first.
     let branches = (0..4u32).map(|i| async move {
         let kv = KvFile::create()?;
-        let mut stream = kv.generate(&[i]).max(30).argmax();
+        let mut stream = kv.stream(&[i], &exactly(30));
         let mut count = 0;
         while stream.next().await?.is_some() {
             count += 1;
@@ -201,7 +207,7 @@ async fn streams() -> Result {
     assert!(join_all(branches).await.into_iter().all(|ended| ended == Ok((30, 30))));
 
     // Busy while it goes on; cancelled, the file says what was appended.
-    let mut stream = kv.generate(&[9]).ahead(2).argmax();
+    let mut stream = kv.stream(&[9], &Sampling::new().exact(true).lookahead(2));
     assert_eq!(errno(kv.len()), Some(Errno::EBUSY));
     let first = stream.next().await?.map(|choice| choice.token);
     process::sleep(ms(20)).await?;
@@ -209,16 +215,16 @@ async fn streams() -> Result {
     let length = kv.len()?;
     assert!((3..=6).contains(&length), "{}", length);
     kv.truncate(3)?;
-    let again = kv.generate(&[first.unwrap()]).max(1).argmax().rest().await?;
+    let again = kv.stream(&[first.unwrap()], &exactly(1)).rest().await?;
     assert_eq!(again.len(), 1);
-    let refused = kv.generate(&[]).argmax().rest().await;
+    let refused = kv.stream(&[], &Sampling::new()).rest().await;
     assert_eq!(errno(refused), Some(Errno::EINVAL));
     Ok(())
 }
 
 async fn children() -> Result {
     let kv = KvFile::create()?;
-    kv.pred(&[7, 8, 9]).none().await?;
+    kv.prefill(&[7, 8, 9]).await?;
     let child = Child::new()
         .entry("child")
         .input("seed")
@@ -239,7 +245,7 @@ async fn child() -> symphony::Result<i32> {
     let base = KvFile::granted("base")?;
     assert_eq!(errno(base.truncate(0)), Some(Errno::EACCES));
     let made = KvFile::create()?;
-    made.pred(&[1, 2]).none().await?;
+    made.prefill(&[1, 2]).await?;
     made.grant(PARENT, Rights::READ, "made")?;
     process::send(format!("{}:{:?}", process::input_text(), base.tokens(0..3)?))?;
     Ok(3)

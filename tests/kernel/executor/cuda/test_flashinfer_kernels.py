@@ -24,6 +24,7 @@ from symphony_kernel.protocol.limits import STEP_ROWS_MAX
 from tests.support.executor import flashinfer_reference
 from tests.support.executor.cuda import SIZES
 from tests.support.executor.models import make_checkpoint
+from tests.support.requirements import lacking
 
 PROCESSORS = 132  # of an H200
 MIB = 1 << 20
@@ -76,7 +77,7 @@ def test_window_left_counts_the_entries_before_a_token() -> None:
 def test_reference_has_the_signatures_of_flashinfer() -> None:
     library = find_flashinfer()
     if library is None:
-        pytest.skip("FlashInfer is not installed")
+        lacking("flashinfer", "FlashInfer is not installed")
     for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
         for method in ("__init__", "plan", "run"):
             ours = inspect.signature(getattr(getattr(flashinfer_reference, name), method))

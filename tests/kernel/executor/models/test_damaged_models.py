@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.executor.refusals import SECONDS_MAX, TINY, fresh, linked_model, refused_server
+from tests.support.requirements import requires
 
 MEMORY_KIB_MAX = 1 << 20
 WEIGHTS = "model.safetensors"
@@ -297,7 +298,7 @@ def test_template_that_refuses_the_trial_is_accepted(tmp_path: Path, check: Chec
     assert check(damaged(tmp_path, refusing)) == ""
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@requires("user", os.geteuid() != 0, "root may read every file")
 def test_file_without_read_permission_is_named(tmp_path: Path, check: Check) -> None:
     def unreadable(folder: Path) -> None:
         shutil.copy(TINY / "config.json", fresh(folder / "config.json"))

@@ -23,6 +23,7 @@ from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.platform.memory import attainable_bytes
 
 from tests.support.executor.refusals import TINY, fresh, linked_model, refused_server
+from tests.support.requirements import lacking, requires
 
 MIB = 1 << 20
 
@@ -73,14 +74,14 @@ def cgroup(limit: int) -> Iterator[Path]:
                 return
         finally:
             folder.rmdir()
-    pytest.skip("no cgroup can be made here: that needs root")
+    lacking("cgroup", "no cgroup can be made here")
 
 
 # --- A server ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_weights_larger_than_memory_are_refused(tmp_path: Path, device: str) -> None:
     if device == "auto" and torch.cuda.is_available():
-        pytest.skip("the device is a GPU here")
+        lacking("no-gpu", "the device is a GPU here")
     there = attainable_bytes()
     assert there is not None
     model = large_model(tmp_path / "large", 2 * there)
@@ -170,7 +171,7 @@ def test_restarted_kernel_is_not_checked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@requires("gpu", torch.cuda.is_available(), "torch finds no NVIDIA GPU here")
 def test_pool_larger_than_the_devices_memory_is_refused(tmp_path: Path) -> None:
     asked = Configuration(
         tmp_path / "socket", {"gateway": b"x"}, device="cuda", dtype="bf16", pool_bytes=1 << 50

@@ -22,6 +22,7 @@ from tests.support.executor.models import Mix, make_row, mixed_rows, slots_of
 from tests.support.executor.native import native_library
 from tests.support.executor.native_kernels import LayerWork, LoneAttention
 from tests.support.kernel.dense_attention import visible_entries
+from tests.support.requirements import lacking
 
 POSITIONS = 4096
 PAGES = 700
@@ -211,7 +212,7 @@ def small(request: pytest.FixtureRequest) -> PoolShape:
 def _typed(name: str) -> PoolShape:
     element_bytes, wide = TYPES[name]
     if name == "bf16" and not native_library().computes_bf16:
-        pytest.skip("this processor does not multiply bfloat16")
+        lacking("bf16", "this processor does not multiply bfloat16")
     return replace(SMALL, element_bytes=element_bytes, wide=wide)
 
 

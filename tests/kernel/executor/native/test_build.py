@@ -18,6 +18,7 @@ from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 from tests.support.executor.models import Checkpoint, load, make_row, random_tokens
 from tests.support.executor.native import native_library
+from tests.support.requirements import lacking
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_sources_compile_without_warnings(tmp_path: Path) -> None:
     command = [compiler, "-E", "-dM", "-x", "c++", os.devnull]
     macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     if "#define __GNUC__ 12" not in macros:
-        pytest.skip(f"{compiler} is not gcc 12, and each compiler has warnings of its own")
+        lacking("gcc12", f"{compiler} is not gcc 12, and each compiler has warnings of its own")
     # gcc 12 finds that its own intrinsics use what they leave open on purpose.
     flags = ("-Werror", "-Wno-uninitialized")
     assert compile_library(compiler, tmp_path, flags).exists()

@@ -23,6 +23,7 @@ from tests.support.executor.native_kernels import (
     lends,
     product,
 )
+from tests.support.requirements import lacking
 
 KINDS = ["float32", "bfloat16", "widened"]
 
@@ -36,7 +37,7 @@ def library() -> Library:
 def kind(request: pytest.FixtureRequest, library: Library) -> str:
     """The type of numbers; "widened" is bfloat16 that is multiplied as float32."""
     if request.param == "bfloat16" and not library.computes_bf16:
-        pytest.skip("this processor does not multiply bfloat16")
+        lacking("bf16", "this processor does not multiply bfloat16")
     return str(request.param)
 
 
@@ -153,7 +154,7 @@ def check_observed(observe: Callable[[int, int], bool | None], wanted: int, enou
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        pytest.skip("there is no other core")
+        lacking("cores", "there is no other core")
     until = time.monotonic() + 20
     seen: list[bool] = []
     while len(seen) < wanted and time.monotonic() < until:
@@ -161,7 +162,7 @@ def check_observed(observe: Callable[[int, int], bool | None], wanted: int, enou
         if found is not None:
             seen.append(found)
     if len(seen) < enough:
-        pytest.skip("the machine is too busy to see it")
+        lacking("quiet", "the machine is too busy to see it")
     assert sum(seen) > len(seen) / 2  # threads may be moved or held up without a trace
 
 

@@ -28,6 +28,7 @@ from tests.support.executor.models import (
     relative_error,
     tokens_of,
 )
+from tests.support.requirements import requires
 
 HOST_SLOTS = 6
 ERROR_MAX = 1e-5
@@ -103,7 +104,7 @@ def listening(pid: int) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@requires("linux", sys.platform == "linux", "asks /proc")
 def test_ranks_listen_on_the_loopback_interface_only(pair: Pair) -> None:
     [rank] = pair.two.executor.network._ranks._processes  # type: ignore[attr-defined]
     addresses = listening(rank.pid)

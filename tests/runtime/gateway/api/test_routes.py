@@ -88,7 +88,8 @@ async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: C
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "kind"),
     [
-        ("GET", "/v1/nothing", None, 404, "not-found"),
+        ("GET", "/nothing", None, 404, "not-found"),
+        ("GET", "/v1/runs/run_x/nothing", None, 404, "not-found"),
         ("PUT", "/v1/runs", None, 405, "method-not-allowed"),
         ("GET", "/v1/runs/run_x", None, 404, "not-found"),
         ("GET", "/v1/runs?limit=0", None, 400, "bad-request"),

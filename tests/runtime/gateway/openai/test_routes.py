@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from symphony_runtime.client import Client
+from symphony_runtime.gateway.api.routes import ROUTES
+from symphony_runtime.gateway.openai.errors import OUR_PARTS, UNSERVED
 
 from tests.support.gateway.system import Answer, SystemRig, with_system
 from tests.support.run_by import run_by
@@ -73,3 +75,35 @@ async def test_model_without_tokenizer_or_template_says_so(system: SystemRig, _:
     ):
         answer = await system.ask("POST", path, json=asked)
         assert (answer.status, error_of(answer)["code"]) == (400, code)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/v1/moderations", "moderations are not served"),
+        ("POST", "/v1/audio/speech", "audio is not served"),
+        ("POST", "/v1/images/generations", "images are not served"),
+        ("GET", "/v1/files", "files are not served"),
+        ("POST", "/v1/nothing/else", "there is no route /v1/nothing/else"),
+        ("GET", "/v1/" + "x" * 500, f"there is no route /v1/{'x' * 96}"),
+        ("POST", "/chat/completions",
+         "there is no such route: it is /v1/chat/completions, so the base URL has to end with /v1"),
+        ("GET", "/models",
+         "there is no such route: it is /v1/models, so the base URL has to end with /v1"),
+        ("POST", "/v1/v1/chat/completions", "the client's base URL has /v1 twice"),
+    ],
+)  # fmt: skip
+@run_by(with_system, "tmp_path")
+async def test_route_that_is_not_served_is_an_error_in_openais_shape(
+    system: SystemRig, _: Client, *, method: str, path: str, words: str
+) -> None:
+    answer = await system.ask(method, path)
+    assert (answer.status, answer.headers["Content-Type"]) == (404, "application/json")
+    error = {"type": "invalid_request_error", "param": None, "code": "not_found"}
+    assert error_of(answer) == {"message": words, **error}
+
+
+def test_routes_of_our_own_and_unserved_ones_are_those_of_the_table() -> None:
+    parts = {r.path.split("/")[2]: r.errors for r in ROUTES if r.path.startswith("/v1/")}
+    assert {part for part, errors in parts.items() if errors == "Problem"} == OUR_PARTS
+    assert not parts.keys() & UNSERVED.keys()

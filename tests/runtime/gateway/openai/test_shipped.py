@@ -19,6 +19,7 @@ from symphony_runtime.gateway.storage.store import Store
 from tests.support.gateway.compilers import CountingCompiler
 from tests.support.gateway.stores import with_sqlite
 from tests.support.gateway.system import refusal
+from tests.support.requirements import lacking
 from tests.support.run_by import run_by
 from tools.build_shipped_program import PROGRAM, RECORD, ROOT, SDK, build, compiler, source_hash
 
@@ -48,9 +49,9 @@ def test_shipped_program_rebuilt_is_the_same(recorded: dict[str, str], tmp_path:
     try:
         version = compiler()
     except ProjectError as error:
-        pytest.skip(f"no Rust for Wasm here: {error}")
+        lacking("rust", str(error))
     if version != recorded["compiler"]:
-        pytest.skip(f"built by {recorded['compiler']}; here is {version}")
+        lacking("rust-pinned", f"built by {recorded['compiler']}; here is {version}")
     # Elsewhere: neither earlier builds nor the place of the sources may matter.
     for folder in (PROGRAM, SDK):
         to = tmp_path / "elsewhere" / folder.relative_to(ROOT)
@@ -75,7 +76,7 @@ def test_shipped_program_passes_its_own_tests() -> None:
     try:
         toolchain = find_rust_toolchain()
     except ProjectError as error:
-        pytest.skip(f"no Rust here: {error}")
+        lacking("rust", str(error))
     done = subprocess.run(
         [toolchain.cargo, "test", "--quiet"],
         cwd=PROGRAM,

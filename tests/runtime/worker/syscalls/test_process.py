@@ -3,6 +3,7 @@
 import asyncio
 
 import msgpack
+import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
@@ -284,6 +285,29 @@ async def test_abort_ends_the_program_with_its_message(rig: WorkerRig) -> None:
         program = guests.module(f'(func (export "_start") {body})', *parts, imports=imports)
         ended = await rig.run(program)
         assert (ended.status, ended.reason) == ("trapped", reason)
+
+
+@pytest.mark.parametrize(
+    ("behind", "where"),
+    [
+        ("(unreachable)", " (in inner, called by main)"),
+        ("(call $say (i32.const 1)) (unreachable)", ""),
+        ("(loop $again (br $again))", ""),
+        ("", ""),
+    ],
+)
+async def test_abort_ends_the_program_whatever_follows_it(
+    rig: WorkerRig, behind: str, where: str
+) -> None:
+    aborts = f"{call('abort', 0, 0, 3, 9)} {behind}"
+    program = guests.module(
+        f'(func $inner {aborts}) (func $library (call $inner)) (func $main (export "_start")'
+        " (call $library))",
+        imports=[*guests.LIP_IMPORTS, guests.ABORT_IMPORT],
+    )
+    ended = await rig.run(program.replace("$library", "$~lib/a/b"))
+    assert (ended.status, ended.reason) == ("trapped", f"abort: no message{where}")
+    assert ended.messages == []
 
 
 async def test_start_function_and_initialize_may_call_and_exit(rig: WorkerRig) -> None:

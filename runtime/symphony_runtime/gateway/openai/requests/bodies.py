@@ -3,6 +3,7 @@
 Unknown fields are refused by name, so that no request is answered as if it had asked for less.
 """
 
+import json
 import re
 from typing import Annotated, Any, TypeVar
 
@@ -32,7 +33,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -96,6 +96,7 @@ class GenerationBody(Body):
     logit_bias: _Biases = {}
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
+    repetition_penalty: float = Field(1.0, gt=0.001, le=1000)
     guided_json: dict[str, Any] | _Text | None = None
     guided_regex: _Text | None = None
     guided_grammar: _Text | None = None
@@ -152,7 +153,7 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
     if options is not None and not checked.stream:
         raise refused("`stream_options` needs `stream: true`", "stream_options")
     if options is not None and options.continuous_usage_stats:
-        raise refused("`continuous_usage_stats` is not supported, or not with this value",
+        raise refused("`continuous_usage_stats` is not supported; it may only be false",
                       "continuous_usage_stats", "unsupported_parameter")  # fmt: skip
     return checked
 
@@ -172,8 +173,9 @@ def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
         elif name not in NEUTRAL:
             raise _unrecognized(name)
         elif value not in NEUTRAL[name]:
-            raise refused(f"`{name}` is not supported, or not with this value", name,
-                          "unsupported_parameter")  # fmt: skip
+            taken = " and ".join(map(json.dumps, NEUTRAL[name]))
+            raise refused(f"`{name}` is not supported; of its values only {taken} may be given",
+                          name, "unsupported_parameter")  # fmt: skip
     try:
         return check_model(kind, given, null=False)
     except FieldError as error:

@@ -24,6 +24,8 @@ from symphony_runtime.gateway.openai.requests.bodies import (
 from symphony_runtime.gateway.openai.requests.constraints import read_constraint
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 
+_IMAGES = ("image_url", "input_image", "image")  # types of parts
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
@@ -223,8 +225,15 @@ def _content(value: Any, param: str) -> str:
     parts: list[Any] = value if isinstance(value, list) else [None]
     texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
     if len(texts) != len(parts):
-        raise refused("content must be a string or a list of text parts", f"{param}.content")
+        raise refused(_other_parts(parts), f"{param}.content")
     return "".join(texts)
+
+
+def _other_parts(parts: list[Any]) -> str:
+    """Return why parts of a message, of which one is no text, are refused."""
+    words = "content must be a string or a list of text parts"
+    images = any(isinstance(part, dict) and part.get("type") in _IMAGES for part in parts)
+    return f"images are not supported: {words}" if images else words
 
 
 def _is_text(part: dict[str, Any]) -> bool:
@@ -264,6 +273,8 @@ def _common(
     }
     if request.temperature:
         job["sample"] = _sampling(request)
+    if request.repetition_penalty != 1:
+        job |= {"repetition": request.repetition_penalty, "vocab": model.vocab_size}
     if job["presence"] or job["frequency"]:
         job["most"] = _penalised_max(job)
     return job

@@ -106,6 +106,25 @@ def test_penalty_with_too_many_tokens_is_refused() -> None:
     assert refused.value.param == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    ("ask", "fields", "words"),
+    [
+        (chat, {"repetition_penalty": 2}, "is not supported; of its values only 1 may be given"),
+        (completion, {"suffix": "x"}, '`suffix` is not supported; of its values only "" may be'),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "images are not supported: content must be"),
+        (chat, {"messages": [{"role": "user", "content": [{"type": ["image_url"]}]}]},
+         "content must be a string"),
+    ],
+)  # fmt: skip
+def test_refused_field_or_image_is_called_unsupported(
+    ask: Callable[..., dict[str, Any]], fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OpenAIError) as refused:
+        ask(**fields)
+    assert words in str(refused.value)
+
+
 def messages(parse: Callable[..., ParsedRequest], **fields: Any) -> Any:
     return msgpack.unpackb(job(parse({"model": "m", **fields}, MODEL, LIMITS))["messages"])
 

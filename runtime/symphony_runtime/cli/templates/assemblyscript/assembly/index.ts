@@ -1,16 +1,14 @@
-import { Generation, KvFile, check, inputText, send, tokenize } from "symphony-lip";
+import { Session, inputText, send } from "symphony-lip";
 
 export function lip_main(): i32 {
-  const prompt = tokenize(inputText()).unwrap();
+  const prompt = inputText();
   if (!prompt.length) {
-    check(send("Give me a text to continue."), "send");
+    send("Give me a text to continue.");
     return 0;
   }
-  const generation = new Generation(KvFile.create(), prompt, 64);
+  // Of a model that chats, `Session.chat().user(prompt)` gets an answer.
+  const reply = new Session(prompt).reply({ maxTokens: 64 });
 
-  for (let text = generation.read(); text !== null; text = generation.read()) {
-    check(send(text), "send");
-  }
-  check(generation.errno, "generation");
+  for (let text = reply.next(); text !== null; text = reply.next()) send(text);
   return 0;
 }

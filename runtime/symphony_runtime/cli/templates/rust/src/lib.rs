@@ -1,29 +1,24 @@
 //! {{name}}: continues the text that it gets.
 
-use symphony::{decode::Generation, model, process, KvFile};
+use std::error::Error;
+use symphony::{process, Input, Session};
 
-symphony::main!(async run);
-
-async fn run() -> symphony::Result<()> {
-    let prompt = model::tokenize(&process::input_text())?;
-    if prompt.is_empty() {
-        return process::send("Give me a text to continue.");
-    }
-    let kv = KvFile::create()?;
-    let mut generation = Generation::new(&kv, &prompt)?.max_tokens(64);
-    while let Some(piece) = generation.next().await? {
-        process::send(piece)?;
-    }
+#[symphony::main]
+async fn run(input: Input) -> Result<(), Box<dyn Error>> {
+    let mut session = Session::new(input.text("prompt")?)?;
+    let sampling = input.sampling("max_tokens", 64)?;
+    session.stream(&sampling, |piece| process::send(piece)).await?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use symphony::testing::Host;
 
     #[test]
     fn it_continues_what_it_gets() {
-        let program = || symphony::block_on(super::run());
+        let program = || symphony::block_on(run(Input::read().unwrap()));
         let (outcome, seen) = Host::new().input("def main(").observe(program);
         outcome.unwrap().unwrap();
         assert!(!seen.sent.is_empty());

@@ -1,0 +1,1 @@
+"""The diagrams of the documentation, drawn as SVG: `make diagrams`."""
