@@ -89,6 +89,7 @@ def _with(value: Any, **others: Any) -> list[Probe]:
 _GENERATION: dict[str, list[Probe]] = {
     "frequency_penalty": _with(2, **_LONG),
     "presence_penalty": _with(2, **_LONG),
+    "repetition_penalty": _with(1.5, **_LONG),
     "logit_bias": _values({"300": 100}),
     "max_tokens": _values(3),
     "max_completion_tokens": _values(3),
@@ -160,6 +161,7 @@ _RESPONSES: dict[str, list[Probe]] = {
     "truncation": _values("disabled", "auto"),
     "frequency_penalty": _with(2, max_output_tokens=24),
     "presence_penalty": _with(2, max_output_tokens=24),
+    "repetition_penalty": _with(1.5, max_output_tokens=24),
 }
 _EMBEDDINGS = {
     "dimensions": _values(256, 7),

@@ -100,6 +100,25 @@ def test_prompt_logprobs_of_a_chat_are_the_answers(client: openai.OpenAI) -> Non
     assert refused.value.param == "prompt_logprobs"
 
 
+@pytest.mark.parametrize("penalty", [1.4, 0.8])
+def test_repetition_penalty_is_that_of_transformers(
+    client: openai.OpenAI, tokenizer: Tokenizer, penalty: float
+) -> None:
+    peer: Any = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
+    ids = torch.tensor([tokenizer.encode(PROMPT).ids])
+    with torch.inference_mode():
+        whole = peer.generate(
+            ids, max_new_tokens=24, do_sample=False, attention_mask=torch.ones_like(ids),
+            repetition_penalty=penalty, eos_token_id=None,
+        )  # fmt: skip
+    extra = {"repetition_penalty": penalty, "ignore_eos": True, "return_token_ids": True}
+    found = complete(client, ids[0].tolist(), extra_body=extra).choices[0]
+    assert found.model_extra == {"token_ids": whole[0, ids.shape[1] :].tolist()}
+    assert found.text != text(client, ids[0].tolist(), extra_body={"ignore_eos": True})
+    both = complete(client, ids[0].tolist(), n=2, extra_body=extra).choices
+    assert [choice.text for choice in both] == [found.text] * 2
+
+
 def test_suffix_without_infill_tokens_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no fill-in-the-middle tokens") as refused:
         complete(client, suffix="x")

@@ -259,6 +259,9 @@ class SimulatedExecutor:
         """Return logits [w, vocab_size], with bias and mask applied."""
         bits = (states[:, None] * self._token_factors) >> np.uint64(64 - _LOGIT_BITS)
         logits = bits.astype(np.float32) * np.float32(_LOGITS_SPREAD / 2**_LOGIT_BITS)
+        if options.repetition is not None:  # all logits are positive
+            seen, penalty = options.repetition
+            logits[:, tokens_in(seen, logits.shape[1])] *= np.float32(1) / np.float32(penalty)
         for token, bias in options.bias:
             logits[:, token] += np.float32(bias)
         if options.bias_mask is not None:

@@ -63,11 +63,18 @@ class PredOptions:
     of: tuple[int, ...] = ()  # with Get.OF
     bias: tuple[tuple[int, float], ...] = ()
     bias_mask: tuple[bytes, float] | None = None  # added to the tokens whose bit is set
+    repetition: tuple[bytes, float] | None = None  # penalty of the tokens whose bit is set
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
     parents: tuple[int, ...] | None = None
     keep: bool = True
     constraint: int = 0  # a handle; 0: none
     since: int | None = None  # the file's entry with which the text begins; None: as before
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the options change a distribution before anything is chosen."""
+        masks = self.bias_mask, self.repetition, self.allow
+        return bool(self.bias) or any(mask is not None for mask in masks)
 
     def places(self, count: int) -> int:
         """Return the number of places, for a call of `count` tokens."""
@@ -149,13 +156,14 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
     if found.since is not None and not found.constraint:
         raise invalid("since is allowed only with a constraint")
     if found.get is Get.HIDDEN and _shapes_logits(found):
-        raise invalid("get hidden has no distribution: no bias, bias_mask, allow or constraint")
+        raise invalid(
+            "get hidden has no distribution: no bias, bias_mask, repetition, allow or constraint"
+        )
     return found
 
 
 def _shapes_logits(options: PredOptions) -> bool:
-    masked = options.bias_mask is not None or options.allow is not None
-    return bool(options.bias or masked or options.constraint)
+    return bool(options.shapes_logits or options.constraint)
 
 
 def _parse(data: bytes) -> PredOptions:
@@ -240,6 +248,15 @@ def _read_bias_mask(value: Any) -> tuple[bytes, float]:
     return mask, _number(added, -1e30, 1e30, "a bias_mask's value")
 
 
+def _read_repetition(value: Any) -> tuple[bytes, float]:
+    if not isinstance(value, dict) or value.keys() != {"mask", "penalty"}:
+        raise invalid("repetition must be a map of mask and penalty")
+    mask, penalty = value["mask"], value["penalty"]
+    if not isinstance(mask, bytes):
+        raise invalid("a repetition's mask must be binary, a bit for each token of the vocabulary")
+    return mask, _number(penalty, 1e-3, 1e3, "a repetition's penalty")
+
+
 def _read_allow(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise invalid("allow must be binary, a bit for each token of the vocabulary")
@@ -266,6 +283,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "logprobs": partial(check_integer, low=0, high=PRED_LOGPROBS_MAX, what="logprobs"),
     "bias": _read_bias,
     "bias_mask": _read_bias_mask,
+    "repetition": _read_repetition,
     "allow": _read_allow,
     "parents": _read_parents,
     "keep": _read_keep,

@@ -180,6 +180,8 @@ def _check_vocabulary(options: PredOptions, vocab_size: int) -> None:
         raise SyscallError(Errno.EINVAL, f"a token in bias is below {vocab_size}")
     if options.bias_mask is not None and len(options.bias_mask[0]) != (vocab_size + 7) // 8:
         raise SyscallError(Errno.EINVAL, f"bias_mask has a bit for each of {vocab_size} tokens")
+    if options.repetition is not None and len(options.repetition[0]) != (vocab_size + 7) // 8:
+        raise SyscallError(Errno.EINVAL, f"repetition has a bit for each of {vocab_size} tokens")
     if options.allow is not None and len(options.allow) != (vocab_size + 7) // 8:
         raise SyscallError(Errno.EINVAL, f"allow has a bit for each of {vocab_size} tokens")
 

@@ -4,7 +4,7 @@ Keys travel in a header that a page must set itself; no cookie gives access. So 
 lets a page use the keys that it has, and nothing more. Without origins none of this is installed.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ _SHOWN = "Retry-After, X-Run-Id, Idempotent-Replayed, " + ", ".join(
 Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
-def allow_origins(app: web.Application, origins: list[str]) -> None:
+def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
     """Let pages of these origins call an application that is not started yet; none: change nothing.
 
     A preflight is answered before the key is looked at: browsers send it without.

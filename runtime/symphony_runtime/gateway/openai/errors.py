@@ -17,8 +17,8 @@ OUR_PARTS = frozenset({"admin", "kv", "limits", "programs", "runs", "secrets"})
 # OpenAI's routes that are not served.
 UNSERVED = {
     "assistants": "assistants are", "audio": "audio is", "batches": "batches are",
-    "files": "files are", "fine_tuning": "fine-tuning is",
-    "images": "images are", "moderations": "moderations are", "realtime": "realtime sessions are",
+    "files": "files are", "fine_tuning": "fine-tuning is", "images": "images are",
+    "moderations": "moderations are", "realtime": "realtime sessions are",
     "threads": "threads are", "uploads": "uploads are", "vector_stores": "vector stores are",
 }  # fmt: skip
 

@@ -39,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -105,6 +104,7 @@ class GenerationBody(Body):
     logit_bias: _Biases = {}
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
+    repetition_penalty: float = Field(1.0, gt=0.001, le=1000)
     guided_json: dict[str, Any] | _Text | None = None
     guided_regex: _Text | None = None
     guided_grammar: _Text | None = None

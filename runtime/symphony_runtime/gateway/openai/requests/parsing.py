@@ -254,6 +254,8 @@ def _common(
     }
     if request.temperature:
         job["sample"] = _sampling(request)
+    if request.repetition_penalty != 1:
+        job |= {"repetition": request.repetition_penalty, "vocab": model.vocab_size}
     if job["presence"] or job["frequency"]:
         job["most"] = _penalised_max(job)
     return job

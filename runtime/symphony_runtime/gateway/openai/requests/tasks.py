@@ -22,12 +22,8 @@ from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.program_messages import Usage
 from symphony_runtime.gateway.openai.requests.bodies import read_fields
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits, named
-from symphony_runtime.gateway.openai.requests.parsing import (
-    pack,
-    read_messages,
-    read_prompts,
-    read_token_ids,
-)
+from symphony_runtime.gateway.openai.requests.messages import read_messages
+from symphony_runtime.gateway.openai.requests.parsing import pack, read_prompts, read_token_ids
 
 _Texts = Annotated[list[str], Field(min_length=1, max_length=OPENAI_INPUTS_MAX)]
 # Data of the program and the usage -> the answer, without its id and time.

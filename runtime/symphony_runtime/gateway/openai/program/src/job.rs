@@ -62,6 +62,9 @@ pub struct Job {
     pub sampling: Option<Sampling>,
     pub presence: f32,
     pub frequency: f32,
+    /// What divides the logits of tokens that have occurred; 1: nothing. `vocab`: how many there are.
+    pub repetition: f32,
+    pub vocab: usize,
     pub bias: Vec<(u32, f32)>,
     pub stop: Vec<Vec<u8>>,
     /// Tokens that end an answer, and are no part of it.
@@ -125,6 +128,8 @@ impl Job {
             sampling: value.get("sample").and_then(read_sampling),
             presence: number(value, "presence", 0.0),
             frequency: number(value, "frequency", 0.0),
+            repetition: number(value, "repetition", 1.0),
+            vocab: count("vocab").unwrap_or(0),
             bias: value.get("bias").map_or(Some(Vec::new()), read_bias)?,
             stop: list("stop").iter().filter_map(Value::as_bytes).map(<[u8]>::to_vec).collect(),
             ends: list("ends").iter().filter_map(Value::as_u32).collect(),
@@ -142,7 +147,17 @@ impl Job {
 
     /// Whether the options of each pass depend on the tokens before it.
     pub fn penalizes(&self) -> bool {
+        self.biases_seen() || self.repeats()
+    }
+
+    /// Whether tokens of the answer are penalized by how often they have occurred.
+    pub fn biases_seen(&self) -> bool {
         self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Whether tokens that have occurred are penalized, the prompt's included.
+    pub fn repeats(&self) -> bool {
+        self.repetition != 1.0
     }
 
     /// Whether the prompt's own tokens are scored.

@@ -116,6 +116,7 @@ fn begin_scored(
             branch.tell_entries(&entries, count)?;
         }
         if max > 0 {
+            branch.note_prompt(tokens, job);
             branch.start(&tokens[tokens.len() - 1..], job)?;
         }
         branches.push(branch);
@@ -224,6 +225,7 @@ fn begin(
     let fresh = &tokens[cached..];
     if job.best_of == 1 {
         let mut branch = Branch::new(0, kv, tokens.len(), max, job);
+        branch.note_prompt(tokens, job);
         branch.start(fresh, job)?;
         branches.push(branch);
         return Ok(());
@@ -234,6 +236,7 @@ fn begin(
     }
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
+        branch.note_prompt(tokens, job);
         branch.start(last, job)?;
         branches.push(branch);
     }
