@@ -44,7 +44,7 @@ class ColdDevice(SimulatedExecutor):
     """
 
     def __init__(self, cold: Cold, pages: int) -> None:
-        model = ModelInfo("cold", 4_096, (), None, _CONTEXT, "float32")
+        model = ModelInfo("cold", 4_096, (), None, _CONTEXT, "float32", 0)
         super().__init__(RealClock(), pages, model, hashed=False)
         self._cold = cold
         self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()

@@ -42,7 +42,9 @@ def _row(name: str, schema: dict[str, Any]) -> str:
     if schema.get("anyOf", [schema])[0].get("format") == "path":
         value = "a path"
     if schema.get("type") in ("object", "array"):
-        value = "a table" if schema["type"] == "object" else "a list of tables"
+        texts = schema.get("items") == {"type": "string"}
+        value = "a list of texts" if texts else "a list of tables"
+        value = "a table" if schema["type"] == "object" else value
     cells = (f"`{name}`", _flag(name, schema), value, _default(schema), words)
     return f"| {' | '.join(map(cell, cells))} |\n"
 

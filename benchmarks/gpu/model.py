@@ -96,7 +96,9 @@ def make_executor(model: Model, kind: str, pages: int) -> TorchExecutor:
     """Return an executor with a network of a kind; its pool has so many pages."""
     dtype = "bfloat16" if model.tensors.dtype == torch.bfloat16 else "float32"
     config = model.config
-    info = ModelInfo(model.name, config.vocab_size, (), None, config.max_context, dtype)
+    info = ModelInfo(
+        model.name, config.vocab_size, (), None, config.max_context, dtype, config.hidden_size
+    )
     thread = DeviceThread(context=torch.inference_mode)
     try:
         network = thread.call(lambda: make_network(model, kind, pages))

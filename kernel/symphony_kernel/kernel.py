@@ -136,6 +136,7 @@ class Kernel:
             self._send_traced,
             options.anticipation(),
             predictor,
+            model.hidden_size,
         )
 
     def _make_syscalls(self) -> Syscalls:

@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
+Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ModelInfo:
     bos: int | None
     max_context: int
     dtype: str
+    hidden_size: int
 
 
 @dataclass(frozen=True, slots=True)

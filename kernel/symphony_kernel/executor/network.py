@@ -7,7 +7,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from symphony_kernel.executor.base import Pages, Results, Row
+from symphony_kernel.executor.base import Float32, Pages, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
@@ -24,7 +24,8 @@ class Network(Protocol):
     def prepare(self, rows: Sequence[Row]) -> Any:
         """Return a step of at least one row, prepared for `compute` ahead of its turn.
 
-        Called on the thread that queues steps. None: compute the rows with `forward` and `answer`.
+        Called on the thread that queues steps. None: compute the rows with `forward`, `answer` and
+        `hidden`; so it is with rows that want hidden states.
         """
 
     def mask_buffers(self, step: Any) -> BitmaskBuffers | None:
@@ -48,6 +49,12 @@ class Network(Protocol):
         """Return results at places of the last `forward`, starting at place `first`.
 
         Each request has as many places as positions (see `sampling.answer`).
+        """
+
+    def hidden(self, first: int, count: int) -> Float32:
+        """Return [count, hidden_size] outputs of the last `forward`, from place `first` on.
+
+        They are what the head multiplies: after the final norm.
         """
 
     def release(self) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.executor.base import Float32, Int32, Int64, UInt32
 from symphony_kernel.executor.bitmask import tokens_in
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
@@ -82,6 +82,8 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
             return SyscallError(Errno.EINVAL, "allow allows no token")
     if options.bias_mask is not None and len(options.bias_mask[0]) != -(-vocab_size // 8):
         return SyscallError(Errno.EINVAL, f"bias_mask must have {-(-vocab_size // 8)} bytes")
+    if options.repetition is not None and len(options.repetition[0]) != -(-vocab_size // 8):
+        return SyscallError(Errno.EINVAL, f"repetition must have {-(-vocab_size // 8)} bytes")
     if any(token >= vocab_size for token, _ in options.bias):
         return SyscallError(Errno.EINVAL, "a token in bias is outside the vocabulary")
     if any(token >= vocab_size for token in options.of):
@@ -93,7 +95,16 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
 
 
 def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> None:
-    """Add the biases and rule out tokens that are not allowed, in place."""
+    """Penalize repetition, add the biases and rule out tokens that are not allowed, in place."""
+    if options.repetition is not None:
+        seen, penalty = options.repetition
+        tokens = torch.from_numpy(np.flatnonzero(tokens_in(seen, logits.shape[1])))
+        tokens = tokens.to(logits.device)
+        chosen_logits = logits.index_select(1, tokens)
+        factor = torch.full_like(chosen_logits, float(np.float32(penalty)))
+        inverse = torch.full_like(chosen_logits, float(np.float32(1) / np.float32(penalty)))
+        chosen_logits *= torch.where(chosen_logits > 0, inverse, factor)
+        logits.index_copy_(1, tokens, chosen_logits)
     if options.bias:
         tokens = torch.tensor([token for token, _ in options.bias], device=logits.device)
         values = torch.tensor([value for _, value in options.bias], device=logits.device)
@@ -166,6 +177,11 @@ def _of(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
 
 def _logits(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:
     return _split(logits.cpu().numpy().astype("<f4", copy=False), requests)
+
+
+def host_floats(values: Tensor) -> Float32:
+    """Return a tensor as float32 on the host, little-endian."""
+    return values.float().cpu().numpy().astype("<f4", copy=False)
 
 
 def _nothing(_: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes]:

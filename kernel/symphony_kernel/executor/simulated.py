@@ -42,6 +42,7 @@ Float32 = npt.NDArray[np.float32]
 VOCAB_SIZE_DEFAULT = 4_096
 MAX_CONTEXT_DEFAULT = 32_768
 PAGES_DEFAULT = 8_192
+HIDDEN_SIZE = 32
 
 _LOGIT_BITS = 24  # bits of the hash: exact in a float32
 _LOGITS_SPREAD = 16.0  # logits lie in [0, this)
@@ -80,7 +81,7 @@ def simulated_model(
     vocab_size: int = VOCAB_SIZE_DEFAULT, max_context: int = MAX_CONTEXT_DEFAULT
 ) -> ModelInfo:
     """Return a simulated model's description; its end of sequence is token 0."""
-    return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32")
+    return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32", HIDDEN_SIZE)
 
 
 class SimulatedPages:
@@ -213,7 +214,8 @@ class SimulatedExecutor:
             if options is DEFAULT and places == 1:  # the usual case, made cheap
                 results.append(_ZERO_PAIR)
             else:
-                results.append(bytes(options.place_bytes(self.model.vocab_size) * places))
+                size = options.place_bytes(self.model.vocab_size, self.model.hidden_size)
+                results.append(bytes(size * places))
         return results
 
     # -- Hashes --------------------------------------------------------------------------------
@@ -222,6 +224,8 @@ class SimulatedExecutor:
         options = row.options
         if options.get is Get.NONE or not len(states):
             return b""
+        if options.get is Get.HIDDEN:
+            return _hidden(states, self.model.hidden_size).tobytes()
         logits = self._logits(states, options)
         if row.matcher is not None:
             vocab_size = self.model.vocab_size
@@ -255,6 +259,9 @@ class SimulatedExecutor:
         """Return logits [w, vocab_size], with bias and mask applied."""
         bits = (states[:, None] * self._token_factors) >> np.uint64(64 - _LOGIT_BITS)
         logits = bits.astype(np.float32) * np.float32(_LOGITS_SPREAD / 2**_LOGIT_BITS)
+        if options.repetition is not None:  # all logits are positive
+            seen, penalty = options.repetition
+            logits[:, tokens_in(seen, logits.shape[1])] *= np.float32(1) / np.float32(penalty)
         for token, bias in options.bias:
             logits[:, token] += np.float32(bias)
         if options.bias_mask is not None:
@@ -270,6 +277,13 @@ def _mix(x: UInt64) -> UInt64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _hidden(states: UInt64, width: int) -> npt.NDArray[np.float32]:
+    """Return [w, width] numbers from -1 to 1 that the states determine."""
+    factors = _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+    bits = (states[:, None] * factors) >> np.uint64(64 - _LOGIT_BITS)
+    return (bits.astype(np.float32) * np.float32(2.0 ** (1 - _LOGIT_BITS)) - 1).astype("<f4")
 
 
 def _slots(row: Row) -> Int64:

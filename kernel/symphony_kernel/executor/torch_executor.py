@@ -7,9 +7,11 @@ computes, so the kernel's event loop runs at the same time.
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from symphony_kernel.executor.base import (
@@ -43,6 +45,7 @@ from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
+from symphony_kernel.protocol.pred_options import Get
 
 _T = TypeVar("_T")
 
@@ -243,12 +246,20 @@ class TorchExecutor:
         made = masks() if masks is not None else {}
         portions = _split_places(batch.rows, indices, made, self._logits_places)
         for first, requests, owners in portions:
-            for owner, part in zip(owners, self.network.answer(first, requests), strict=True):
+            for owner, part in zip(owners, self._answer(first, requests), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
                     part = before + part
                 results[owner] = part
         return results
+
+    def _answer(self, first: int, requests: list[SamplingRequest]) -> Results:
+        """Return results at places of the last `forward`; all or none are hidden states."""
+        if requests[0].options.get is not Get.HIDDEN:
+            return self.network.answer(first, requests)
+        ends = list(accumulate(len(request.positions) for request in requests))
+        states = self.network.hidden(first, ends[-1])
+        return [part.tobytes() for part in np.split(states, ends[:-1])]
 
 
 def _split_places(
@@ -258,11 +269,13 @@ def _split_places(
     requests: list[SamplingRequest] = []
     owners: list[int] = []
     first = used = 0
+    hidden = False  # whether the portion is of hidden states: no portion has both
     for index in indices:
         row = rows[index]
         positions = row.positions[row.places]
+        before, hidden = hidden, row.options.get is Get.HIDDEN
         while len(positions):
-            if used == places_max:
+            if used == places_max or (used and hidden != before):
                 yield first, requests, owners
                 first, used, requests, owners = first + used, 0, [], []
             room = places_max - used
@@ -270,6 +283,7 @@ def _split_places(
             requests.append(SamplingRequest(row.options, row.seed, part, masks.get(index)))
             owners.append(index)
             used += len(part)
+            before = hidden
     if requests:
         yield first, requests, owners
 

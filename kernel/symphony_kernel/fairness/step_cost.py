@@ -115,7 +115,7 @@ def _add_places(features: list[float], options: PredOptions, count: int) -> None
     sampling = options.sampling
     if sampling is not None and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p):
         features[TRUNCATED] += places
-    if options.bias or options.bias_mask is not None or options.allow is not None:
+    if options.shapes_logits:
         features[BIASED] += places
 
 

@@ -136,8 +136,10 @@ def describe(assets: ModelAssets) -> dict[str, Any]:
             "max_context": model.max_context,
             "page_size": PAGE_TOKENS,
             "dtype": model.dtype,
+            "hidden_size": model.hidden_size,
         },
         "tokenizer": assets.tokenizer_json,
         "chat_template": assets.chat_template,
         "special": assets.special,
+        "embedding": assets.embedding,
     }

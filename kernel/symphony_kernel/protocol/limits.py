@@ -291,6 +291,7 @@ OPENAI_METADATA_MAX = 16  # entries, which the server ignores
 OPENAI_METADATA_CHARACTERS_MAX = 64 + 512  # of a name with its text
 OPENAI_MODELS_SHOWN_MAX = 500  # of the tenant's programs, among the models
 OPENAI_TOOLS_MAX = 128  # of a request
+OPENAI_INPUTS_MAX = 2_048  # texts of a request for embeddings, scores or ranks
 GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
 OPENAI_COMPILES_WAIT_MS_MAX = 10_000  # for which a request's schema is retried at EAGAIN: then 503
 

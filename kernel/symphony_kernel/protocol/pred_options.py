@@ -37,6 +37,7 @@ class Get(IntEnum):
     TOP = 3  # k times (u32, f32), best first
     OF = 4  # an f32 for each requested id
     LOGITS = 5  # vocab_size times f32
+    HIDDEN = 6  # hidden_size times f32: the token's last hidden state, after the final norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,18 @@ class PredOptions:
     of: tuple[int, ...] = ()  # with Get.OF
     bias: tuple[tuple[int, float], ...] = ()
     bias_mask: tuple[bytes, float] | None = None  # added to the tokens whose bit is set
+    repetition: tuple[bytes, float] | None = None  # penalty of the tokens whose bit is set
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
     parents: tuple[int, ...] | None = None
     keep: bool = True
     constraint: int = 0  # a handle; 0: none
     since: int | None = None  # the file's entry with which the text begins; None: as before
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the options change a distribution before anything is chosen."""
+        masks = self.bias_mask, self.repetition, self.allow
+        return bool(self.bias) or any(mask is not None for mask in masks)
 
     def places(self, count: int) -> int:
         """Return the number of places, for a call of `count` tokens."""
@@ -74,7 +82,7 @@ class PredOptions:
             return 0
         return 1 if self.at == "last" else count if self.at == "all" else len(self.at)
 
-    def place_bytes(self, vocab_size: int) -> int:
+    def place_bytes(self, vocab_size: int, hidden_size: int) -> int:
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
                 return 8 + 8 * self.logprobs
@@ -84,6 +92,8 @@ class PredOptions:
                 return 4 * len(self.of)
             case Get.LOGITS:
                 return 4 * vocab_size
+            case Get.HIDDEN:
+                return 4 * hidden_size
             case Get.NONE:
                 return 0
 
@@ -145,7 +155,15 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
         raise invalid("a constraint is allowed only with at last and without parents")
     if found.since is not None and not found.constraint:
         raise invalid("since is allowed only with a constraint")
+    if found.get is Get.HIDDEN and _shapes_logits(found):
+        raise invalid(
+            "get hidden has no distribution: no bias, bias_mask, repetition, allow or constraint"
+        )
     return found
+
+
+def _shapes_logits(options: PredOptions) -> bool:
+    return bool(options.shapes_logits or options.constraint)
 
 
 def _parse(data: bytes) -> PredOptions:
@@ -184,7 +202,7 @@ def _read_at(value: Any) -> str | tuple[int, ...]:
 
 
 def _read_get(value: Any) -> dict[str, Any]:
-    if value in ("argmax", "none", "logits"):
+    if value in ("argmax", "none", "logits", "hidden"):
         return {"get": Get[value.upper()]}
     if isinstance(value, dict) and len(value) == 1:
         ((key, argument),) = value.items()
@@ -195,7 +213,7 @@ def _read_get(value: Any) -> dict[str, Any]:
             return {"get": Get.OF, "of": ids}
         if key == "sample" and isinstance(argument, dict):
             return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
-    raise invalid("get must be argmax, none, logits, {sample}, {top} or {of}")
+    raise invalid("get must be argmax, none, logits, hidden, {sample}, {top} or {of}")
 
 
 def _sampling(options: dict[Any, Any]) -> Sampling:
@@ -230,6 +248,15 @@ def _read_bias_mask(value: Any) -> tuple[bytes, float]:
     return mask, _number(added, -1e30, 1e30, "a bias_mask's value")
 
 
+def _read_repetition(value: Any) -> tuple[bytes, float]:
+    if not isinstance(value, dict) or value.keys() != {"mask", "penalty"}:
+        raise invalid("repetition must be a map of mask and penalty")
+    mask, penalty = value["mask"], value["penalty"]
+    if not isinstance(mask, bytes):
+        raise invalid("a repetition's mask must be binary, a bit for each token of the vocabulary")
+    return mask, _number(penalty, 1e-3, 1e3, "a repetition's penalty")
+
+
 def _read_allow(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise invalid("allow must be binary, a bit for each token of the vocabulary")
@@ -256,6 +283,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "logprobs": partial(check_integer, low=0, high=PRED_LOGPROBS_MAX, what="logprobs"),
     "bias": _read_bias,
     "bias_mask": _read_bias_mask,
+    "repetition": _read_repetition,
     "allow": _read_allow,
     "parents": _read_parents,
     "keep": _read_keep,

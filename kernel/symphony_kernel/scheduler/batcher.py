@@ -394,13 +394,13 @@ def _places(request: Request, start: int, count: int) -> Int32:
     return asked[(asked >= 0) & (asked < count)]
 
 
-def add_result(chunk: Chunk, result: bytes, vocab_size: int) -> bytes:
+def add_result(chunk: Chunk, result: bytes, vocab_size: int, hidden_size: int) -> bytes:
     """Add a chunk's result to its request's; return all of it after the last chunk.
 
     The result is in the order that the caller asked for.
     """
     request = chunk.request
-    place_bytes = request.options.place_bytes(vocab_size)
+    place_bytes = request.options.place_bytes(vocab_size, hidden_size)
     if request.result is None:
         request.result = bytearray(request.options.places(request.count) * place_bytes)
     whole, at = request.result, request.options.at

@@ -57,9 +57,10 @@ class Scheduler:
         traced: Emit | None = None,
         anticipation: Anticipation | None = None,
         predictor: Predictor | None = None,
+        hidden_size: int = 0,
     ) -> None:
         self._clock = clock
-        self._vocab_size = vocab_size
+        self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._costs = StepCost()
         self._queue = FairQueue(self._costs)
         self.tenant_weight = self._queue.tenant_weight
@@ -282,7 +283,6 @@ class Scheduler:
         `ended` is when it ended, in the clock's seconds, if the loop learned of it late.
         """
         self._ended(step)
-        vocab_size = self._vocab_size
         now = self._clock.now() if ended is None else ended
         self._metrics.completing(now)
         if self._traces.runs:
@@ -306,7 +306,7 @@ class Scheduler:
             assert isinstance(result, bytes)
             whole = result
             if chunk.count != request.count:
-                whole = add_result(chunk, result, vocab_size)
+                whole = add_result(chunk, result, self._vocab_size, self._hidden_size)
             if request.computed == request.count:
                 self._finish(request, whole)
                 if request.recomputes:

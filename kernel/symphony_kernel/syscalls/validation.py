@@ -145,7 +145,8 @@ def pred_options(value: object, n: int, model: ModelInfo) -> PredOptions:
     if options is not DEFAULT:
         _check_places(options, n)
         _check_vocabulary(options, model.vocab_size)
-    if options.places(n) * options.place_bytes(model.vocab_size) > PRED_RESULT_BYTES_MAX:
+    size = options.place_bytes(model.vocab_size, model.hidden_size)
+    if options.places(n) * size > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result has at most {PRED_RESULT_BYTES_MAX} bytes")
     return options
 
@@ -179,6 +180,8 @@ def _check_vocabulary(options: PredOptions, vocab_size: int) -> None:
         raise SyscallError(Errno.EINVAL, f"a token in bias is below {vocab_size}")
     if options.bias_mask is not None and len(options.bias_mask[0]) != (vocab_size + 7) // 8:
         raise SyscallError(Errno.EINVAL, f"bias_mask has a bit for each of {vocab_size} tokens")
+    if options.repetition is not None and len(options.repetition[0]) != (vocab_size + 7) // 8:
+        raise SyscallError(Errno.EINVAL, f"repetition has a bit for each of {vocab_size} tokens")
     if options.allow is not None and len(options.allow) != (vocab_size + 7) // 8:
         raise SyscallError(Errno.EINVAL, f"allow has a bit for each of {vocab_size} tokens")
 

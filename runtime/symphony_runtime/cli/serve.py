@@ -23,7 +23,9 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, {text!r} is none") from None
 
 
-_TYPES: dict[str, Callable[[str], Any]] = {"integer": _integer, "number": _number, "string": str}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "integer": _integer, "number": _number, "string": str, "array": lambda text: text.split(",")
+}  # fmt: skip
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -64,4 +66,4 @@ def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any])
 
 
 def _metavar(kind: str, *, is_path: bool) -> str:
-    return "PATH" if is_path else "TEXT" if kind == "string" else "N"
+    return "PATH" if is_path else "TEXT" if kind in ("string", "array") else "N"

@@ -26,7 +26,7 @@ from symphony_kernel.protocol import limits as n
 
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.config.limits import parse_limits, parse_tenants
-from symphony_runtime.config.transport import TransportError, check_transport
+from symphony_runtime.config.transport import TransportError, check_origins, check_transport
 from symphony_runtime.validation import StrictModel, check_table
 
 WORKERS_MAX = 64
@@ -78,6 +78,10 @@ class ServeOptions(StrictModel):
     )
     tls_key: Path | None = _flag(None, "PEM file with its private key")
     behind_proxy: bool = _flag(False, "a proxy in front ends TLS: serve other machines without TLS")
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description="origins of web pages that may call the server, with commas between; *: all",
+    )
     workers: int = _flag(1, "worker processes", ge=1, le=WORKERS_MAX)
     workers_per_tenant: bool = _flag(
         False, "no worker runs two tenants' programs; needs as many workers as live tenants"
@@ -221,6 +225,7 @@ def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:
         parse_limits(options.limits)
         parse_tenants(options.tenants)
         check_store(options.store)
+        check_origins(options.cors_origins)
         check_transport(
             options.host, options.tls_cert, options.tls_key, behind_proxy=options.behind_proxy
         )

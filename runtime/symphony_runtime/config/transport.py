@@ -9,6 +9,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from yarl import URL
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,22 @@ def check_transport(host: str, cert: Path | None, key: Path | None, *, behind_pr
             f"{host} can be reached by other machines, and keys would travel in the open: give "
             "--tls-cert and --tls-key, or --behind-proxy where a proxy in front ends TLS"
         )
+
+
+def check_origins(origins: list[str]) -> None:
+    """Check the origins of web pages that may call the server.
+
+    Raises TransportError: one is neither `*` nor as a browser sends it.
+    """
+    for origin in origins:
+        try:
+            good = origin == "*" or (origin == str(URL(origin).origin()) and "*" not in origin)
+        except ValueError:
+            good = False
+        if not good:
+            raise TransportError(
+                f"cors_origins: {origin!r} is no origin: it must be https://host[:port], or *"
+            )
 
 
 class Certificate:

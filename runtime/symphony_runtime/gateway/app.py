@@ -12,7 +12,7 @@ It stops in the opposite order: it refuses new runs, gives live runs their time,
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Vault, VaultError
 from symphony_runtime.gateway.errors import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.http.context import SERVICES, Services
+from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
@@ -149,7 +150,7 @@ async def serve(
         stack.callback(services.slow.readers.stop)
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
-        app = build_app(services, config.tool_format)
+        app = build_app(services, config.tool_format, config.cors_origins)
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
@@ -237,12 +238,15 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
 
 
-def build_app(services: Services, tool_format: str = "auto") -> web.Application:
+def build_app(
+    services: Services, tool_format: str = "auto", origins: Sequence[str] = ()
+) -> web.Application:
     middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.append(_add_rate_headers)
+    allow_origins(app, origins)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
         app.router.add_route(

@@ -53,6 +53,7 @@ class GatewayConfig:
     tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.config.transport`
     tls_key: Path | None = None
     behind_proxy: bool = False
+    cors_origins: list[str] = field(default_factory=list)  # of web pages; see `gateway.http.cors`
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX

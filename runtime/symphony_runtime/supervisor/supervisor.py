@@ -47,12 +47,12 @@ _KERNEL_OPTIONS = (
     "threads",
 )  # fmt: skip
 _GATEWAY_OPTIONS = (
-    "behind_proxy", "disk_bytes_max", "drain_seconds", "host", "http", "memory_free_bytes_min",
-    "port", "program_unused_days_max", "queue_seconds_max", "require_containment",
-    "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback", "slow_bytes_a_second",
-    "slow_grace_seconds", "slow_reader_seconds", "store", "tenant_kept_bytes_max",
-    "tenant_runs_kept_max", "tenant_runs_live_max", "tenants", "tool_format", "tools",
-    "workers_per_tenant",
+    "behind_proxy", "cors_origins", "disk_bytes_max", "drain_seconds", "host", "http",
+    "memory_free_bytes_min", "port", "program_unused_days_max", "queue_seconds_max",
+    "require_containment", "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback",
+    "slow_bytes_a_second", "slow_grace_seconds", "slow_reader_seconds", "store",
+    "tenant_kept_bytes_max", "tenant_runs_kept_max", "tenant_runs_live_max", "tenants",
+    "tool_format", "tools", "workers_per_tenant",
 )  # fmt: skip
 
 

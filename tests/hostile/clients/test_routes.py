@@ -30,7 +30,7 @@ MANAGE = frozenset({"operator"})
 
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
-    OPEN: ("healthz", "readyz"),
+    OPEN: ("healthz", "readyz", "health", "version"),
     ANY: ("metrics",),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
@@ -39,7 +39,8 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
-        "createChatCompletion", "createResponse",
+        "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
+        "tokenize", "detokenize",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",

@@ -18,8 +18,9 @@ from symphony_kernel.executor.sampling import (
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
 
-from tests.support.executor.models import mask_of
+from tests.support.executor.models import as_logits, mask_of
 
 VOCAB = 50
 
@@ -126,7 +127,7 @@ def test_answers_of_of_logits_and_none_have_their_values() -> None:
 )
 def test_place_has_the_size_that_the_options_say(options: PredOptions) -> None:
     [result] = answer(_logits(3), [_ask(options, places=3)])
-    assert len(_bytes(result)) == 3 * options.place_bytes(VOCAB)
+    assert len(_bytes(result)) == 3 * options.place_bytes(VOCAB, 0)
 
 
 def test_bias_and_allow_apply_before_the_log_probability() -> None:
@@ -144,6 +145,19 @@ def test_bias_and_allow_apply_before_the_log_probability() -> None:
     found = np.frombuffer(_bytes(logs), "<f4")
     np.testing.assert_allclose(found, expected[1][[5, 9, 11, 30]], atol=1e-5)
     assert found[3] == -math.inf
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_repetition_is_penalized_as_in_transformers(penalty: float) -> None:
+    seen = [3, 5, 7, 11]
+    logits = torch.linspace(-2, 2, VOCAB)[None] + torch.zeros(1, VOCAB)
+    theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits.clone())
+    asked = PredOptions(
+        get=Get.LOGITS, repetition=(mask_of(seen, VOCAB), penalty), bias=((3, 1.0),)
+    )
+    [found] = answer(logits.clone(), [SamplingRequest(asked, 0, np.zeros(1, np.int32))])
+    theirs[0, 3] += 1.0
+    np.testing.assert_allclose(as_logits(found, VOCAB), theirs.numpy(), rtol=1e-6)
 
 
 def test_bias_mask_adds_to_bias() -> None:
@@ -164,6 +178,7 @@ def test_bias_mask_adds_to_bias() -> None:
     "options",
     [
         PredOptions(bias_mask=(b"\xff", 1.0)),
+        PredOptions(repetition=(b"\xff", 2.0)),
         PredOptions(allow=bytes(7)),
         PredOptions(allow=bytes(6) + b"\xfc"),  # bits past the vocabulary allow nothing
         PredOptions(allow=b"\xff"),

@@ -81,7 +81,7 @@ class ThinkingWorld(World):
             [
                 bytes(
                     self.tenants[part.request.tenant].result_bytes
-                    or len(row.places) * row.options.place_bytes(VOCAB_SIZE)
+                    or len(row.places) * row.options.place_bytes(VOCAB_SIZE, 0)
                 )
                 for part, row in zip(step.chunks, step.batch.rows, strict=True)
             ],

@@ -69,6 +69,7 @@ SAMPLED = PredOptions(get=Get.SAMPLE, sampling=Sampling())
         ({"bias": {5: -1.5, 9: 2}}, PredOptions(bias=((5, -1.5), (9, 2.0)))),
         ({"allow": b"\xff\x00"}, PredOptions(allow=b"\xff\x00")),
         ({"bias_mask": {"mask": b"\x05", "value": 2}}, PredOptions(bias_mask=(b"\x05", 2.0))),
+        ({"repetition": {"mask": b"\x05", "penalty": 2}}, PredOptions(repetition=(b"\x05", 2.0))),
         ({"parents": [-1, 0, 0, 2]}, PredOptions(parents=(-1, 0, 0, 2))),
         ({"parents": struct.pack("<3i", -1, -1, 0)}, PredOptions(parents=(-1, -1, 0))),
         ({"keep": False}, PredOptions(keep=False)),
@@ -110,6 +111,9 @@ def test_options_without_bytes_are_the_default_and_equal_ones_shared() -> None:
         {"bias": {1: None}}, {"bias": dict.fromkeys(range(PRED_BIAS_MAX + 1), 0.0)},
         {"bias_mask": b"\x05"}, {"bias_mask": {"mask": b"\x05"}},
         {"bias_mask": {"mask": "text", "value": 1.0}},
+        {"repetition": {"mask": b"\x05", "penalty": 0}}, {"repetition": {"mask": b"\x05"}},
+        {"repetition": {"mask": 1, "penalty": 1.1}}, {"repetition": 1.1},
+        {"get": "hidden", "repetition": {"mask": b"\x05", "penalty": 1.1}},
         {"bias_mask": {"mask": b"\x05", "value": INFINITY}},
         {"bias_mask": {"mask": b"\x05", "value": 1.0, "also": 1}},
         {"allow": "text"}, {"allow": [1]},
@@ -120,6 +124,10 @@ def test_options_without_bytes_are_the_default_and_equal_ones_shared() -> None:
         {"constraint": 0}, {"constraint": True}, {"constraint": 2**31}, {"since": 1},
         {"constraint": 1, "since": -1}, {"constraint": 1, "at": "all"},
         {"constraint": 1, "parents": [-1]},
+        {"get": "hidden", "bias": {1: 1.0}}, {"get": "hidden", "allow": b"\x05"},
+        {"get": "hidden", "bias_mask": {"mask": b"\x05", "value": 1.0}},
+        {"get": "hidden", "constraint": 1}, {"get": "hidden", "logprobs": 1},
+        {"get": {"hidden": "mean"}},
     ],
     ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
@@ -166,7 +174,8 @@ def test_bytes_at_random_are_options_or_an_errno(data: bytes) -> None:
         st.sampled_from(["at", "get", "bias", "bias_mask", "allow", "parents", "keep"]),
         st.recursive(
             st.none() | st.booleans() | st.integers(-5, 70000) | st.floats() | st.text(max_size=4)
-            | st.binary(max_size=8) | st.sampled_from(["all", "last", "logits", "sample", "top"]),
+            | st.binary(max_size=8)
+            | st.sampled_from(["all", "last", "logits", "hidden", "sample", "top"]),
             lambda inner: st.lists(inner, max_size=3)
             | st.dictionaries(st.text(max_size=3) | st.sampled_from(["top", "of", "sample"]), inner)
             | st.dictionaries(st.integers(0, 9), inner, max_size=3),
@@ -179,7 +188,7 @@ def test_map_at_random_is_options_or_an_errno(options: dict[str, Any]) -> None:
     if isinstance(parsed, PredOptions):
         hash(parsed)
         assert parsed.places(4) >= 0
-        assert parsed.place_bytes(10) >= 0
+        assert parsed.place_bytes(10, 8) >= 0
     else:
         assert parsed is Errno.EINVAL
 
@@ -191,8 +200,9 @@ def test_map_at_random_is_options_or_an_errno(options: dict[str, Any]) -> None:
         (PredOptions(get=Get.NONE, at="all"), 0, 0), (PredOptions(get=Get.TOP, top=6), 1, 48),
         (PredOptions(get=Get.OF, of=(1, 2, 3)), 1, 12), (PredOptions(get=Get.LOGITS), 1, 4000),
         (PredOptions(get=Get.SAMPLE, sampling=Sampling()), 1, 8),
+        (PredOptions(get=Get.HIDDEN, at="all"), 7, 256),
     ],
 )  # fmt: skip
 def test_result_size_follows_from_the_options(options: PredOptions, places: int, size: int) -> None:
     assert options.places(7) == places
-    assert options.place_bytes(1000) == size
+    assert options.place_bytes(1000, 64) == size

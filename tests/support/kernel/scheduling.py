@@ -136,7 +136,7 @@ class Device:
             self.scheduler.complete(
                 polled,
                 [
-                    bytes(len(row.places) * row.options.place_bytes(VOCAB_SIZE))
+                    bytes(len(row.places) * row.options.place_bytes(VOCAB_SIZE, 0))
                     for row in polled.batch.rows
                 ],
             )

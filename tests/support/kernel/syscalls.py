@@ -24,7 +24,9 @@ from tests.support.kernel.page_device import ManualTime
 
 FIRST = 1 << 16
 WORKER = "worker-0"
-MODEL = ModelInfo("m", vocab_size=100, eos=(0,), bos=None, max_context=500, dtype="float32")
+MODEL = ModelInfo(
+    "m", vocab_size=100, eos=(0,), bos=None, max_context=500, dtype="float32", hidden_size=8
+)
 
 Result = int | bytes
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Results, Row
+from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
@@ -34,9 +34,10 @@ from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
-from symphony_kernel.executor.sampling import SamplingRequest, answer
+from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
+from symphony_kernel.protocol.pred_options import Get
 
 _log = logging.getLogger(__name__)
 
@@ -162,11 +163,13 @@ class CudaNetwork:
 
     # -- Steps -----------------------------------------------------------------------------------
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
-        """Return the step's arrays, or None if it has too many places."""
+        """Return the step's arrays; None: it has too many places, or wants hidden states."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
         plan = plan_step(rows, self._windows)
         choices, others = choices_of(rows, plan.owners)
+        if any(rows[plan.owners[n]].options.get is Get.HIDDEN for n in choices.left):
+            return None
         size = self.graphs.size_for(plan)
         if size is not None:
             plan = padded(plan, size, self._padding_page)
@@ -213,6 +216,9 @@ class CudaNetwork:
     def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         count = sum(len(request.positions) for request in requests)
         return answer(self._decoder.logits(self._hidden[first : first + count]), requests)
+
+    def hidden(self, first: int, count: int) -> Float32:
+        return host_floats(self._hidden[first : first + count])
 
     def _launch(self, step: PreparedStep, early: bool = False) -> None:
         """Launch a step; early: with the tokens that the step before chooses."""

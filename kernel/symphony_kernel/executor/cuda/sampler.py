@@ -108,7 +108,7 @@ def _sampling_of(options: PredOptions) -> Sampling | None:
     """Return the sampling of a token, None: `sampling.answer` computes the result."""
     if options.get not in (Get.ARGMAX, Get.SAMPLE) or options.logprobs:
         return None
-    if options.bias or options.bias_mask is not None or options.allow is not None:
+    if options.shapes_logits:
         return None
     return (options.sampling or Sampling()) if options.get is Get.SAMPLE else _GREEDY
 

@@ -4,7 +4,7 @@ The executor takes its `ModelInfo` from here. The kernel sends the rest to the w
 tokenize in their own processes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ class ModelAssets:
     """A model without its weights.
 
     `special` has `bos_token` and `eos_token` for the chat template: text, "" if the model has none.
+    `embedding` says what the directory says of embeddings: see `_embedding`.
     """
 
     model: ModelInfo
     tokenizer_json: bytes
     chat_template: str | None
     special: dict[str, str]
+    embedding: dict[str, Any] = field(default_factory=dict)
 
 
 def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> ModelAssets:
@@ -64,12 +66,14 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         bos=next(iter(_in_vocabulary(f"{directory}: bos_token_id", bos, config)), None),
         max_context=config.max_context,
         dtype=resolve_dtype(dtype, config, directory),
+        hidden_size=config.hidden_size,
     )
     return ModelAssets(
         model=model,
         tokenizer_json=tokenizer,
         chat_template=_chat_template(directory, settings),
         special=_special(directory, settings, parsed, model),
+        embedding=_embedding(directory),
     )
 
 
@@ -159,6 +163,22 @@ def _special(
         key: _text_of(settings.get(key, older.get(key))) or _text_by_id(tokenizer, token)
         for key, token in ids.items()
     }
+
+
+def _embedding(directory: Path) -> dict[str, Any]:
+    """Return the `pooling` of sentence-transformers, and the `dimensions` of a Matryoshka model.
+
+    `pooling` is "last" unless the directory says "mean"; `dimensions` are the lengths to which an
+    embedding may be cut, None for any.
+    """
+    config = read_optional_json(directory / "config.json")
+    pooling = read_optional_json(directory / "1_Pooling" / "config.json")
+    cuts = config.get("matryoshka_dimensions")
+    dimensions: list[int] | None = None if config.get("is_matryoshka") is True else []
+    if isinstance(cuts, list) and all(type(cut) is int and cut > 0 for cut in cuts):
+        dimensions = cuts
+    mean = pooling.get("pooling_mode_mean_tokens") is True
+    return {"pooling": "mean" if mean else "last", "dimensions": dimensions}
 
 
 def _text_of(token: object) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Results, Row
+from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
@@ -112,6 +112,9 @@ class NativeNetwork:
         self._more_logits = library.function(
             "symphony_decoder_logits", c_void_p, c_int32, c_int32, c_void_p
         )
+        self._more_hidden = library.function(
+            "symphony_decoder_hidden", c_void_p, c_int32, c_int32, c_void_p
+        )
         self._rotate = library.function(
             "symphony_decoder_set_rotation", c_void_p, c_void_p, c_void_p, c_int32
         )
@@ -136,11 +139,14 @@ class NativeNetwork:
         self._ring(self._decoder, bell)
 
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
-        """Return the step in C's arrays, or None if it has too many places."""
+        """Return the step in C's arrays; None: it has too many places, or wants hidden states."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
         step = self._prepared.pop() if self._prepared else PreparedStep(self._sampler)
         step.fill(rows)
+        if step.places.wants_hidden:
+            self._prepared.append(step)
+            return None
         return step
 
     def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers:
@@ -166,6 +172,8 @@ class NativeNetwork:
         """Compute the rows' entries, and the logits of as many places as fit."""
         self._portions.fill(rows)
         self._computed = min(self._portions.wanted_count, self._logits_places)
+        if self._portions.places.wants_hidden:
+            self._computed = 0  # `answer` computes the logits that are wanted
         self._run(self._portions, self._computed, _NO_RESULTS)
         return [index for index, row in enumerate(rows) if len(row.places)]
 
@@ -173,17 +181,21 @@ class NativeNetwork:
         count = sum(len(request.positions) for request in requests)
         if first + count > self._computed or first:
             self._computed = 0  # overwritten
+            self._reserve(count)
             self._more_logits(self._decoder, first, count, self._logits_at)
         return self._sampler.answer(self._logits_at, requests)
+
+    def hidden(self, first: int, count: int) -> Float32:
+        values = np.empty((count, self.config.hidden_size), np.float32)
+        self._more_hidden(self._decoder, first, count, values.ctypes.data)
+        return values
 
     def _run(self, step: PreparedStep, count: int, wanted: _ResultArguments) -> bool:
         """Compute a step, the logits of its first `count` places, and results from them.
 
         Returns whether the results are there: not if the masks were not ready in time.
         """
-        if count > len(self._logits):
-            self._logits = torch.empty(count, self.config.vocab_size)
-            self._logits_at = self._logits.data_ptr()
+        self._reserve(count)
         given = step.rows, step.tokens, self._logits_at, count, *wanted
         fault = self._step(self._decoder, *given)
         if fault == _Fault.POSITION:
@@ -196,6 +208,12 @@ class NativeNetwork:
         if fault:
             raise IndexError(f"a step names a {_Fault(fault).name.lower()} out of range")
         return True
+
+    def _reserve(self, count: int) -> None:
+        """Have room for the logits of so many places."""
+        if count > len(self._logits):
+            self._logits = torch.empty(count, self.config.vocab_size)
+            self._logits_at = self._logits.data_ptr()
 
     def release(self) -> None:
         self._sampler.close()

@@ -26,6 +26,7 @@ _PLACE = np.dtype(
         ("allow", "<u8"),
         ("bias_tokens", "<u8"),
         ("bias_values", "<u8"),
+        ("seen", "<u8"),
         ("of", "<u8"),
         ("out", "<u8"),
         ("top_p", "<f8"),
@@ -36,10 +37,14 @@ _PLACE = np.dtype(
         ("count", "<i4"),
         ("bias_count", "<i4"),
         ("position", "<i4"),
+        ("seen_count", "<i4"),
+        ("repetition", "<f4"),
     ]
 )
 _PLAIN = Sampling()
-_NOTHING = np.array((0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0), _PLACE).tobytes()
+_NOTHING = np.array(
+    (0, 0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0, 0, 1.0), _PLACE
+).tobytes()
 
 
 PlaceRequest: TypeAlias = SamplingRequest | Row  # of a row: the result at its only token
@@ -104,6 +109,7 @@ class ResultPlaces:
         self._masks: list[int] | None = None
         self._wanted: list[_Wanted] = []  # one a request; they keep the options alive
         self._draws = False
+        self.wants_hidden = False  # whether a request wants what no sampler has
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # each request's end in `_out`
@@ -152,6 +158,7 @@ class ResultPlaces:
         )
         self._wanted = wanted
         self._draws = any(each.options.get is Get.SAMPLE for each in wanted)
+        self.wants_hidden = any(each.options.get is Get.HIDDEN for each in wanted)
         places = self._places = np.frombuffer(bytearray(templates), _PLACE)
         self.count = len(places)
         sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
@@ -178,20 +185,30 @@ class _Wanted:
 
 def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     problem = problem_of(options, vocab_size)
-    if problem is not None:
+    if problem is not None or options.get is Get.HIDDEN:
         return _Wanted(options, _NOTHING, 0, problem, [])
     sampling = options.sampling or _PLAIN
     tokens, values = _biases(options, vocab_size)
     allow = np.frombuffer(options.allow or b"", np.uint8)
-    kept: list[npt.NDArray[np.generic]] = [allow, tokens, values, np.array(options.of, np.uint32)]
+    seen, penalty = _seen(options, vocab_size)
+    of = np.array(options.of, np.uint32)
+    kept: list[npt.NDArray[np.generic]] = [allow, tokens, values, seen, of]
     count = {Get.TOP: options.top, Get.OF: len(options.of)}.get(options.get, options.logprobs)
     place = (
         0, *(int(each.ctypes.data) if len(each) else 0 for each in kept), 0,
         mass_wanted(sampling.top_p), sampling.min_p, sampling.temperature, sampling.top_k,
-        int(options.get), count, len(tokens), 0,
+        int(options.get), count, len(tokens), 0, len(seen), penalty,
     )  # fmt: skip
     template = np.array(place, _PLACE).tobytes()
-    return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
+    return _Wanted(options, template, options.place_bytes(vocab_size, 0), None, kept)
+
+
+def _seen(options: PredOptions, vocab_size: int) -> tuple[npt.NDArray[np.uint32], float]:
+    """Return the tokens whose repetition is penalized, [n], and the penalty."""
+    if options.repetition is None:
+        return np.empty(0, np.uint32), 1.0
+    mask, penalty = options.repetition
+    return np.flatnonzero(tokens_in(mask, vocab_size)).astype(np.uint32), penalty
 
 
 def _biases(

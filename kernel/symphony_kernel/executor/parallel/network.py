@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Pages, Row
+from symphony_kernel.executor.base import Float32, Int32, Int64, KVArray, KVLayout, Pages, Row
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.network import ForwardOnlyNetwork, Network
 from symphony_kernel.executor.parallel.calls import pack, pack_rows, unpack_rows
@@ -48,6 +48,9 @@ class ParallelNetwork(ForwardOnlyNetwork):
         self._ranks.send(pack("answer", first, sum(len(request.positions) for request in requests)))
         with self._ranks.in_lockstep():
             return self.local.answer(first, requests)
+
+    def hidden(self, first: int, count: int) -> Float32:
+        return self.local.hidden(first, count)  # the same on all ranks
 
     def release(self) -> None:
         try:

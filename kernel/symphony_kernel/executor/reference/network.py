@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from symphony_kernel.executor.base import Row
+from symphony_kernel.executor.base import Float32, Row
 from symphony_kernel.executor.network import ForwardOnlyNetwork
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.pages import TorchPages
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
-from symphony_kernel.executor.sampling import SamplingRequest, answer
+from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -45,6 +45,9 @@ class TorchNetwork(ForwardOnlyNetwork):
     def answer(self, first: int, requests: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         count = sum(len(request.positions) for request in requests)
         return answer(self._decoder.logits(self._hidden[first : first + count]), requests)
+
+    def hidden(self, first: int, count: int) -> Float32:
+        return host_floats(self._hidden[first : first + count])
 
     def release(self) -> None:
         self.pages.close()

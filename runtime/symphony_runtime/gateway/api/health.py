@@ -8,6 +8,7 @@ from aiohttp import web
 
 from symphony_runtime.gateway.admission.rate_limit import ASKING
 from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, render
+from symphony_runtime.gateway.api.openapi import server_version
 from symphony_runtime.gateway.http.context import answer, services
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 
@@ -18,6 +19,10 @@ _KERNEL_SECONDS = 0.75  # for the kernel's answer: it may hang
 # --- Health --------------------------------------------------------------------------------------
 async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
     return await answer({"status": "ok"})
+
+
+async def version(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    return await answer({"version": server_version()})
 
 
 async def readyz(request: web.Request) -> web.StreamResponse:

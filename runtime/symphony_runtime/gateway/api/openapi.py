@@ -58,7 +58,7 @@ def build_document(routes: "tuple[Route, ...]") -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Symphony",
-            "version": _version(),
+            "version": server_version(),
             "summary": "An LLM serving system that serves programs instead of prompts",
         },
         "security": [{"key": []}],
@@ -77,7 +77,7 @@ def encode_document(routes: "tuple[Route, ...]") -> bytes:
     return to_json(build_document(routes))
 
 
-def _version() -> str:
+def server_version() -> str:
     try:
         return version("symphony-lip")
     except PackageNotFoundError:  # run from a source tree

@@ -11,6 +11,7 @@ from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.openai import handlers as openai
+from symphony_runtime.gateway.openai import tasks
 
 __all__ = ["ROUTES", "Access", "Route"]
 
@@ -42,6 +43,15 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/readyz", "readyz", health.readyz, "Which roles are ready",
         {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
         access=Access.OPEN,
+    ),
+    Route(
+        "GET", "/health", "health", health.readyz, "As /readyz, under the name of other servers",
+        {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
+        access=Access.OPEN,
+    ),
+    Route(
+        "GET", "/version", "version", health.version, "The server's version",
+        {200: Answer("its version", "Version")}, access=Access.OPEN,
     ),
     Route(
         "GET", "/openapi.json", "openapi", get_openapi, "This document",
@@ -212,6 +222,36 @@ ROUTES: tuple[Route, ...] = (
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/embeddings", "createEmbedding", tasks.create_embeddings,
+        "OpenAI's embeddings: the model's last hidden states, pooled, of length 1",
+        {200: Answer("a vector for each text", "OpenAIEmbeddings")},
+        problems=(404, 409), body=("application/json", "OpenAIEmbeddingRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/score", "createScore", tasks.create_score,
+        "How likely the model finds each text behind another",
+        {200: Answer("a score for each pair", "Scores")},
+        problems=(404, 409), body=("application/json", "ScoreRequest"), errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/rerank", "createRerank", tasks.create_rerank,
+        "Documents by how likely the model finds the query behind each",
+        {200: Answer("the documents, best first", "Ranks")},
+        problems=(404, 409), body=("application/json", "RerankRequest"), errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/tokenize", "tokenize", tasks.tokenize,
+        "The tokens of a text, or of messages through the chat template",
+        {200: Answer("the tokens", "Tokens")},
+        problems=(404, 409), body=("application/json", "TokenizeRequest"), errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/detokenize", "detokenize", tasks.detokenize, "The text of tokens",
+        {200: Answer("the text", "Text")},
+        problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,

@@ -15,6 +15,13 @@ from symphony_runtime.gateway.api.requests import (
     TenantChange,
 )
 from symphony_runtime.gateway.openai.requests.bodies import ChatBody, CompletionBody, ResponseBody
+from symphony_runtime.gateway.openai.requests.tasks import (
+    DetokenizeBody,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
+    TokenizeBody,
+)
 from symphony_runtime.gateway.runs.record import FINAL, LIVE, USAGE_KEYS
 from symphony_runtime.gateway.runs.usage import COLUMNS
 
@@ -27,6 +34,11 @@ _REQUESTS: dict[str, type[BaseModel]] = {
     "OpenAICompletionRequest": CompletionBody,
     "OpenAIChatRequest": ChatBody,
     "OpenAIResponseRequest": ResponseBody,
+    "OpenAIEmbeddingRequest": EmbeddingBody,
+    "ScoreRequest": ScoreBody,
+    "RerankRequest": RerankBody,
+    "TokenizeRequest": TokenizeBody,
+    "DetokenizeRequest": DetokenizeBody,
 }
 
 
@@ -114,6 +126,7 @@ _ROLE = _object(
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
+    "Version": _object({"version": _STRING}),
     "OpenApi": _ANY,
     "Problem": _object(
         {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
@@ -243,6 +256,16 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
             "usage": _ANY,
         }
     ),
+    "OpenAIEmbeddings": _object(
+        {**_each(_STRING, "id object model"), "data": _list(_ANY), "usage": _ANY}
+    ),
+    "Scores": _object({**_each(_STRING, "id object model"), "data": _list(_ANY), "usage": _ANY}),
+    "Ranks": _object({**_each(_STRING, "id model"), "results": _list(_ANY), "usage": _ANY}),
+    "Tokens": _object(
+        {**_each(_INTEGER, "count max_model_len"), "tokens": _list(_INTEGER)},
+        {"token_strs": {"type": ["array", "null"], "items": _STRING}},
+    ),
+    "Text": _object({"prompt": _STRING}),
     "OpenAIChunks": {
         "description": "server-sent events; each data is JSON, but for a last [DONE]",
         "properties": {"data": {"type": "string"}},

@@ -16,6 +16,7 @@ from symphony_runtime.gateway.openai.program_messages import (
     CallBegin,
     Part,
     Piece,
+    PromptLogprob,
     Reasoning,
     TokenLogprob,
     Usage,
@@ -82,10 +83,14 @@ class Shape(ABC):
             "choices": [self._choice(piece) for piece in pieces],
             "usage": usage_of(usage),
         }
-        return compact(answer).encode()
+        return compact(answer | self._of_prompt(pieces)).encode()
 
     def kept_bytes(self, piece: Piece | Part) -> int:  # noqa: ARG002
         return 0
+
+    def _of_prompt(self, pieces: list[Piece]) -> dict[str, Any]:  # noqa: ARG002
+        """Return what a whole answer says of its prompt, besides its choices."""
+        return {}
 
     @abstractmethod
     def _choice(self, piece: Piece) -> dict[str, Any]:
@@ -116,6 +121,8 @@ class CompletionShape(Shape):
         }
         if piece.ids is not None:
             choice["token_ids"] = piece.ids
+        if piece.prompt is not None:
+            choice["prompt_logprobs"] = _prompt_logprobs(piece.prompt)
         return choice
 
     def _choice_chunk(self, piece: Piece) -> str:
@@ -192,6 +199,10 @@ class ChatShape(Shape):
     def _call_id(self, choice: int, index: int) -> str:
         return call_id(self.id, choice, index, self._call_id_characters)
 
+    def _of_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
+        prompt = pieces[0].prompt
+        return {} if prompt is None else {"prompt_logprobs": _prompt_logprobs(prompt)}
+
     def _choice_chunk(self, piece: Piece) -> str:
         logprobs = "null" if piece.logprobs is None else compact(self._logprobs(piece))
         role = ""
@@ -249,6 +260,26 @@ def _text(token: bytes) -> str:
 
 def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
     return {"token": _text(token), "logprob": logprob, "bytes": list(token)}
+
+
+def _prompt_logprobs(entries: list[PromptLogprob]) -> list[dict[str, Any] | None]:
+    """Return vLLM's list: for each token but the first its own and the likeliest, by id.
+
+    A rank is known of the likeliest tokens only.
+    """
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry.logprob is None:
+            found.append(None)
+            continue
+        ranked = [(*best, rank) for rank, best in enumerate(entry.top, 1)]
+        at_place = {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": _text(text)}
+            for token, text, logprob, rank in ranked
+        }
+        own = {"logprob": entry.logprob, "rank": None, "decoded_token": _text(entry.token)}
+        found.append({str(entry.id): own} | at_place)
+    return found
 
 
 def _top_map(entry: TokenLogprob) -> dict[str, float] | None:

@@ -8,14 +8,17 @@ from symphony_runtime.gateway.errors import Handler, Problem, problem_of
 
 _SHOWN_MAX = 100  # characters of a path
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
-_PATHS = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"}
+_PATHS = {
+    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
+    "/v1/score", "/v1/rerank", "/tokenize", "/detokenize",
+}  # fmt: skip
 # The first parts of paths below /v1 that are routes of our own: their errors are problems.
 OUR_PARTS = frozenset({"admin", "kv", "limits", "programs", "runs", "secrets"})
 # OpenAI's routes that are not served.
 UNSERVED = {
     "assistants": "assistants are", "audio": "audio is", "batches": "batches are",
-    "embeddings": "embeddings are", "files": "files are", "fine_tuning": "fine-tuning is",
-    "images": "images are", "moderations": "moderations are", "realtime": "realtime sessions are",
+    "files": "files are", "fine_tuning": "fine-tuning is", "images": "images are",
+    "moderations": "moderations are", "realtime": "realtime sessions are",
     "threads": "threads are", "uploads": "uploads are", "vector_stores": "vector stores are",
 }  # fmt: skip
 

@@ -161,7 +161,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     once = read_idempotency_key(request, tenant, raw)
     body = await parse_json(request, raw)
     name, model = model_of(body), await server.model()
-    await _check_tokens(request, tenant)
+    await check_tokens(request, tenant)
     program: Program | None = None  # the shipped one
     if name == model.name:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
@@ -171,7 +171,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
         if program is None:
             raise no_such_model(name)
         wanted = parse_for_program(body, raw)
-    run, batches, headers = await _start(request, program, wanted.job, once)
+    run, batches, headers = await start_program(request, program, wanted.job, once)
     record = run.record if isinstance(run, Run) else run
     looks = shape(record, name, wanted, body)
     choices, streamed = wanted.choices, wanted.stream
@@ -200,7 +200,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     return response
 
 
-async def _check_tokens(request: web.Request, tenant: str) -> None:
+async def check_tokens(request: web.Request, tenant: str) -> None:
     """Check that a tenant has tokens left in this minute; the answer's headers tell how many.
 
     Raises Problem: 429, there are none; 503, the kernel that counts them is away.
@@ -218,7 +218,7 @@ async def _check_tokens(request: web.Request, tenant: str) -> None:
         raise tokens_refused(*tokens)
 
 
-async def _start(
+async def start_program(
     request: web.Request, program: Program | None, job: bytes, once: KeyedRequest | None
 ) -> tuple[Run | Record, Batches, dict[str, str]]:
     """Start a program (None: the shipped one), or find the run of the key's first request.

@@ -9,11 +9,14 @@ import msgpack
 _HEAD = struct.Struct("<IB")
 _PIECE = struct.Struct("<HB")
 _CHOICE = struct.Struct("<H")
+_PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 2: "tool_calls", 255: None}
-_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltue"
+_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _PROMPT_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = (
+    b"pltqdue"
+)
 _REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND = b"rca"
 
 
@@ -38,8 +41,8 @@ class Tokens:
 class Piece:
     """The next text of a choice. `finish` says why it has ended, None: it has not.
 
-    `ids` are the tokens of a whole choice, if the request wants them; `reasoning` and `calls`
-    (names with arguments) are those of a whole choice.
+    `ids` are the tokens of a whole choice, and `prompt` the log-probabilities of its prompt, if the
+    request wants them; `reasoning` and `calls` (names with arguments) are those of a whole choice.
     """
 
     choice: int
@@ -49,6 +52,7 @@ class Piece:
     ids: list[int] | None = None
     reasoning: str = ""
     calls: list[tuple[str, str]] | None = None
+    prompt: "list[PromptLogprob] | None" = None
 
 
 @dataclass(slots=True)
@@ -78,6 +82,31 @@ class CallArguments:
 
 
 @dataclass(slots=True)
+class PromptLogprob:
+    """A prompt's token, its log-probability (None: the first) and the likeliest there."""
+
+    id: int
+    token: bytes
+    logprob: float | None
+    top: list[tuple[int, bytes, float]]
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """The log-probabilities of the prompt of some choices."""
+
+    choices: range
+    entries: list[PromptLogprob]
+
+
+@dataclass(slots=True)
+class Data:
+    """Data of a task that generates nothing; it goes on in the next record."""
+
+    bytes: bytes
+
+
+@dataclass(slots=True)
 class Usage:
     """The tokens of a whole request."""
 
@@ -97,7 +126,8 @@ class Failure:
 
 
 Part = Reasoning | CallBegin | CallArguments
-Record = Piece | Tokens | Part | Usage | Failure
+Record = Piece | Tokens | Part | PromptLogprobs | Data | Usage | Failure
+END = (Usage, Failure)  # the last record of an answer
 
 
 class Records:
@@ -144,6 +174,16 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         choice, index = _CALL.unpack_from(data, at)
         part = CallBegin if kind == _CALL_KIND else CallArguments
         return part(choice, index, data[at + _CALL.size : end].decode())
+    if kind == _PROMPT_KIND:
+        first, count = _PROMPT.unpack_from(data, at)
+        found = msgpack.unpackb(data[at + _PROMPT.size : end])
+        entries = [
+            PromptLogprob(token, text, logprob, [(t, b, p) for t, b, p in top])
+            for token, text, logprob, top in found
+        ]
+        return PromptLogprobs(range(first, first + count), entries)
+    if kind == _DATA_KIND:
+        return Data(data[at:end])
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind

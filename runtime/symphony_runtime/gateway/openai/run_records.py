@@ -5,7 +5,14 @@ from collections.abc import AsyncIterator, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
-from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
+from symphony_runtime.gateway.openai.program_messages import (
+    END,
+    Failure,
+    Piece,
+    Record,
+    Records,
+    Usage,
+)
 from symphony_runtime.gateway.openai.requests.limits import named
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream
@@ -27,7 +34,7 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
         batch = records.feed(data)
         if batch:
             yield batch
-            if isinstance(batch[-1], Usage | Failure):
+            if isinstance(batch[-1], END):
                 return
     yield [_failure(run.end or run.record, shipped=True)]
 
@@ -71,7 +78,7 @@ async def _read_stored(
             messages = b"".join(event.data for event in events if event.kind == "message")
             if messages and (batch := feed(messages)):
                 yield batch
-                if isinstance(batch[-1], Usage | Failure):
+                if isinstance(batch[-1], END):
                     return
     finally:
         reader.close()

@@ -20,6 +20,7 @@ from symphony_runtime.gateway.openai.program_messages import (
     Failure,
     Part,
     Piece,
+    PromptLogprobs,
     Reasoning,
     Record,
     Tokens,
@@ -88,6 +89,7 @@ async def answer_whole(
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
     usage, ids, said = Usage(), dict[int, list[int]](), list[Part]()
+    prompts = list[PromptLogprobs]()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
@@ -101,7 +103,11 @@ async def answer_whole(
             elif isinstance(record, Tokens):
                 hold(_ID_BYTES * len(record.ids))
                 ids[record.choice] = record.ids
+            elif isinstance(record, PromptLogprobs):
+                hold(_LOGPROB_BYTES * sum(1 + len(each.top) for each in record.entries))
+                prompts.append(record)
             else:
+                assert isinstance(record, Failure), "only tasks have data"
                 raise failure_error(record)
     assert all(parts)
     pieces = [_joined(pieces) for pieces in parts]
@@ -109,6 +115,9 @@ async def answer_whole(
         pieces[choice].ids = tokens
     for part in said:
         _add_part(pieces[part.choice], part)
+    for prompt in prompts:
+        for choice in prompt.choices:
+            pieces[choice].prompt = prompt.entries
     return answer.whole(pieces, usage)
 
 

@@ -133,7 +133,7 @@ def generate(
         raise SyscallError(Errno.EINVAL, "no tokens")
     options = fiber.read(opts, opts_len)
     asked = parse_generate_options(options)
-    record = asked.pred.place_bytes(instance.services.text.vocab_size)
+    record = asked.pred.place_bytes(instance.services.text.vocab_size, 0)
     stream = instance.tickets.issue_stream(record, asked.ahead, asked.gathered)
     instance.handles.generating.add(kv)
     stream.drop = partial(instance.handles.generating.discard, kv)
@@ -194,7 +194,8 @@ def _result_bytes(instance: Instance, data: bytes, count: int) -> int:
         raise SyscallError(Errno.EINVAL, "an index in at is outside the call's tokens")
     if options.parents is not None and len(options.parents) != count:
         raise SyscallError(Errno.EINVAL, f"parents must have {count} entries")
-    size = options.places(count) * options.place_bytes(instance.services.text.vocab_size)
+    text = instance.services.text
+    size = options.places(count) * options.place_bytes(text.vocab_size, text.hidden_size)
     if size > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result of {size} bytes")
     return size

@@ -53,6 +53,7 @@ class ModelTokenizer:
         self._piece_chars = piece_chars
         self.model: dict[str, Any] = about["model"]
         self.vocab_size = int(self.model["vocab_size"])
+        self.hidden_size = int(self.model.get("hidden_size", 0))
         self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
         source: bytes = about.get("tokenizer") or b""
         self._plain: Tokenizer | None = None

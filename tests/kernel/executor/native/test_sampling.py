@@ -86,7 +86,7 @@ allows = st.none() | masks | masks.map(lambda mask: bytes(each ^ 0xFF for each i
 
 @st.composite
 def options(draw: st.DrawFn) -> PredOptions:
-    get = draw(st.sampled_from(list(Get)))
+    get = draw(st.sampled_from([each for each in Get if each is not Get.HIDDEN]))
     return PredOptions(
         get=get,
         sampling=draw(samplings) if get is Get.SAMPLE else None,
@@ -95,6 +95,7 @@ def options(draw: st.DrawFn) -> PredOptions:
         logprobs=draw(st.integers(0, 20)) if get in (Get.ARGMAX, Get.SAMPLE) else 0,
         bias=tuple(draw(biases).items()),
         bias_mask=draw(st.none() | st.tuples(masks, st.sampled_from([-3.0, 2.0]))),
+        repetition=draw(st.none() | st.tuples(masks, st.sampled_from([0.5, 1.1, 7.0]))),
         allow=draw(allows),
     )
 

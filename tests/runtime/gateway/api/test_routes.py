@@ -62,7 +62,7 @@ async def test_application_serves_the_table_and_no_more(system: SystemRig, _: Cl
 @run_by(with_system, "tmp_path")
 async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: Client) -> None:
     opened = {route.path for route in ROUTES if route.access is Access.OPEN}
-    assert opened == {"/healthz", "/readyz"}
+    assert opened == {"/healthz", "/readyz", "/health", "/version"}
     tenant, admin = f"Bearer {system.key}", f"Bearer {system.admin_key}"
     wrong = [None, "", "Bearer", "Bearer ", "Bearer sym_x_y", tenant[:-1], tenant + "x",
              tenant.replace("Bearer", "Basic"), system.key]  # fmt: skip

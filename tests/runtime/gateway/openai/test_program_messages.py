@@ -5,8 +5,11 @@ import struct
 import msgpack
 import pytest
 from symphony_runtime.gateway.openai.program_messages import (
+    Data,
     Failure,
     Piece,
+    PromptLogprob,
+    PromptLogprobs,
     Records,
     TokenLogprob,
     Tokens,
@@ -23,17 +26,23 @@ def piece(choice: int, finish: int, text: str) -> bytes:
 
 
 LOGPROBS = msgpack.packb([[b"\xc3", -0.5, [[b"a", -0.25]]], [b"b", None, []]])
+PROMPT = msgpack.packb([[7, b"a", None, []], [8, b"\xc3", -1.5, [[9, b"b", -0.5]]]])
 TOLD = (
     piece(0, 255, "café")
     + piece(1, 0, "")
     + record(b"l", struct.pack("<HBI", 2, 1, 3) + b"end" + LOGPROBS)
     + record(b"t", struct.pack("<H3I", 2, 7, 0, 70_000))
+    + record(b"q", struct.pack("<HH", 1, 2) + PROMPT)
+    + record(b"d", b"\0\1data")
     + record(b"u", struct.pack("<III", 5, 1, 7))
     + record(b"e", msgpack.packb({"status": 400, "code": "c", "param": "", "message": "m"}))
 )
 READ = [
     Piece(0, "café", None), Piece(1, "", "stop"), Piece(2, "end", "length", None),
-    Tokens(2, [7, 0, 70_000]), Usage(5, 1, 7), Failure(400, "c", None, "m"),
+    Tokens(2, [7, 0, 70_000]),
+    PromptLogprobs(range(1, 3), [PromptLogprob(7, b"a", None, []),
+                                 PromptLogprob(8, b"\xc3", -1.5, [(9, b"b", -0.5)])]),
+    Data(b"\0\1data"), Usage(5, 1, 7), Failure(400, "c", None, "m"),
 ]  # fmt: skip
 
 

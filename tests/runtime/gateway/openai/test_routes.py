@@ -80,7 +80,7 @@ async def test_model_without_tokenizer_or_template_says_so(system: SystemRig, _:
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("POST", "/v1/embeddings", "embeddings are not served"),
+        ("POST", "/v1/moderations", "moderations are not served"),
         ("POST", "/v1/audio/speech", "audio is not served"),
         ("POST", "/v1/images/generations", "images are not served"),
         ("GET", "/v1/files", "files are not served"),

@@ -230,6 +230,7 @@ async def test_model_info_has_the_kernels_description(rig: WorkerRig) -> None:
     assert size == len(shown)
     assert set(info) == {
         "name", "vocab_size", "eos", "bos", "max_context", "page_size", "dtype",
+        "hidden_size",
     }  # fmt: skip
 
 

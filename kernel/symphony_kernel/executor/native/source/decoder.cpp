@@ -297,6 +297,17 @@ class TypedDecoder : public Decoder {
         watch.mark(Phase::HEAD);
     }
 
+    void hidden(int32_t first, int32_t count, float *values) override {
+        for (int32_t row = 0; row < count; ++row) {
+            const Factor *from = last_.row(first + row);
+            float *to = values + static_cast<size_t>(row) * shape_.hidden;
+            for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+                const __mmask16 lanes = first_lanes(shape_.hidden - i);
+                store(to + i, load(from + i, lanes), lanes);
+            }
+        }
+    }
+
   private:
     void reserve(int32_t tokens, int32_t wanted) {
         stream_.reserve(tokens);

@@ -81,6 +81,8 @@ class Decoder {
                        const StepAnswers &answers) = 0;
     // Logits of wanted tokens [first, first + count) of the last step.
     virtual void logits(int32_t first, int32_t count, float *logits) = 0;
+    // What the head multiplies for them, [count][hidden]: after the last norm.
+    virtual void hidden(int32_t first, int32_t count, float *values) = 0;
 };
 
 }  // namespace symphony

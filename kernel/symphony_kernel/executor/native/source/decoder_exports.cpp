@@ -75,3 +75,8 @@ SYMPHONY_EXPORT void symphony_decoder_logits(void *decoder, int32_t first, int32
                                              float *logits) {
     static_cast<Decoder *>(decoder)->logits(first, count, logits);
 }
+
+SYMPHONY_EXPORT void symphony_decoder_hidden(void *decoder, int32_t first, int32_t count,
+                                             float *values) {
+    static_cast<Decoder *>(decoder)->hidden(first, count, values);
+}

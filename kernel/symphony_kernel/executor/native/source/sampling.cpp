@@ -142,8 +142,13 @@ struct Sampler::Scratch {
     // The token of a scanned logit. All code below identifies logits by their index.
     uint32_t token_at(uint32_t at) const { return tokens ? tokens[at] : at; }
 
-    // Adds the bias in place and rules out tokens that are not allowed. Returns the logits to scan.
+    // Penalizes repetition, adds the bias in place and rules out tokens that are not allowed. Returns the logits to scan.
     float *shape(const Place &place, float *logits) {
+        const float inverse = 1.0f / place.repetition;
+        for (int32_t i = 0; i < place.seen_count; ++i) {
+            float &logit = logits[place.seen[i]];
+            logit *= logit > 0.0f ? inverse : place.repetition;
+        }
         for (int32_t i = 0; i < place.bias_count; ++i)
             logits[place.bias_tokens[i]] += place.bias_values[i];
         count = vocab;

@@ -22,6 +22,7 @@ struct Place {
     const uint8_t *allow;        // a bit for each token, at least one set; null: all
     const uint32_t *bias_tokens;
     const float *bias_values;
+    const uint32_t *seen;        // whose repetition is penalized
     const uint32_t *of;          // for OF
     uint8_t *out;
     double top_p, min_p;
@@ -31,6 +32,8 @@ struct Place {
     int32_t count;               // of TOP or OF; of the best tokens that follow ARGMAX and SAMPLE
     int32_t bias_count;
     int32_t position;            // of the place's token
+    int32_t seen_count;
+    float repetition;            // divides the positive logits of `seen`, multiplies the others
 };
 
 class Sampler {

@@ -27,10 +27,11 @@ from symphony_runtime.gateway.openai.requests.tools import (
 from symphony_runtime.validation import FieldError, StrictModel, check_model, fields_at_most
 
 # Taken without effect: they change nothing in an answer of this server.
-_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-            "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
+IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+           "prompt_cache_options", "prompt_cache_retention", "prediction", "request_id",
+           "priority", "verbosity"}  # fmt: skip
 # Taken only with the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -38,7 +39,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -104,6 +104,7 @@ class GenerationBody(Body):
     logit_bias: _Biases = {}
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
+    repetition_penalty: float = Field(1.0, gt=0.001, le=1000)
     guided_json: dict[str, Any] | _Text | None = None
     guided_regex: _Text | None = None
     guided_grammar: _Text | None = None
@@ -117,6 +118,8 @@ class CompletionBody(GenerationBody):
     max_completion_tokens: _Count | None = None
     best_of: int | None = Field(None, ge=1)
     logprobs: _Logprobs | None = None
+    prompt_logprobs: _Logprobs | None = None
+    suffix: str = ""
     echo: bool = False
     add_special_tokens: bool = True
     return_token_ids: bool = False
@@ -150,6 +153,7 @@ class ChatBody(ConversationBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: _Logprobs | None = None
+    prompt_logprobs: _Logprobs | None = None
     response_format: dict[str, Any] | None = None
     tools: Tools = []
     tool_choice: ToolChoice | None = None
@@ -171,10 +175,23 @@ class ResponseBody(ConversationBody):
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
     """Return a body for the model; OpenAIError 400."""
+    checked = read_fields(kind, body)
+    options = checked.stream_options
+    if options is not None and not checked.stream:
+        raise refused("`stream_options` needs `stream: true`", "stream_options")
+    if options is not None and options.continuous_usage_stats:
+        raise refused("`continuous_usage_stats` is not supported; it may only be false",
+                      "continuous_usage_stats", "unsupported_parameter")  # fmt: skip
+    return checked
+
+
+def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
+    """Return a model of a body's fields, without those that have no effect; OpenAIError 400."""
     given, fields = {}, kind.model_fields
     for name, value in body.items():
         if value is None:
@@ -183,31 +200,20 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
             # JSON does not tell 5.0 from 5, and some clients write integers so.
             whole = type(value) is float and value.is_integer()
             given[name] = int(value) if whole else value
-        elif name in _IGNORED:
+        elif name in IGNORED:
             continue
-        elif name not in _NEUTRAL:
+        elif name not in NEUTRAL:
             raise _unrecognized(name)
-        elif value not in _NEUTRAL[name]:
-            taken = " and ".join(map(json.dumps, _NEUTRAL[name]))
+        elif value not in NEUTRAL[name]:
+            taken = " and ".join(map(json.dumps, NEUTRAL[name]))
             raise refused(f"`{name}` is not supported; of its values only {taken} may be given",
                           name, "unsupported_parameter")  # fmt: skip
-    return _checked(kind, given)
-
-
-def _checked(kind: type[AnyBody], given: dict[str, Any]) -> AnyBody:
     try:
-        checked = check_model(kind, given, null=False)
+        return check_model(kind, given, null=False)
     except FieldError as error:
         if error.unknown:
             raise _unrecognized(error.unknown[0]) from error
         raise refused(str(error), re.split(r"[.[]", error.field)[0]) from error
-    options = checked.stream_options
-    if options is not None and not checked.stream:
-        raise refused("`stream_options` needs `stream: true`", "stream_options")
-    if options is not None and options.continuous_usage_stats:
-        raise refused("`continuous_usage_stats` is not supported; it may only be false",
-                      "continuous_usage_stats", "unsupported_parameter")  # fmt: skip
-    return checked
 
 
 def _unrecognized(name: str) -> OpenAIError:

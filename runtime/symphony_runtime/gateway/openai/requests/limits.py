@@ -31,6 +31,13 @@ _OF_INSTANCE: Final = {
     "tickets": RUN_TICKETS_MAX,
     "result_bytes": RUN_RESULT_BYTES_MAX,
 }
+# Fill-in-the-middle tokens: Qwen and CodeGemma, StarCoder, DeepSeek, Code Llama.
+_INFILL: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+)
 _BRANCHES: Final = ("handles", "tickets", "kv_files")  # of each, one for a branch
 _AHEAD: Final = 65  # results of a branch that its ticket may hold: `program/src/branch.rs`
 _RESULT_BYTES: Final = 8  # of a token, and of each of its likeliest alternatives
@@ -46,34 +53,59 @@ class Model:
     context: int
     prefix: tuple[int, ...] = ()
     answers: AnswerFormat = field(default_factory=AnswerFormat)
+    suffix: tuple[int, ...] = ()  # that it puts after an embedded text
+    infill: tuple[int, int, int] | None = None  # before a text, before its suffix, before the gap
+    width: int = 0  # of a hidden state
+    pooling: str = "last"
+    dimensions: tuple[int, ...] | None = ()  # that embeddings may be cut to; None: any
 
 
 def read_model(about: dict[str, Any], tool_format: str = "auto") -> Model:
     """Return the model in a kernel's `Welcome`; `tool_format` is the operator's."""
-    model = about["model"]
+    model, embedding = about["model"], about.get("embedding") or {}
     tokenizer = json.loads(about.get("tokenizer") or b"{}")
+    prefix, suffix = text_specials(tokenizer)
+    cuts = embedding.get("dimensions", [])
     return Model(
         model["name"],
         model["vocab_size"],
         tuple(model["eos"]),
         model["max_context"],
-        text_prefix(tokenizer),
+        prefix,
         detect_format(about.get("chat_template"), tokenizer, tool_format),
+        suffix,
+        infill_tokens(tokenizer),
+        model.get("hidden_size", 0),
+        embedding.get("pooling", "last"),
+        None if cuts is None else tuple(cuts),
     )
 
 
-def text_prefix(tokenizer: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the special tokens that a tokenizer.json puts before a single text."""
+def text_specials(tokenizer: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the special tokens that a tokenizer.json puts before and after a single text."""
     processor = tokenizer.get("post_processor") or {}
     templates = [p for p in (processor, *processor.get("processors", ())) if "single" in p]
-    ids: list[int] = []
+    before, after = list[int](), list[int]()
     for template in templates:
+        ids = before
         for piece in template["single"]:
             special = piece.get("SpecialToken")
             if special is None:
-                break  # the text
-            ids += template["special_tokens"][special["id"]]["ids"]
-    return tuple(ids)
+                ids = after  # behind the text
+            else:
+                ids += template["special_tokens"][special["id"]]["ids"]
+    return tuple(before), tuple(after)
+
+
+def infill_tokens(tokenizer: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Return the tokens before a text, before its suffix and before the gap, if there are any."""
+    added = tokenizer.get("added_tokens") or ()
+    ids = {token["content"]: token["id"] for token in added}
+    for names in _INFILL:
+        if ids.keys() >= set(names):
+            before, hole, end = (int(ids[name]) for name in names)
+            return before, hole, end
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class ParsedRequest:
 def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
     """Return the job of a `/v1/completions` body; OpenAIError 400."""
     request = read_body(CompletionBody, body)
-    prompts = _prompts(request.prompt, model)
+    prompts = read_prompts(request.prompt, model, "prompt")
     job = _common(request, "max_completion_tokens", model, limits)
     if job["max"] is None:
         job["max"] = OPENAI_COMPLETION_TOKENS_DEFAULT
@@ -63,6 +63,8 @@ def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) 
         raise refused(f"`best_of` must be at least `n`, {request.n}; it is {best_of}", "best_of")
     if request.logprobs is not None:
         job["logprobs"] = request.logprobs
+    _read_infill(request, job, model)
+    _read_prompt_logprobs(request, job)
     if best_of > request.n and request.stream:
         raise refused("`best_of` cannot be streamed", "best_of")
     if request.return_token_ids and request.stream:
@@ -84,6 +86,7 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
         job["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs is not None:
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
+    _read_prompt_logprobs(request, job)
     limits.check_answers(1, request.n, job.get("logprobs"))
     parsed = _parsed(job, request.n, request)
     return replace(parsed, call_id_characters=model.answers.tools.id_characters)
@@ -131,6 +134,30 @@ def _put_conversation(
     put_format(request, use, model.answers, job)
 
 
+def _read_infill(request: CompletionBody, job: dict[str, Any], model: Model) -> None:
+    """Let the answer fill the gap before `suffix`; OpenAIError 400: the model cannot do that."""
+    if not request.suffix:
+        return
+    if model.infill is None:
+        raise refused("the model's tokenizer has no fill-in-the-middle tokens", "suffix",
+                      "unsupported_parameter")  # fmt: skip
+    if request.echo:
+        raise refused("`echo` cannot be used with `suffix`", "suffix")
+    before, hole, end = model.infill
+    opening = struct.pack("<I", before)
+    job["prompts"] = [each if isinstance(each, str) else opening + each for each in job["prompts"]]
+    job["prefix"] = [*job.get("prefix", ()), before]
+    job["after"] = [hole, request.suffix, end]
+
+
+def _read_prompt_logprobs(request: CompletionBody | ChatBody, job: dict[str, Any]) -> None:
+    if request.prompt_logprobs is None:
+        return
+    if request.stream:
+        raise refused("`prompt_logprobs` is for answers that are not streamed", "prompt_logprobs")
+    job["prompt_logprobs"] = request.prompt_logprobs
+
+
 def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
     """Return the job of a tenant's own program: the request's bytes. The program checks the rest.
 
@@ -173,23 +200,25 @@ def _include_usage(request: Body) -> bool:
 
 
 # --- Prompts -------------------------------------------------------------------------------------
-def _prompts(value: Any, model: Model) -> list[str | bytes]:
+def read_prompts(value: Any, model: Model, param: str) -> list[str | bytes]:
+    """Return texts, or token ids as u32; OpenAIError 400."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise refused("`prompt` must be a string, a list of strings, token ids, or a list of "
-                      "lists of token ids", "prompt")  # fmt: skip
+        raise refused(f"`{param}` must be a string, a list of strings, token ids, or a list of "
+                      "lists of token ids", param)  # fmt: skip
     if isinstance(value[0], int):
-        return [_token_ids(value, model)]
-    return [item if isinstance(item, str) else _token_ids(item, model) for item in value]
+        return [read_token_ids(value, model, param)]
+    return [item if isinstance(item, str) else read_token_ids(item, model, param) for item in value]
 
 
-def _token_ids(value: Any, model: Model) -> bytes:
+def read_token_ids(value: Any, model: Model, param: str) -> bytes:
+    """Return token ids as u32, one at least; OpenAIError 400."""
     # There may be very many: checked by C loops.
     if not isinstance(value, list) or not value or not {int}.issuperset(map(type, value)):
-        raise refused("`prompt` must hold strings, or non-empty lists of token ids", "prompt")
+        raise refused(f"`{param}` must hold strings, or non-empty lists of token ids", param)
     if min(value) < 0 or max(value) >= model.vocab_size:
-        raise refused(f"a token id in `prompt` must be below {model.vocab_size}", "prompt")
+        raise refused(f"a token id in `{param}` must be below {model.vocab_size}", param)
     return struct.pack(f"<{len(value)}I", *value)
 
 
@@ -225,6 +254,8 @@ def _common(
     }
     if request.temperature:
         job["sample"] = _sampling(request)
+    if request.repetition_penalty != 1:
+        job |= {"repetition": request.repetition_penalty, "vocab": model.vocab_size}
     if job["presence"] or job["frequency"]:
         job["most"] = _penalised_max(job)
     return job

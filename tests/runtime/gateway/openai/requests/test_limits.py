@@ -13,7 +13,7 @@ from symphony_runtime.gateway.openai.requests.limits import (
     Model,
     RequestLimits,
     read_model,
-    text_prefix,
+    text_specials,
 )
 from symphony_runtime.gateway.openai.requests.parsing import parse_chat, parse_completion
 
@@ -153,16 +153,16 @@ TEMPLATE = {
 
 
 @pytest.mark.parametrize(
-    ("processor", "prefix"),
+    ("processor", "specials"),
     [
-        (None, ()),
-        ({"type": "ByteLevel"}, ()),
-        (TEMPLATE, (1,)),
-        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, (1,)),
+        (None, ((), ())),
+        ({"type": "ByteLevel"}, ((), ())),
+        (TEMPLATE, ((1,), (2,))),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, ((1,), (2,))),
     ],
 )
-def test_text_prefix_is_the_tokenizer_templates(processor: Any, prefix: tuple[int, ...]) -> None:
-    assert text_prefix({"post_processor": processor}) == prefix
+def test_text_specials_are_the_tokenizer_templates(processor: Any, specials: Any) -> None:
+    assert text_specials({"post_processor": processor}) == specials
 
 
 def test_text_prefix_without_a_tokenizer_is_empty() -> None:

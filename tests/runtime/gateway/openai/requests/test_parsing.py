@@ -109,8 +109,9 @@ def test_penalty_with_too_many_tokens_is_refused() -> None:
 @pytest.mark.parametrize(
     ("ask", "fields", "words"),
     [
-        (chat, {"repetition_penalty": 2}, "is not supported; of its values only 1 may be given"),
-        (completion, {"suffix": "x"}, '`suffix` is not supported; of its values only "" may be'),
+        (chat, {"length_penalty": 2}, "is not supported; of its values only 1 may be given"),
+        (chat, {"suffix": "x"}, '`suffix` is not supported; of its values only "" may be'),
+        (completion, {"suffix": "x"}, "no fill-in-the-middle tokens"),
         (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "images are not supported: content must be"),
         (chat, {"messages": [{"role": "user", "content": [{"type": ["image_url"]}]}]},

@@ -53,6 +53,8 @@ pub struct Branch {
     /// Splits the text, where the job has a format; the parts are to be told next.
     channels: Option<Channels>,
     parts: Vec<Part>,
+    /// A bit for each token that has occurred, where that is penalized.
+    occurred: Vec<u8>,
     finish: Finish,
     told: bool,
 }
@@ -78,6 +80,7 @@ impl Branch {
             seen: BTreeMap::new(),
             channels: None,
             parts: Vec::new(),
+            occurred: Vec::new(),
             finish: if max == 0 { Finish::Length } else { Finish::Going },
             told: false,
         }
@@ -86,6 +89,20 @@ impl Branch {
     /// Splits the answer into reasoning, content and calls. `thinks`: the prompt began reasoning.
     pub fn split(&mut self, thinks: bool) {
         self.channels = Some(Channels::new(thinks));
+    }
+
+    /// Takes the prompt's tokens as ones that have occurred.
+    pub fn note_prompt(&mut self, tokens: &[u32], job: &Job) {
+        if job.repeats() {
+            self.occurred = vec![0; (job.vocab + 7) / 8];
+            tokens.iter().for_each(|token| self.note(*token));
+        }
+    }
+
+    fn note(&mut self, token: u32) {
+        if let Some(byte) = self.occurred.get_mut(token as usize / 8) {
+            *byte |= 1 << (token % 8);
+        }
     }
 
     pub fn going(&self) -> bool {
@@ -154,6 +171,7 @@ impl Branch {
         self.tokens.push(token);
         if job.penalizes() {
             *self.seen.entry(token).or_insert(0) += 1;
+            self.note(token);
         }
         if job.logprobs.is_some() {
             let top = record[8..].chunks_exact(8).map(pair).collect();
@@ -297,9 +315,10 @@ impl Branch {
     }
 
     /// Tells the prompt's entries before the answer's.
-    pub fn tell_entries(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+    pub fn tell_entries(&mut self, entries: &[Entry], count: usize) -> Result<(), Failure> {
         for entry in entries {
-            self.ready_entries.push(entry)?;
+            let top = entry.top.iter().take(count).copied().collect();
+            self.ready_entries.push(&Entry { top, ..*entry })?;
         }
         Ok(())
     }
@@ -371,6 +390,7 @@ impl Branch {
             + usize::from(!bias.is_empty())
             + usize::from(logprobs.is_some())
             + usize::from(job.constraint > 0)
+            + usize::from(job.repeats())
             + if ahead { 4 } else { 0 };
         if count == 0 {
             return Vec::new();
@@ -384,6 +404,10 @@ impl Branch {
             for (token, bias) in &bias {
                 out.uint(u64::from(*token)).f32(*bias);
             }
+        }
+        if job.repeats() {
+            out.str("repetition").map(2).str("mask").bin(&self.occurred);
+            out.str("penalty").f32(job.repetition);
         }
         if let Some(count) = logprobs {
             out.str("logprobs").uint(count as u64);
@@ -411,7 +435,7 @@ impl Branch {
 
     /// What is added to the logits of the next token.
     fn bias(&self, job: &Job, forbids: bool) -> Vec<(u32, f32)> {
-        if !forbids && self.seen.is_empty() {
+        if !forbids && (self.seen.is_empty() || !job.biases_seen()) {
             return job.bias.clone();
         }
         let mut sum: BTreeMap<u32, f32> = job.bias.iter().copied().collect();

@@ -19,6 +19,10 @@ pub fn kv_fork(kv: i32) -> Result<i32> {
     check("kv_fork", unsafe { raw::kv_fork(kv) }).map(|kv| kv as i32)
 }
 
+pub fn kv_close(kv: i32) -> Result<()> {
+    check("kv_close", unsafe { raw::kv_close(kv) }).map(drop)
+}
+
 /// A file with the longest offered beginning of the tokens, and how many it holds.
 pub fn kv_match(tokens: &[u32]) -> Result<Option<(i32, usize)>> {
     let kv = match check("kv_match", unsafe { raw::kv_match(tokens.as_ptr(), tokens.len()) }) {

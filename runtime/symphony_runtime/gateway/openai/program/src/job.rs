@@ -5,7 +5,7 @@ use crate::channels::Format;
 use crate::conversation;
 use crate::failure::Failure;
 use symphony::msgpack::Writer;
-use symphony::{model, msgpack, process, Errno, Error, Value};
+use symphony::{model, Errno, Error, Value};
 
 /// Between two attempts to have a grammar compiled: the first pause and the longest.
 const PAUSE_MS: (i64, i64) = (10, 250);
@@ -45,6 +45,8 @@ pub struct Job {
     pub prompts: Vec<Prompt>,
     /// Tokens that the model's tokenizer puts before a text.
     pub prefix: Vec<u32>,
+    /// Tokens behind every prompt: what is to follow the answer, and where the answer begins.
+    pub after: Vec<u32>,
     /// Answers to each prompt, and how many of them are told.
     pub best_of: usize,
     pub n: usize,
@@ -60,6 +62,9 @@ pub struct Job {
     pub sampling: Option<Sampling>,
     pub presence: f32,
     pub frequency: f32,
+    /// What divides the logits of tokens that have occurred; 1: nothing. `vocab`: how many there are.
+    pub repetition: f32,
+    pub vocab: usize,
     pub bias: Vec<(u32, f32)>,
     pub stop: Vec<Vec<u8>>,
     /// Tokens that end an answer, and are no part of it.
@@ -67,6 +72,8 @@ pub struct Job {
     /// What answers have to be; 0: anything.
     pub constraint: i32,
     pub logprobs: Option<usize>,
+    /// The likeliest tokens at each place of a prompt that are told with it.
+    pub prompt_logprobs: Option<usize>,
     pub echo: bool,
     /// Whether the client wants the answer's tokens, too.
     pub ids: bool,
@@ -80,9 +87,14 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn read() -> Option<Result<Job, Failure>> {
-        let value = msgpack::decode(&process::input()).ok()?;
-        let mut job = Job::of(&value)?;
+    pub fn read(value: &Value) -> Option<Result<Job, Failure>> {
+        let mut job = Job::of(value)?;
+        if let Some(after) = value.get("after").and_then(Value::as_array) {
+            match read_after(after)? {
+                Ok(tokens) => job.after = tokens,
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
         if let Some(constraint) = value.get("constraint") {
             let patience = value.get("patience_ms").and_then(Value::as_u32).unwrap_or(0);
             match compile(constraint, i64::from(patience))? {
@@ -104,6 +116,7 @@ impl Job {
         Some(Job {
             prompts: read_prompts(value)?,
             prefix: list("prefix").iter().filter_map(Value::as_u32).collect(),
+            after: Vec::new(),
             n,
             best_of: count("best_of").unwrap_or(n),
             max: count("max"),
@@ -115,11 +128,14 @@ impl Job {
             sampling: value.get("sample").and_then(read_sampling),
             presence: number(value, "presence", 0.0),
             frequency: number(value, "frequency", 0.0),
+            repetition: number(value, "repetition", 1.0),
+            vocab: count("vocab").unwrap_or(0),
             bias: value.get("bias").map_or(Some(Vec::new()), read_bias)?,
             stop: list("stop").iter().filter_map(Value::as_bytes).map(<[u8]>::to_vec).collect(),
             ends: list("ends").iter().filter_map(Value::as_u32).collect(),
             constraint: 0,
             logprobs: count("logprobs"),
+            prompt_logprobs: count("prompt_logprobs"),
             echo: flag("echo"),
             ids: flag("ids"),
             stream: flag("stream"),
@@ -131,11 +147,26 @@ impl Job {
 
     /// Whether the options of each pass depend on the tokens before it.
     pub fn penalizes(&self) -> bool {
+        self.biases_seen() || self.repeats()
+    }
+
+    /// Whether tokens of the answer are penalized by how often they have occurred.
+    pub fn biases_seen(&self) -> bool {
         self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Whether tokens that have occurred are penalized, the prompt's included.
+    pub fn repeats(&self) -> bool {
+        self.repetition != 1.0
     }
 
     /// Whether the prompt's own tokens are scored.
     pub fn scores(&self) -> bool {
+        self.echoes_scores() || self.prompt_logprobs.is_some()
+    }
+
+    /// Whether an answer begins with them.
+    pub fn echoes_scores(&self) -> bool {
         self.echo && self.logprobs.is_some()
     }
 
@@ -214,7 +245,7 @@ pub fn constraint(kind: i32, text: &[u8], patience_ms: i64) -> Result<i32, (Erro
     }
 }
 
-fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
+pub fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
     let prompt = |value: &Value| match value {
         Value::Str(text) => Some(Prompt::Text(text.clone())),
         Value::Bin(bytes) => {
@@ -230,6 +261,15 @@ fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
         Some(messages) => Some(vec![Prompt::Messages(messages.as_bytes()?.to_vec())]),
         None => value.get("prompts")?.as_array()?.iter().map(prompt).collect(),
     }
+}
+
+/// The tokens of [id, text, id].
+fn read_after(after: &[Value]) -> Option<symphony::Result<Vec<u32>>> {
+    let (begin, text, end) = match after {
+        [begin, Value::Str(text), end] => (begin.as_u32()?, text, end.as_u32()?),
+        _ => return None,
+    };
+    Some(model::tokenize(text).map(|tokens| [&[begin][..], &tokens, &[end]].concat()))
 }
 
 fn read_sampling(value: &Value) -> Option<Sampling> {

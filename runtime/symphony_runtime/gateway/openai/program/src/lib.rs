@@ -8,16 +8,22 @@ mod call;
 mod calls;
 mod channels;
 mod conversation;
+mod embedding;
 mod failure;
 mod job;
 mod logprobs;
+mod passes;
+mod ranking;
 mod scoring;
+mod tasks;
 mod text;
 mod wire;
 
 use branch::{Branch, AHEAD_UNREAD};
 use failure::Failure;
 use job::{Job, Prompt};
+use logprobs::{pack_prompt, Entry};
+use symphony::{msgpack, process, Value};
 use wire::Wire;
 
 symphony::entry!("lip_main", run);
@@ -31,10 +37,9 @@ const PAGE_TOKENS: usize = 16;
 
 fn run() -> i32 {
     let mut wire = Wire::default();
-    let outcome = match Job::read() {
-        Some(Ok(job)) => serve(&job, &mut wire),
-        Some(Err(failure)) => Err(failure),
-        None => Err(Failure::refused("bad_job", "", "the job is none".into())),
+    let outcome = match msgpack::decode(&process::input()) {
+        Ok(input) => obey(input, &mut wire),
+        Err(_) => Err(tasks::bad_job()),
     };
     let code = match outcome {
         Ok(()) => 0,
@@ -47,16 +52,34 @@ fn run() -> i32 {
     wire.flush().map_or(1, |()| code)
 }
 
+fn obey(input: Value, wire: &mut Wire) -> Result<(), Failure> {
+    if let Some(Value::Str(task)) = input.get("task") {
+        return tasks::serve(task, &input, wire);
+    }
+    let job = Job::read(&input).ok_or_else(tasks::bad_job)??;
+    drop(input); // an answer may take long
+    serve(&job, wire)
+}
+
 fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     let mut usage = Usage::default();
     let mut branches = Vec::with_capacity(job.prompts.len() * job.best_of);
-    for prompt in &job.prompts {
+    for (number, prompt) in job.prompts.iter().enumerate() {
         let mut tokens = prompt.tokens(&job.prefix)?;
+        tokens.extend_from_slice(&job.after);
         let thinks = conversation::begin_answer(job, &mut tokens)?;
         let max = room_for_answer(job, tokens.len())?;
         usage.prompt += tokens.len();
         let first = branches.len();
-        begin(job, &tokens, max, &mut usage, &mut branches)?;
+        if job.scores() {
+            check_computed(job, &usage)?;
+            let entries = begin_scored(job, &tokens, max, &mut branches)?;
+            if let Some(count) = job.prompt_logprobs {
+                wire.prompt((number * job.n) as u16, job.n as u16, &pack_prompt(&entries, count)?);
+            }
+        } else {
+            begin(job, &tokens, max, &mut usage, &mut branches)?;
+        }
         if job.format.is_some() {
             branches[first..].iter_mut().for_each(|branch| branch.split(thinks));
         }
@@ -77,24 +100,28 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same where the prompt's own tokens are scored: all of it is computed, known or not.
+/// Starts all answers to a prompt whose own tokens are scored: all of it is computed, known or not.
 fn begin_scored(
     job: &Job,
     tokens: &[u32],
     max: usize,
     branches: &mut Vec<Branch>,
-) -> Result<(), Failure> {
+) -> Result<Vec<Entry>, Failure> {
     let kv = calls::kv_create()?;
-    let entries = scoring::score(kv, tokens, job)?;
+    let echoed = if job.echo { job.logprobs } else { None };
+    let entries = scoring::score(kv, tokens, echoed.max(job.prompt_logprobs).unwrap_or(0))?;
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
-        branch.tell_entries(&entries)?;
+        if let Some(count) = echoed {
+            branch.tell_entries(&entries, count)?;
+        }
         if max > 0 {
+            branch.note_prompt(tokens, job);
             branch.start(&tokens[tokens.len() - 1..], job)?;
         }
         branches.push(branch);
     }
-    Ok(())
+    Ok(entries)
 }
 
 /// Offers the files of each prompt's first answer, now that the client has everything.
@@ -184,10 +211,6 @@ fn begin(
     usage: &mut Usage,
     branches: &mut Vec<Branch>,
 ) -> Result<(), Failure> {
-    if job.scores() {
-        check_computed(job, usage)?;
-        return begin_scored(job, tokens, max, branches);
-    }
     if max == 0 {
         branches.extend((0..job.best_of).map(|number| Branch::new(number, 0, 0, max, job)));
         return Ok(());
@@ -202,6 +225,7 @@ fn begin(
     let fresh = &tokens[cached..];
     if job.best_of == 1 {
         let mut branch = Branch::new(0, kv, tokens.len(), max, job);
+        branch.note_prompt(tokens, job);
         branch.start(fresh, job)?;
         branches.push(branch);
         return Ok(());
@@ -212,6 +236,7 @@ fn begin(
     }
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
+        branch.note_prompt(tokens, job);
         branch.start(last, job)?;
         branches.push(branch);
     }

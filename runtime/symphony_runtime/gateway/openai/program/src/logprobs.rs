@@ -13,6 +13,37 @@ pub struct Entry {
     pub top: Vec<(u32, f32)>,
 }
 
+/// A prompt's entries as one list: [[id, bytes, log-probability or nil, [[id, bytes,
+/// log-probability], ...]], ...], with so many of the likeliest tokens.
+pub fn pack_prompt(entries: &[Entry], count: usize) -> symphony::Result<Vec<u8>> {
+    let mut out = Writer::new();
+    let mut bytes = Vec::new();
+    out.array(entries.len());
+    for entry in entries {
+        out.array(4);
+        put_token(&mut out, entry.token, &mut bytes)?;
+        match entry.logprob {
+            Some(logprob) => out.f32(logprob),
+            None => out.nil(),
+        };
+        let top = &entry.top[..count.min(entry.top.len())];
+        out.array(top.len());
+        for (token, logprob) in top {
+            out.array(3);
+            put_token(&mut out, *token, &mut bytes)?;
+            out.f32(*logprob);
+        }
+    }
+    Ok(out.into_bytes())
+}
+
+fn put_token(out: &mut Writer, token: u32, bytes: &mut Vec<u8>) -> symphony::Result<()> {
+    bytes.clear();
+    calls::detokenize(&[token], bytes)?;
+    out.uint(u64::from(token)).bin(bytes);
+    Ok(())
+}
+
 /// Those that are to be told.
 #[derive(Default)]
 pub struct Entries {

@@ -1,28 +1,26 @@
-//! The log-probabilities of a prompt's own tokens, for `echo` with `logprobs`.
+//! The log-probabilities of a prompt's own tokens.
 
 use crate::calls;
 use crate::failure::Failure;
-use crate::job::Job;
 use crate::logprobs::Entry;
 use symphony::msgpack::Writer;
 
 /// Tokens of one pass: each place is asked for each of them.
 const CHUNK: usize = 128;
 
-/// Puts all tokens but the last into the file; each token's entry.
-pub fn score(kv: i32, tokens: &[u32], job: &Job) -> Result<Vec<Entry>, Failure> {
+/// Puts all tokens but the last into the file; each token's entry, with so many of the likeliest.
+pub fn score(kv: i32, tokens: &[u32], count: usize) -> Result<Vec<Entry>, Failure> {
     let mut entries = vec![entry(tokens[0], None)];
     let mut at = 0;
     while at + 1 < tokens.len() {
         let end = (at + CHUNK).min(tokens.len() - 1);
         let (chunk, next) = (&tokens[at..end], &tokens[at + 1..=end]);
-        let best = job.logprobs.filter(|count| *count > 0);
-        let chances = words(kv, chunk, &of(next, best.is_none()))?;
+        let chances = words(kv, chunk, &of(next, count == 0))?;
         // Of place i, the i-th of the tokens that were asked for is the one that came.
         let own = (0..next.len()).map(|i| f32::from_bits(chances[i * next.len() + i]));
         let mut scored: Vec<Entry> =
             next.iter().zip(own).map(|(t, p)| entry(*t, Some(p))).collect();
-        if let Some(count) = best {
+        if count > 0 {
             let top = words(kv, chunk, &likeliest(count))?;
             for (entry, pairs) in scored.iter_mut().zip(top.chunks_exact(2 * count)) {
                 entry.top = pairs.chunks_exact(2).map(|p| (p[0], f32::from_bits(p[1]))).collect();

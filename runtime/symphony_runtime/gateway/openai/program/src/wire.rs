@@ -7,6 +7,9 @@
 //! - `r` reasoning: choice u16, then its text
 //! - `c` a call of a tool begins: choice u16, the call's number u16, then its name
 //! - `a` more of a call's arguments: choice u16, the call's number u16, then the text
+//! - `q` a prompt's log-probabilities, before all pieces: its first choice u16, its choices u16, then
+//!   msgpack [[id, bytes, log-probability or nil, [[id, bytes, log-probability], ...]], ...]
+//! - `d` data of a task that generates nothing, which go on in the next record
 //! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
@@ -54,6 +57,23 @@ impl Wire {
         self.out.extend_from_slice(&choice.to_le_bytes());
         call.iter().for_each(|call| self.out.extend_from_slice(&call.to_le_bytes()));
         self.out.extend_from_slice(text.as_bytes());
+    }
+
+    pub fn prompt(&mut self, first: u16, count: u16, entries: &[u8]) {
+        self.head(b'q', 4 + entries.len());
+        self.out.extend_from_slice(&first.to_le_bytes());
+        self.out.extend_from_slice(&count.to_le_bytes());
+        self.out.extend_from_slice(entries);
+    }
+
+    pub fn data(&mut self, bytes: &[u8]) {
+        self.head(b'd', bytes.len());
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Bytes that are not sent.
+    pub fn waiting(&self) -> usize {
+        self.out.len()
     }
 
     pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
