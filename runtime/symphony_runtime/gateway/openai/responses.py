@@ -191,7 +191,7 @@ class ResponseShape:
                 **item.place, name=item.name, arguments=text,
             )  # fmt: skip
         else:
-            more = {"logprobs": []} if item.kind == _MESSAGE else {}
+            more: dict[str, Any] = {"logprobs": []} if item.kind == _MESSAGE else {}
             kind = f"response.{_TEXTS[item.kind]}.done"
             done = self._event(kind, **item.place, text=text, **more)
         if item.kind == _MESSAGE:
