@@ -60,7 +60,7 @@ def test_declarations_match_the_abi_table() -> None:
         for name, (parameters, result) in declared("raw.rs").items()
     }
     assert calls == {call["name"]: (call["params"], call["result"]) for call in TABLE["call"]}
-    assert len(calls) == 49
+    assert len(calls) == 50
 
 
 def test_in_memory_host_has_the_same_calls() -> None:
