@@ -29,7 +29,7 @@ def test_call_cases_find_nothing(seed: int) -> None:
 
 def test_disk_cases_with_faults_find_nothing() -> None:
     met: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(12):
         case = sequences.make_disk(Random(f"suite/{seed}"))
         seen, _ = sequences.play(case, Random(0))
         assert seen.wrong == [], str(case)

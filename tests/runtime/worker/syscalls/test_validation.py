@@ -60,8 +60,8 @@ BAD: dict[str, list[tuple[tuple[int | str, ...], Errno]]] = {
 }  # fmt: skip
 POINTERS_AND_HANDLES = {  # are all that these take
     "input_read", "send", "random", "join", "take", "cancel", "last_error", "model_info",
-    "tokenize", "detokenize", "chat", "constraint_close", "kv_fork", "kv_extract", "kv_len",
-    "kv_stat", "kv_offer", "kv_close", "tools",
+    "tokenize", "detokenize", "chat", "chat_with", "constraint_close", "kv_fork", "kv_extract",
+    "kv_len", "kv_stat", "kv_offer", "kv_close", "tools",
 }  # fmt: skip
 CANNOT_FAIL = {"recv", "clock_ms", "unix_ms", "kv_create", "exit"}
 PARTS = (data(100, "x"), data(120, b"\xff"))
