@@ -137,7 +137,7 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"suffix": "end"}, "suffix"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
-        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
         ({"extra_body": {"min_tokens": 30}}, "min_tokens"),
         ({"extra_body": {"stop_token_ids": [9999]}}, "stop_token_ids"),
     ],

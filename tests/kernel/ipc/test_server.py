@@ -143,7 +143,9 @@ async def test_kernel_process_serves_a_run(process: Process) -> None:
     gateway, worker = await process.gateway(), await process.worker()
     about = (await worker.welcome).about
     assert about["model"]["page_size"] == 16
-    assert set(about) == {"model", "tokenizer", "chat_template", "special", "disk_tier_bytes"}
+    assert set(about) == {
+        "model", "tokenizer", "chat_template", "special", "embedding", "disk_tier_bytes",
+    }  # fmt: skip
     assert about["disk_tier_bytes"] == 0
     assert (await worker.welcome).pid == process.process.pid
     assert (await gateway.register(7, worker="worker-0")).errno == 0
