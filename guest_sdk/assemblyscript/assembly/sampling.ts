@@ -21,7 +21,7 @@ export class Sampling {
   topK: i32 = 0;
   /** Only tokens at least this share as probable as the most probable one. */
   minP: f64 = 0;
-  /** The same seed gives the same tokens, whatever else the server computes; -1: the server draws one. */
+  /** The same seed gives the same tokens in any batch; -1: the server draws one. */
   seed: i64 = -1;
   /** Texts that end it, and are no part of it. */
   stop: Array<string> = [];

@@ -296,7 +296,7 @@ async def test_abort_ends_the_program_with_its_message(rig: WorkerRig) -> None:
         ("", ""),
     ],
 )
-async def test_abort_ends_the_program_whatever_follows_it(
+async def test_abort_ends_the_program_before_what_follows_it(
     rig: WorkerRig, behind: str, where: str
 ) -> None:
     aborts = f"{call('abort', 0, 0, 3, 9)} {behind}"
