@@ -170,8 +170,9 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
         program = await server.programs.find(tenant, name)
         if program is None:
             raise no_such_model(name)
-        wanted = parse_for_program(body, raw)
-    run, batches, headers = await start_program(request, program, wanted.job, once)
+        wanted = parse_for_program(body, raw, several=parse is not parse_response)
+    counts = wanted.n, wanted.choices
+    run, batches, headers = await start_program(request, program, wanted.job, once, counts)
     record = run.record if isinstance(run, Run) else run
     looks = shape(record, name, wanted, body)
     choices, streamed = wanted.choices, wanted.stream
@@ -192,6 +193,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
             response = await send_whole(request, whole, headers)
         served = True
     except OpenAIError as error:
+        served = program is not None  # a program that has told why may end by itself
         server.runs.admission.set_retry_after(error)
         raise
     finally:
@@ -219,31 +221,39 @@ async def check_tokens(request: web.Request, tenant: str) -> None:
 
 
 async def start_program(
-    request: web.Request, program: Program | None, job: bytes, once: KeyedRequest | None
+    request: web.Request,
+    program: Program | None,
+    job: bytes,
+    once: KeyedRequest | None,
+    counts: tuple[int, int] = (1, 1),
 ) -> tuple[Run | Record, Batches, dict[str, str]]:
     """Start a program (None: the shipped one), or find the run of the key's first request.
 
-    Return the run, its records, and headers of the answer.
+    `counts`: a tenant's program is to give so many answers to a prompt, so many in all. Return the
+    run, its records, and headers of the answer.
     """
     server, tenant = request.app[OPENAI], tenant_of(request)
-    chosen, read = program or await server.shipped.program(), program_records
+    chosen = program or await server.shipped.program()
     if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
     asked = RunRequest(input=job, limits=server.runs.limits.of(tenant).choose({}))
+    if program is None and once is None:
+        inbox = Inbox()
+        request[WRITING].held = lambda: inbox.waiting
+        passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
+        return passing, shipped_records(passing, inbox), {}
+
+    async def start(run_id: str | None) -> Run:
+        started = await server.runs.start(chosen, asked, tenant=tenant, run_id=run_id)
+        if not started.ending:
+            server.runs.deliver(started, None)  # a request has no messages
+        return started
+
+    run, again = await start_run_once(server.idempotency, server.runs, once, start)
+    headers = dict(REPLAYED) if again else {}
     if program is None:
-        read = kept_records
-        if once is None:
-            inbox = Inbox()
-            request[WRITING].held = lambda: inbox.waiting
-            passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
-            return passing, shipped_records(passing, inbox), {}
-    run, again = await start_run_once(
-        server.idempotency,
-        server.runs,
-        once,
-        lambda run_id: server.runs.start(chosen, asked, tenant=tenant, run_id=run_id),
-    )
-    return run, read(server.runs, run), dict(REPLAYED) if again else {}
+        return run, kept_records(server.runs, run), headers
+    return run, program_records(server.runs, run, *counts), headers
 
 
 def _model_view(server: OpenAI, model: Model) -> dict[str, Any]:

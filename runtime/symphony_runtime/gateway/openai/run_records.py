@@ -1,14 +1,13 @@
 """The records of a run's answer: of the shipped program, or of any other."""
 
-import codecs
 from collections.abc import AsyncIterator, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
+from symphony_runtime.gateway.openai.program_answers import ProgramAnswer
 from symphony_runtime.gateway.openai.program_messages import (
     END,
     Failure,
-    Piece,
     Record,
     Records,
     Usage,
@@ -44,20 +43,25 @@ def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
     return _read_stored(runs, run, Records().feed, lambda record: [_failure(record, shipped=True)])
 
 
-def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Return a program's messages as the text of one choice, then its usage."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+def program_records(runs: Runs, run: Run | RunRecord, n: int = 1, choices: int = 1) -> Batches:
+    """Return the records of a tenant's program, checked: `choices` of them, `n` to a prompt.
+
+    A run whose answer is refused is killed.
+    """
+    answer = ProgramAnswer(n, choices)
 
     def feed(messages: bytes) -> list[Record]:
-        text = decoder.decode(messages)
-        return [Piece(0, text, None)] if text else []
+        batch = answer.feed(messages)
+        if answer.refused is not None and isinstance(run, Run):
+            runs.kill(run, answer.refused.message)
+        return batch
 
     def end(record: RunRecord) -> list[Record]:
         if (record.status, record.exit_code) != ("exited", 0):
             return [_failure(record)]
         used = record.usage or {}
         counts = (used.get(f"{kind}_tokens", 0) for kind in ("prompt", "cached", "completion"))
-        return [Piece(0, decoder.decode(b"", final=True), "stop"), Usage(*counts)]
+        return answer.end(Usage(*counts))
 
     return _read_stored(runs, run, feed, end)
 
