@@ -12,6 +12,7 @@ import anthropic
 import jsonschema
 import pytest
 
+from tests.e2e import programs as guests
 from tests.support.gateway.anthropic_client import (
     ASKED,
     MODEL,
@@ -339,6 +340,21 @@ def test_repeated_key_gets_the_first_message(client: anthropic.Anthropic) -> Non
     whole = {key: value for key, value in asked.items() if key != "stream"}
     with pytest.raises(anthropic.UnprocessableEntityError):
         client.messages.create(**{**whole, "max_tokens": 3})
+
+
+async def test_program_as_a_model_answers_with_its_messages(server: RunningServer) -> None:
+    expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
+    own = anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0)
+    async with own as client, server.client() as uploader:
+        await uploader.upload(guests.CHATTY_WASM, name="chatty-messages")
+        await uploader.upload(guests.SPEAKER_WASM, name="speaker-messages")
+        asked = wanted(model="chatty-messages")
+        message = await client.messages.create(**asked)
+        assert (text_of(message), message.stop_reason) == (expected, "end_turn")
+        async with client.messages.stream(**asked) as streamed:
+            assert text_of(await streamed.get_final_message()) == expected
+        with pytest.raises(anthropic.InternalServerError, match="trapped"):
+            await client.messages.create(**wanted(model="speaker-messages"))
 
 
 def test_models_are_listed_in_anthropics_form(client: anthropic.Anthropic) -> None:

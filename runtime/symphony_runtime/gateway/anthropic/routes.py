@@ -6,7 +6,7 @@ from symphony_runtime.gateway.anthropic import handlers
 from symphony_runtime.gateway.anthropic.errors import VERSION
 from symphony_runtime.gateway.http.route import Answer, Parameter, Route
 
-_EVENTS = {"text/event-stream": "Events"}
+_EVENTS = {"text/event-stream": "AnthropicEvents"}
 _VERSION = Parameter(VERSION, "answer as Anthropic's API does", place="header")
 _ONCE = Parameter(
     "Idempotency-Key",

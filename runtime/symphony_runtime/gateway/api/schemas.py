@@ -306,6 +306,22 @@ _ANTHROPIC_SCHEMAS: dict[str, Any] = {
             ),
         }
     ),
+    "AnthropicEvents": {
+        "description": "server-sent events; the data of each is JSON, with its name as `type`",
+        "properties": {
+            "event": _enum(
+                "message_start",
+                "ping",
+                "content_block_start",
+                "content_block_delta",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+                "error",
+            ),
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
     "AnthropicTokenCount": _object({"input_tokens": _INTEGER}),
     "AnyError": {"oneOf": [reference("OpenAIError"), reference("AnthropicError")]},
     "AnyModel": {"oneOf": [reference("Model"), _ANTHROPIC_MODEL]},
