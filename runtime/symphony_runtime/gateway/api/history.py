@@ -1,0 +1,54 @@
+"""`GET /v1/history`: the last hour's figures, the server's for operators, else the tenant's own."""
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from symphony_runtime.gateway.admission.rate_limit import ASKING
+from symphony_runtime.gateway.http.context import Services, answer, services
+from symphony_runtime.gateway.metrics.history import STEP_SECONDS, Counts, History
+
+
+def open_history(server: Services) -> History:
+    """Return a history of this server, without samples yet."""
+
+    async def read() -> tuple[Counts, dict[str, Counts]]:
+        kernel = await server.kernel_metrics.latest()
+        live, counted = server.runs.live_by_tenant(), server.runs.metrics.tenants()
+        whole = {
+            **{name: value for name, value in kernel.items() if isinstance(value, int | float)},
+            "runs_live": sum(live.values()),
+            "runs_started": sum(each.started for each in counted.values()),
+            "refused": sum(server.runs.admission.refused.values()),
+        }
+        tenants = kernel.get("tenants", {})
+        return whole, {
+            name: {
+                **tenants.get(name, {}),
+                "runs_live": live.get(name, 0),
+                "runs_started": counted[name].started if name in counted else 0,
+            }
+            for name in {*live, *counted, *tenants}
+        }
+
+    return History(read)
+
+
+HISTORY = web.AppKey("history", History)
+
+
+async def get_history(request: web.Request) -> web.StreamResponse:
+    """Answer with the figures; a sum over tenants would tell each about the others."""
+    history, tenant = request.app[HISTORY], request.get(ASKING)
+    document: dict[str, Any] = {
+        "step_ms": int(1000 * STEP_SECONDS),
+        "end_ms": time.time_ns() // 1_000_000,
+    }
+    if tenant is None:
+        document |= {"series": history.server(), "tenants": history.tenants()}
+    elif services(request).keys.is_only_tenant(tenant):
+        document["series"] = history.server()
+    else:
+        document["series"] = history.tenant(tenant)
+    return await answer(document)
