@@ -24,7 +24,7 @@ from symphony_runtime.config.limits import Bound, Limits
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
-from symphony_runtime.gateway.api.history import HISTORY, open_history
+from symphony_runtime.gateway.api.history import add_history
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.clock import now_ms
@@ -152,7 +152,6 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format, config.cors_origins)
-        _start_task(stack, app[HISTORY].run())
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
@@ -247,7 +246,7 @@ def build_app(
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
-    app[HISTORY] = open_history(services)
+    add_history(app, services)
     app.on_response_prepare.append(_add_rate_headers)
     allow_origins(app, origins)
     app[DOCUMENT] = encode_document(ROUTES)

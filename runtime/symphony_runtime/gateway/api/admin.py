@@ -92,6 +92,13 @@ def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
 
 
 # --- Keys ----------------------------------------------------------------------------------------
+async def get_own_key(request: web.Request) -> web.StreamResponse:
+    key = services(request).keys.admit(
+        request.headers.get("Authorization"), tenants=True, operators=True, writes=False
+    )
+    return await answer(key.view())
+
+
 async def list_keys(request: web.Request) -> web.StreamResponse:
     keys = services(request).keys.keys_of(_owner(request))
     return await answer({"data": [key.view() for key in keys], "next": None})

@@ -1,6 +1,8 @@
 """`GET /v1/history`: the last hour's figures, the server's for operators, else the tenant's own."""
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
@@ -10,7 +12,7 @@ from symphony_runtime.gateway.http.context import Services, answer, services
 from symphony_runtime.gateway.metrics.history import STEP_SECONDS, Counts, History
 
 
-def open_history(server: Services) -> History:
+def _open_history(server: Services) -> History:
     """Return a history of this server, without samples yet."""
 
     async def read() -> tuple[Counts, dict[str, Counts]]:
@@ -36,6 +38,19 @@ def open_history(server: Services) -> History:
 
 
 HISTORY = web.AppKey("history", History)
+
+
+def add_history(app: web.Application, server: Services) -> None:
+    """Let an application keep a history while it runs."""
+
+    async def keep(app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(app[HISTORY].run())
+        yield
+        task.cancel()
+        await asyncio.wait([task])
+
+    app[HISTORY] = _open_history(server)
+    app.cleanup_ctx.append(keep)
 
 
 async def get_history(request: web.Request) -> web.StreamResponse:

@@ -7,9 +7,9 @@ A route needs a tenant's key unless its `access` says otherwise.
 from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
 
 from symphony_runtime.gateway.api import (
+    admin,
     health,
     history,
-    key,
     kv_files,
     programs_and_runs,
     run_streams,
@@ -113,7 +113,7 @@ ROUTES: tuple[Route, ...] = (
         body=("application/json", "RunRequest"),
     ),
     Route(
-        "GET", "/v1/key", "getOwnKey", key.get_key, "The key that the request shows",
+        "GET", "/v1/key", "getOwnKey", admin.get_own_key, "The key that the request shows",
         {200: Answer("its owner and its role", "Key")}, access=Access.ANY,
     ),
     Route(

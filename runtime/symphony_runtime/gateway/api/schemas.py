@@ -123,7 +123,7 @@ _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
     {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
-_FIGURES = {
+_SERIES = {
     "type": "object",
     "additionalProperties": _list({"type": ["number", "null"]}),
 }
@@ -191,8 +191,8 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     "SecretPage": _page("Secret"),
     "Text": {"type": "string"},
     "History": _object(
-        {**_each(_INTEGER, "step_ms end_ms"), "series": _FIGURES},
-        {"tenants": {"type": "object", "additionalProperties": _FIGURES}},
+        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {"tenants": {"type": "object", "additionalProperties": _SERIES}},
     ),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
 }

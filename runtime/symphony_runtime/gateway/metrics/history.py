@@ -1,7 +1,7 @@
 """The last hour's figures, in steps of five seconds: of the server, and of each tenant.
 
 Every step the counters are read once. What is kept are differences a second and levels, as floats
-in rings, so that an hour takes the same memory whatever the load.
+in rings, so an hour takes the same memory under any load.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _TENANT_LEVELS = {"kv_pages": "pages", "runs_live": "runs_live"}
 Counts = Mapping[str, float]
 # Returns the server's counters and those of each tenant.
 Read = Callable[[], Awaitable[tuple[Counts, Mapping[str, Counts]]]]
-_Figures = dict[str, list[float | None]]
+_Series = dict[str, list[float | None]]
 
 
 class Ring:
@@ -53,6 +53,10 @@ class Ring:
         self._values = {name: array("f", [math.nan]) * STEPS for name in (*rates, *levels)}
         self._before: Counts | None = None
         self.step = -1  # the last that was added
+
+    def begin(self, step: int) -> None:
+        """Take all counters to be zero at a step."""
+        self._before, self.step = {}, step
 
     def add(self, step: int, counts: Counts, seconds: float) -> None:
         """Add the counters at a step; `seconds` have passed since the one before."""
@@ -68,7 +72,7 @@ class Ring:
             self._values[name][at] = counts.get(key, math.nan)
         self._before, self.step = counts, step
 
-    def view(self, step: int, steps: int) -> _Figures:
+    def view(self, step: int, steps: int) -> _Series:
         """Return the figures of the last `steps` steps up to `step`, the oldest first."""
         return {
             name: [
@@ -109,6 +113,8 @@ class History:
         found = self._tenants.get(tenant)
         if found is None:
             found = Ring(_TENANT_RATES, _TENANT_LEVELS)
+            if self._step:  # it is new, so its counters began at zero
+                found.begin(self._step - 1)
             if len(self._tenants) >= _TENANTS_MAX:
                 self._forget_idle()
             if len(self._tenants) < _TENANTS_MAX:
@@ -121,7 +127,7 @@ class History:
             del self._tenants[name]
 
     # -- Views ---------------------------------------------------------------------------------
-    def server(self) -> _Figures:
+    def server(self) -> _Series:
         """Return the server's figures; `step_rows` and `device_busy` are derived."""
         view = self._server.view(self._step, self._count)
         view["step_rows"] = [
@@ -133,11 +139,11 @@ class History:
         ]
         return view
 
-    def tenant(self, name: str) -> _Figures:
+    def tenant(self, name: str) -> _Series:
         ring = self._tenants.get(name) or Ring(_TENANT_RATES, _TENANT_LEVELS)
         return ring.view(self._step, self._count)
 
-    def tenants(self) -> dict[str, _Figures]:
+    def tenants(self) -> dict[str, _Series]:
         return {name: self.tenant(name) for name in self._tenants}
 
     @property

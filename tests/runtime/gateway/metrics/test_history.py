@@ -66,6 +66,14 @@ async def test_tenant_that_pauses_has_a_gap() -> None:
     assert server.history.tenant("b")["kv_pages"] == [None] * 4
 
 
+async def test_tenant_that_comes_later_began_at_zero() -> None:
+    server = Server()
+    await server.step()
+    server.tenants = {"a": {"completion_tokens": 10}}
+    await server.step()
+    assert server.history.tenant("a")["decode_tokens"] == [None, 2.0]
+
+
 async def test_tenants_beyond_the_most_have_no_figures_until_others_are_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
