@@ -28,6 +28,7 @@ from symphony_runtime.gateway.anthropic.errors import (
     add_request_id,
     anthropic_errors_middleware,
 )
+from symphony_runtime.gateway.api.history import add_history
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.clock import now_ms
@@ -253,6 +254,7 @@ def build_app(
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
+    add_history(app, services)
     allow_origins(app, origins)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:

@@ -126,6 +126,10 @@ _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
     {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
+_SERIES = {
+    "type": "object",
+    "additionalProperties": _list({"type": ["number", "null"]}),
+}
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
@@ -188,6 +192,11 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {"name": _STRING, "hosts": _list(_STRING), **_each(_INTEGER, "created_ms updated_ms")}
     ),
     "SecretPage": _page("Secret"),
+    "Text": {"type": "string"},
+    "History": _object(
+        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {"tenants": {"type": "object", "additionalProperties": _SERIES}},
+    ),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
 }
 _KEY = {
