@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -283,3 +284,31 @@ def test_response_that_is_cut_says_why(client: openai.OpenAI) -> None:
 def test_message_that_a_program_waits_for_never_comes(client: openai.OpenAI) -> None:
     answer = ask(client, [], "receives", timeout=20)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "stop")
+
+
+def test_message_of_a_program_calls_tools_and_is_refused(server: RunningServer) -> None:
+    tools: Any = [{"name": "read", "input_schema": {"type": "object"}}]
+    client = anthropic.Anthropic(base_url=server.url, api_key=server.key, max_retries=0)
+    with client:
+        asked: Any = {"model": "scripted", "max_tokens": 99, "tools": tools}
+        messages: list[Any] = [user(STEPS[0], {"expect": "x = 1", "say": "Done."})]
+        first = client.messages.create(messages=messages, **asked)
+        assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
+        called: Any = first.content[2]
+        assert (called.name, called.input, first.stop_reason) == (
+            "read", {"path": "a.py"}, "tool_use",
+        )  # fmt: skip
+        with client.messages.stream(messages=messages, **asked) as stream:
+            streamed: Any = stream.get_final_message().content[2]
+        assert streamed.input == called.input
+        result = {"type": "tool_result", "tool_use_id": called.id, "content": "x = 1"}
+        messages += [{"role": "assistant", "content": first.content},
+                     {"role": "user", "content": [result]}]  # fmt: skip
+        second: Any = client.messages.create(messages=messages, **asked)
+        assert (second.content[0].text, second.stop_reason) == ("Done.", "end_turn")
+        cut = client.messages.create(messages=[user({"finish": "content_filter"})], **asked)
+        assert cut.stop_reason == "refusal"
+        with pytest.raises(anthropic.BadRequestError, match="no such file"):
+            client.messages.create(
+                messages=[user({"refuse": {"message": "no such file"}})], **asked
+            )

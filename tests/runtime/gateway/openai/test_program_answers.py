@@ -15,6 +15,7 @@ from symphony_kernel.protocol.limits import (
     OPENAI_PROGRAM_LOGPROBS_MAX,
     OPENAI_PROGRAM_RECORD_BYTES_MAX,
 )
+from symphony_runtime.gateway.anthropic.shape import MessagesShape
 from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_answers import ProgramAnswer
@@ -182,6 +183,15 @@ BROKEN: list[tuple[bytes, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("told", ['{"a": NaN}', '{"a": "\\ud800"}', "[" * 9_000, '{"a": 1e999}'])
+def test_arguments_that_json_cannot_hold_are_empty_in_a_message(told: str) -> None:
+    records = read(OPENING + call("look") + arguments(told))
+    shape = MessagesShape("run_1", "m", max_tokens=9)
+    whole = strict_json(asyncio.run(answer_whole(batches(records), shape, 1, lambda _: None)))
+    (block,) = whole["content"]
+    assert (block["name"], block["input"]) == ("look", {})
+
+
 @pytest.mark.parametrize(("sent", "words"), BROKEN)
 def test_record_that_no_answer_can_have_is_502_with_words(sent: bytes, words: str) -> None:
     assert broken(sent) == words
@@ -213,6 +223,7 @@ LOGPROBS = st.lists(
     ),
     max_size=3,
 )
+ARGUMENTS = st.sampled_from(['{"a": NaN}', '{"a": "\\ud800"}', "[" * 2_000, '{"a": 1e999}'])
 ANYTHING = st.recursive(
     st.none() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3) | st.binary(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -223,7 +234,7 @@ GOOD = st.one_of(
     st.builds(text_with, TEXTS, LOGPROBS, NUMBERS),
     st.builds(reasoning, TEXTS, NUMBERS),
     st.builds(call, st.sampled_from(["look", "edit"]), NUMBERS, NUMBERS),
-    st.builds(arguments, TEXTS, NUMBERS, NUMBERS),
+    st.builds(arguments, TEXTS | ARGUMENTS, NUMBERS, NUMBERS),
 )
 ODD = st.one_of(
     st.binary(max_size=12),
@@ -241,6 +252,7 @@ SHAPES: list[tuple[Callable[[], Answer], int]] = [
     (lambda: ChatShape("run_1", "m", 1, include_usage=True), 3),
     (lambda: CompletionShape("run_1", "m", 1, include_usage=True), 3),
     (lambda: ResponseShape("run_1", "m", 1, {}), 1),
+    (lambda: MessagesShape("run_1", "m", max_tokens=9), 1),
 ]
 
 
@@ -275,7 +287,7 @@ def test_any_messages_are_an_answer_or_an_error_on_every_route(
     else:
         strict_json(asyncio.run(whole))
     streamed = make()
-    events = [streamed.begin(), *(event_of(each, streamed) for each in records)]
+    events = [streamed.begin(None), *(event_of(each, streamed) for each in records)]
     for line in b"".join(events).decode().split("\n"):
         if line.startswith("data: ") and line != "data: [DONE]":
             strict_json(line.removeprefix("data: "))
