@@ -170,8 +170,12 @@ RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 RUN_PRIORITY_MAX = 7  # each level doubles a run's share of its tenant's service
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
-SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
-CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 8  # taken, before the gateway tells the worker
+SEND_WINDOW_BYTES = 64 << 10  # sent and not yet taken by a connected reader
+SEND_AT_ONCE_BYTES_MAX = SEND_WINDOW_BYTES // 4  # of a message: a larger one waits for memory
+# Of such messages in the gateway that are not stored yet, of all tenants. One tenant may hold as
+# many bytes as it leaves to the others.
+LARGE_SENDS_BYTES_MAX = 64 << 20
+CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 4  # taken, before the gateway tells the worker
 
 WAITS_TOLD_MS = 50  # of waiting for egress, before the worker tells the kernel
 
@@ -355,5 +359,6 @@ assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"
 assert PRED_RESULT_BYTES_MAX <= RUN_RESULT_BYTES_MAX
 assert GUEST_STACK_BYTES < FIBER_STACK_BYTES
 assert MESSAGE_BYTES_MAX <= RUN_INBOX_BYTES_MAX
+assert MESSAGE_BYTES_MAX <= LARGE_SENDS_BYTES_MAX // 2
 assert PRED_RESULT_BYTES_MAX + REPLIES_BYTES_MAX < FRAME_BYTES_MAX
 assert PRED_RESULT_BYTES_MAX < WORKER_FRAME_BYTES_MAX < FRAME_BYTES_MAX

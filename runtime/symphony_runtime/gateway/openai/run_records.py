@@ -76,7 +76,9 @@ async def _read_stored(
                 yield unstored
                 return
             messages = b"".join(event.data for event in events if event.kind == "message")
-            if messages and (batch := feed(messages)):
+            batch = feed(messages) if messages else []
+            del events, messages  # a client that does not read keeps only what is unread
+            if batch:
                 yield batch
                 if isinstance(batch[-1], END):
                     return

@@ -179,6 +179,7 @@ async def answer_stream(
             raise _closed(request) from problem
         for data in _gathered(begin, (_event(record, answer) for record in batch)):
             await response.write(data)
+            del data  # only the unread bytes stay in memory
             await request.writer.drain()
     assert response is not None, "a run ends with its usage or a failure"
     await response.write_eof()
@@ -190,10 +191,9 @@ def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
     pending = begin
     for event in events:
         pending += event
-        if len(pending) >= _WRITE_BYTES:
-            for at in range(0, len(pending), _WRITE_BYTES):
-                yield pending[at : at + _WRITE_BYTES]
-            pending = b""
+        while len(pending) >= _WRITE_BYTES:
+            now, pending = pending[:_WRITE_BYTES], pending[_WRITE_BYTES:]
+            yield now
     if pending:
         yield pending
 

@@ -54,7 +54,7 @@ class Run:
         self._disk = store.disk
         credit = _Credit(worker, record.seq).taken
         self.events: EventStream = (
-            EphemeralStream(store, record.seq, credit, listener)
+            EphemeralStream(store, record.seq, credit, listener, record.tenant)
             if listener
             else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
