@@ -7,6 +7,7 @@ an error response; later it is an event in the stream.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
 
 from aiohttp import web
 
@@ -35,6 +36,19 @@ _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
 Answer = Shape | ResponseShape  # the format of an answer
+
+
+class Events(Protocol):
+    """The format of a stream."""
+
+    def begin(self) -> bytes: ...
+    def chunk(self, piece: Piece) -> bytes: ...
+    def part(self, part: Part) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failed(self, error: OpenAIError) -> bytes: ...
+    def kept_bytes(self, piece: Piece | Part) -> int: ...
+
+
 _TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
@@ -124,7 +138,7 @@ async def answer_whole(
 async def answer_stream(
     request: web.Request,
     batches: AsyncIterator[list[Record]],
-    answer: Answer,
+    answer: Events,
     headers: dict[str, str],
     hold: Hold,
 ) -> web.StreamResponse:
@@ -138,7 +152,7 @@ async def answer_stream(
     async for batch in batches:
         begin = b""
         if response is None:
-            if isinstance(batch[0], Failure):
+            if batch and isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
@@ -179,7 +193,7 @@ def _closed(request: web.Request) -> ConnectionError:
     return ConnectionResetError("the answer was cut off")
 
 
-def _event(record: Record, answer: Answer) -> bytes:
+def _event(record: Record, answer: Events) -> bytes:
     if isinstance(record, Piece):
         return answer.chunk(record)
     if isinstance(record, Usage):
@@ -217,6 +231,6 @@ def _joined(pieces: list[Piece]) -> Piece:
     """Return a choice's pieces as one."""
     last = pieces[-1]
     logprobs = None
-    if pieces[0].logprobs is not None:
+    if any(piece.logprobs is not None for piece in pieces):  # text before a call has none
         logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
