@@ -95,7 +95,7 @@ def test_referred_items_are_those_of_stored_responses(client: openai.OpenAI) -> 
     chained = respond(client, "more", **SHORT, previous_response_id=first.id)
     assert referring.output_text == chained.output_text
     assert referring.usage.input_tokens == chained.usage.input_tokens
-    kept = client.responses.input_items.list(referring.id, order="asc").data
+    kept: list[Any] = client.responses.input_items.list(referring.id, order="asc").data
     assert [item.id for item in kept][:2] == [asked.id, first.output[0].id]
     with pytest.raises(openai.NotFoundError) as refused:
         respond(client, [{"type": "item_reference", "id": f"msg_{'0' * 24}"}], **SHORT)
@@ -175,7 +175,7 @@ def test_input_items_are_paged_with_those_of_the_chain(client: openai.OpenAI) ->
     first = respond(client, "one", **SHORT)
     second = respond(client, [{"role": "user", "content": [{"type": "input_text", "text": "two"}]}],
                      **SHORT, previous_response_id=first.id)  # fmt: skip
-    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    items: list[Any] = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.id for item in items][1] == first.output[0].id
     assert [item.role for item in items] == ["user", "assistant", "user"]
     assert [item.content[0].text for item in items] == ["one", first.output_text, "two"]

@@ -6,7 +6,7 @@ from typing import Any, Final
 from aiohttp import web
 from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
 
-from symphony_runtime.gateway.http.context import services, tenant_of
+from symphony_runtime.gateway.http.context import services, tenant_of, to_json
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.serving import Hold
 from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
@@ -59,11 +59,12 @@ async def items_of_chain(
         if len(turns) == _TURNS_MAX:
             raise refused(f"a conversation has at most {_TURNS_MAX} responses", param)
         kept = await find_response(runs, tenant, wanted, hold, param)
-        size += kept.size
+        view = await kept.view(runs)
+        hold(said := len(to_json(view["output"])))
+        size += kept.size + said
         if size > RUN_INPUT_BYTES_MAX:
             words = f"the conversation has more than {RUN_INPUT_BYTES_MAX} bytes"
             raise refused(words, param, "context_length_exceeded")
-        view = await kept.view(runs)
         if view["status"] not in _ENDED:
             raise refused(f"{wanted} is {view['status']}: nothing can follow it", param)
         turns.append([*list_input(kept.number, kept.body["input"]), *view["output"]])
