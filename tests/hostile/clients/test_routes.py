@@ -35,12 +35,14 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
         "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel",
+        "getResponse", "listInputItems",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
-        "tokenize", "detokenize", "createMessage", "countMessageTokens",
+        "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
+        "cancelResponse",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -170,6 +172,8 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         live = await owner.start("parrot", trace=True)
+        asked_for = b'{"model": "parrot", "input": "x", "background": true}'
+        response = (await them.ask("POST", "/v1/responses", "tenant", asked_for)).json["id"]
         secret = b'{"value": "not for you", "hosts": ["example.org"]}'
         assert (await them.ask("PUT", "/v1/secrets/real", "tenant", secret)).status == 201
         pairs = {
@@ -177,6 +181,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "response": [(response, "resp_" + "0" * 24)],
             "path": [("notes/first", "notes/other"), ("public/default/a", "public/nobody/a")],
         }
         asked, parts = 0, set[str]()
@@ -199,6 +204,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         assert parts == set(pairs), "a new kind of name is tried, too"
         assert asked > 25
         await owner.cancel(live)
+        await owner.cancel(response.replace("resp", "run"))
 
 
 async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:

@@ -159,7 +159,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         "description": "server-sent events; the data of each is JSON",
         "properties": {
             "id": {"type": "string", "pattern": "^[0-9]+$"},
-            "event": {"enum": ["message", "log", "status", "usage"]},
+            "event": {"enum": ["message", "log", "status", "usage", "request"]},
             "data": {"type": "string", "contentMediaType": "application/json"},
         },
     },
@@ -263,10 +263,23 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
             **_each(_STRING, "id model"),
             "object": {"const": "response"},
             "created_at": _INTEGER,
-            "status": _enum("completed", "incomplete"),
+            "status": _enum(
+                "queued", "in_progress", "completed", "incomplete", "cancelled", "failed"
+            ),
             "output": _list(_ANY),
-            "usage": _ANY,
+            "usage": {"type": ["object", "null"]},
         }
+    ),
+    "OpenAIItems": _object(
+        {
+            "object": {"const": "list"},
+            "data": _list(_ANY),
+            **_each(_OR_NULL, "first_id last_id"),
+            "has_more": _BOOLEAN,
+        }
+    ),
+    "OpenAIDeleted": _object(
+        {"id": _STRING, "object": {"const": "response"}, "deleted": {"const": True}}
     ),
     "OpenAIEmbeddings": _object(
         {**_each(_STRING, "id object model"), "data": _list(_ANY), "usage": _ANY}

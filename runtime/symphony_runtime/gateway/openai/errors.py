@@ -67,7 +67,7 @@ def openai_error_of(problem: Problem) -> OpenAIError:
 async def openai_errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every exception on an OpenAI route into an error of OpenAI's shape."""
     path = request.path
-    if path not in _PATHS and not path.startswith("/v1/models/"):
+    if path not in _PATHS and not path.startswith(("/v1/models/", "/v1/responses/")):
         if isinstance(request.match_info.http_exception, web.HTTPNotFound):
             _check_route(path)
         return await handler(request)

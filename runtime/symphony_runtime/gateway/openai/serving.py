@@ -40,11 +40,8 @@ _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
 
 
-class Answer(Protocol):
-    """The format of an answer."""
-
-    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """Return a whole answer; `pieces` has one for each choice."""
+class Events(Protocol):
+    """The format of a stream."""
 
     def begin(self, begun: Begun | None) -> bytes:
         """Return what a stream begins with."""
@@ -63,6 +60,13 @@ class Answer(Protocol):
 
     def kept_bytes(self, piece: Piece | Part) -> int:
         """Return about the bytes that a stream keeps of a piece."""
+
+
+class Answer(Events, Protocol):
+    """The format of an answer, whole or streamed."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer; `pieces` has one for each choice."""
 
 
 class Clients:
@@ -149,7 +153,7 @@ async def answer_whole(
 async def answer_stream(
     request: web.Request,
     batches: AsyncIterator[list[Record]],
-    answer: Answer,
+    answer: Events,
     headers: dict[str, str],
     hold: Hold,
 ) -> web.StreamResponse:
@@ -163,11 +167,11 @@ async def answer_stream(
     async for batch in batches:
         begin = b""
         if response is None:
-            if isinstance(batch[0], Failure):
+            if batch and isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
-            first = batch[0]
+            first = batch[0] if batch else None
             begin = answer.begin(first if isinstance(first, Begun) else None)
         try:
             for part in (record for record in batch if isinstance(record, _TOLD)):
@@ -205,7 +209,7 @@ def _closed(request: web.Request) -> ConnectionError:
     return ConnectionResetError("the answer was cut off")
 
 
-def _event(record: Record, answer: Answer) -> bytes:
+def _event(record: Record, answer: Events) -> bytes:
     if isinstance(record, Piece):
         return answer.chunk(record)
     if isinstance(record, Usage):
@@ -248,6 +252,6 @@ def _joined(pieces: list[Piece]) -> Piece:
     """Return a choice's pieces as one."""
     last = pieces[-1]
     logprobs = None
-    if pieces[0].logprobs is not None:
+    if any(piece.logprobs is not None for piece in pieces):  # text before a call has none
         logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
