@@ -16,6 +16,7 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
+from tests.support.gateway.batches import create, upload
 from tests.support.gateway.routes import filled
 from tests.support.gateway.system import Answer, SystemRig
 
@@ -34,13 +35,14 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     ANY: ("metrics",),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel",
+        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "listFiles",
+        "getFile", "getFileContent", "listBatches", "getBatch",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
-        "tokenize", "detokenize",
+        "tokenize", "detokenize", "createFile", "deleteFile", "createBatch", "cancelBatch",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -168,6 +170,8 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         live = await owner.start("parrot", trace=True)
+        file = (await upload(them.system, b"{}\n")).json["id"]
+        batch = (await create(them.system, file)).json["id"]
         secret = b'{"value": "not for you", "hosts": ["example.org"]}'
         assert (await them.ask("PUT", "/v1/secrets/real", "tenant", secret)).status == 201
         pairs = {
@@ -175,6 +179,8 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "file": [(file, "file-" + "0" * 24)],
+            "batch": [(batch, "batch_" + "0" * 24)],
             "path": [("notes/first", "notes/other"), ("public/default/a", "public/nobody/a")],
         }
         asked, parts = 0, set[str]()

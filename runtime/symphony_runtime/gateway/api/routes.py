@@ -8,6 +8,7 @@ from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
 
 from symphony_runtime.gateway.api import health, kv_files, programs_and_runs, run_streams, secrets
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
+from symphony_runtime.gateway.api.files_and_batches import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.openai import handlers as openai
@@ -253,6 +254,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the text", "Text")},
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
+    *FILE_AND_BATCH_ROUTES,
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
         "The counters of kernel and gateway",

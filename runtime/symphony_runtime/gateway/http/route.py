@@ -68,7 +68,7 @@ class Route:
     @property
     def frees(self) -> bool:
         """Whether it frees something. No rate limit refuses that."""
-        return self.method == "DELETE" or self.name == "cancelRun"
+        return self.method == "DELETE" or self.name in ("cancelRun", "cancelBatch")
 
 
 _TWO_WAYS = ("websocket",)  # a GET that then takes messages

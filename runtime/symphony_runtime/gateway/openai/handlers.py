@@ -58,7 +58,7 @@ from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.record import Record, RunRequest
+from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class OpenAI:
 
 
 OPENAI = web.AppKey("openai", OpenAI)
+PRIORITY = web.RequestKey("priority", int)  # of the request's run, if not the usual one
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -229,7 +230,8 @@ async def start_program(
     chosen, read = program or await server.shipped.program(), program_records
     if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
-    asked = RunRequest(input=job, limits=server.runs.limits.of(tenant).choose({}))
+    limits, priority = server.runs.limits.of(tenant), request.get(PRIORITY, PRIORITY_DEFAULT)
+    asked = RunRequest(input=job, limits=limits.choose({}), priority=priority)
     if program is None:
         read = kept_records
         if once is None:
