@@ -65,7 +65,7 @@ from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
 from symphony_runtime.gateway.tenancy.administration import Administration
-from symphony_runtime.gateway.tenancy.authentication import open_keys
+from symphony_runtime.gateway.tenancy.authentication import Authentication, open_keys
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
@@ -107,9 +107,7 @@ async def serve(
             store = Store(config.data_dir / "symphony.sqlite", config.store, disk)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
-        administration = await Administration.open(store, keys, config.behind_proxy)
-        administration.start()
-        stack.push_async_callback(administration.stop)
+        administration = await _open_administration(store, keys, config, stack)
         members = await _register_gateway(store, config)
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
@@ -160,7 +158,6 @@ async def serve(
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))
-        stack.push_async_callback(batches.close)
         yield Gateway(services, port, default_key, app[OPENAI], files, batches)
 
 
@@ -183,6 +180,15 @@ def _start_tasks(stack: contextlib.AsyncExitStack, *works: Coroutine[Any, Any, N
     """Run tasks until the stack ends."""
     for work in works:
         stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+async def _open_administration(
+    store: Store, keys: Authentication, config: GatewayConfig, stack: contextlib.AsyncExitStack
+) -> Administration:
+    administration = await Administration.open(store, keys, config.behind_proxy)
+    administration.start()
+    stack.push_async_callback(administration.stop)
+    return administration
 
 
 def _open_batches(

@@ -57,7 +57,7 @@ _STOP_SECONDS = 5.0
 
 
 class Batches:
-    """Serves batches; `run` until it is cancelled, then `close`."""
+    """Serves batches; `run` until it is cancelled."""
 
     def __init__(self, store: Store, files: Files, limits: Limits, runs_live_max: int) -> None:
         self._store = store
@@ -74,19 +74,18 @@ class Batches:
         )
 
     async def run(self, app: web.Application) -> None:
-        """Run batches with the routes of `app`."""
+        """Run batches with the routes of `app`. At the end all stop; a later start continues."""
         self._app = app
-        while True:
-            try:
-                await self.look()
-            except self._store.errors:
-                _log.exception("batches cannot be read")
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def close(self) -> None:
-        """Stop all batches; a later start continues them."""
-        self._app = None
-        await self._stop(list(self._runs))
+        try:
+            while True:
+                try:
+                    await self.look()
+                except self._store.errors:
+                    _log.exception("batches cannot be read")
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self._app = None
+            await self._stop(list(self._runs))
 
     # -- Requests ------------------------------------------------------------------------------
     async def insert(self, batch: Batch) -> Batch:
