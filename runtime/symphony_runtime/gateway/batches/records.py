@@ -6,7 +6,7 @@
 
 One gateway owns a live batch: `boot`, the number of its start. Each change by the owner checks that
 it still is, and raises `version`. Results and the note of them (`line`, `start`, `done`) are stored
-in one transaction, so each line has its result once, whatever dies.
+in one transaction, so each line has its result once, also after a death.
 """
 
 import json

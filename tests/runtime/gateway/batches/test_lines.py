@@ -1,4 +1,4 @@
-"""Lines of input files: split and checked, whatever a tenant puts into a file."""
+"""Lines of input files: split and checked, within bounds for any file."""
 
 import json
 import time

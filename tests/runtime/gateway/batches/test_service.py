@@ -1,4 +1,4 @@
-"""Batches of a real gateway: each line gets its result once, whatever comes between."""
+"""Batches of a real gateway: each line gets its result once, also after deaths and refusals."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
