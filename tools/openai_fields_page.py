@@ -27,6 +27,7 @@ from symphony_runtime.gateway.openai.requests import bodies
 from symphony_runtime.gateway.openai.requests.tasks import EmbeddingBody
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[tuple[int, str]]]  # path, body -> status, answer
+Page = Callable[[Ask], Awaitable[str]]
 EFFECT, NOTHING, REFUSED = "with effect", "without effect", "refused"
 _HEAD = """# Fields of the OpenAI routes
 
@@ -204,7 +205,10 @@ ROUTES = (
 )
 _ANY = [Probe({"any": "thing"})]
 # What answers to equal requests differ in.
-_IDS = re.compile(r'"(?:cmpl|chatcmpl|resp|msg|embd)[-_]\w+"|"created(?:_at)?":\d+')
+_IDS = re.compile(
+    r'"(?:cmpl|chatcmpl|resp|msg|embd|toolu)[-_]\w+"|"created(?:_at)?":\d+'
+    r'|"input_tokens":\d+,"cache_creation_input_tokens":\d+,"cache_read_input_tokens":\d+'
+)
 
 
 # --- What a server does --------------------------------------------------------------------------
@@ -231,7 +235,9 @@ async def _outcome(ask: Ask, route: Route, name: str, probe: Probe) -> str:
     status, answer = await ask(route.path, {**usual, name: probe.value})
     if status == 400:
         error = json.loads(answer)["error"]
-        if error["param"] != name and f"`{name}`" not in error["message"]:
+        # Anthropic's shape has no `param`: its message says all.
+        named = error["param"] == name if "param" in error else name in error["message"]
+        if not named and f"`{name}`" not in error["message"]:
             raise AssertionError(f"{route.path}: the refusal of {name} does not name it: {answer}")
         return REFUSED
     before, without = await ask(route.path, usual)
@@ -243,13 +249,17 @@ async def _outcome(ask: Ask, route: Route, name: str, probe: Probe) -> str:
 async def fields_page(ask: Ask) -> str:
     """Return the page."""
     parts = [_HEAD.format(version=version("openai"))]
-    for route in ROUTES:
-        parts.append(f"\n## `{route.path}`\n\n| field | |\n| --- | --- |\n")
-        for name, theirs in route.fields():
-            words = await found(ask, route, name)
-            parts.append(f"| `{name}`{'' if theirs else ' (*only here*)'} | {words} |\n")
-    parts.append(_others())
-    return "".join(parts)
+    parts += [await fields_table(ask, route) for route in ROUTES]
+    return "".join([*parts, _others()])
+
+
+async def fields_table(ask: Ask, route: Route) -> str:
+    """Return the part of a page about one route."""
+    lines = [f"\n## `{route.path}`\n\n| field | |\n| --- | --- |\n"]
+    for name, theirs in route.fields():
+        words = await found(ask, route, name)
+        lines.append(f"| `{name}`{'' if theirs else ' (*only here*)'} | {words} |\n")
+    return "".join(lines)
 
 
 def _others() -> str:
@@ -277,20 +287,21 @@ async def ask_server(session: aiohttp.ClientSession, path: str, body: Any) -> tu
         return response.status, await response.text()
 
 
-async def _page_of(url: str, key: str) -> str:
+async def _page_of(page: Page, url: str, key: str) -> str:
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
-        return await fields_page(lambda path, body: ask_server(session, path, body))
+        return await page(lambda path, body: ask_server(session, path, body))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(page: Page, doc: str) -> int:
+    """Print the page that a server's answers make."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8700")
     parser.add_argument("--key", required=True)
     options = parser.parse_args()
-    sys.stdout.write(asyncio.run(_page_of(options.url, options.key)))
+    sys.stdout.write(asyncio.run(_page_of(page, options.url, options.key)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(fields_page, __doc__))

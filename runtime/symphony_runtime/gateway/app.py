@@ -24,6 +24,10 @@ from symphony_runtime.config.limits import Bound, Limits
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
+from symphony_runtime.gateway.anthropic.errors import (
+    add_request_id,
+    anthropic_errors_middleware,
+)
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.batches.handlers import BATCHES
@@ -65,7 +69,11 @@ from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
 from symphony_runtime.gateway.tenancy.administration import Administration
-from symphony_runtime.gateway.tenancy.authentication import Authentication, open_keys
+from symphony_runtime.gateway.tenancy.authentication import (
+    Authentication,
+    authorization_of,
+    open_keys,
+)
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
@@ -263,11 +271,14 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 def build_app(
     services: Services, tool_format: str = "auto", origins: Sequence[str] = ()
 ) -> web.Application:
-    middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
+    middlewares = [
+        _count_request, problems_middleware, anthropic_errors_middleware,
+        openai_errors_middleware, _authenticate,
+    ]  # fmt: skip
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
-    app.on_response_prepare.append(_add_rate_headers)
+    app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     allow_origins(app, origins)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
@@ -313,7 +324,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     server = request.app[SERVICES]
     key = server.keys.admit(
-        request.headers.get("Authorization"),
+        authorization_of(request.headers),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
         writes=route.writes,
@@ -338,9 +349,9 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _add_rate_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the tenant's remaining rates to an answer of an OpenAI route."""
+    """Add the tenant's remaining rates to an answer of an OpenAI or Anthropic route."""
     tenant, route = request.get(ASKING), _ROUTES.get(request.match_info.route.name or "")
-    if tenant is not None and route is not None and route.errors == "OpenAIError":
+    if tenant is not None and route is not None and route.errors != "Problem":
         response.headers.update(request.app[SERVICES].rates.headers(tenant, request.get(TOKENS)))
 
 

@@ -6,10 +6,11 @@ A route needs a tenant's key unless its `access` says otherwise.
 
 from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
 
+from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from symphony_runtime.gateway.api import health, kv_files, programs_and_runs, run_streams, secrets
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
-from symphony_runtime.gateway.api.files_and_batches import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
@@ -191,15 +192,7 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets.delete_secret,
         "Delete a secret", {204: Answer("deleted")},
     ),
-    Route(
-        "GET", "/v1/models", "listModels", openai.list_models,
-        "The model, then the tenant's named programs: each may be a request's `model`",
-        {200: Answer("all of them", "ModelList")}, errors="OpenAIError",
-    ),
-    Route(
-        "GET", "/v1/models/{model}", "getModel", openai.get_model, "One of them",
-        {200: Answer("it is there", "Model")}, errors="OpenAIError",
-    ),
+    *ANTHROPIC_ROUTES,
     Route(
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
         "OpenAI's completions, by the server's own program or the one that `model` names",

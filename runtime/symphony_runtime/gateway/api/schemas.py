@@ -7,6 +7,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
+from symphony_runtime.gateway.anthropic.bodies import MessagesBody, PromptBody
 from symphony_runtime.gateway.api.requests import (
     LIMIT_PROPERTIES,
     KeyBody,
@@ -44,6 +45,8 @@ _REQUESTS: dict[str, type[BaseModel]] = {
     "TokenizeRequest": TokenizeBody,
     "DetokenizeRequest": DetokenizeBody,
     "BatchRequest": BatchBody,
+    "AnthropicMessagesRequest": MessagesBody,
+    "AnthropicCountRequest": PromptBody,
 }
 
 
@@ -310,4 +313,75 @@ _BATCH_SCHEMAS: dict[str, Any] = {
     ),
     "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),
 }  # fmt: skip
-SCHEMAS = _request_schemas() | _TENANTS_SCHEMAS | _ADMIN_SCHEMAS | _OPENAI_SCHEMAS | _BATCH_SCHEMAS
+_ANTHROPIC_MODEL = _object(
+    {
+        **_each(_STRING, "id display_name created_at"),
+        "type": {"const": "model"},
+        "lifecycle": _enum("active"),
+        **_each(_INTEGER_OR_NULL, "max_input_tokens max_tokens"),
+    }
+)
+_ANTHROPIC_SCHEMAS: dict[str, Any] = {
+    "AnthropicError": _object(
+        {
+            "type": {"const": "error"},
+            "error": _object(_each(_STRING, "type message")),
+            "request_id": _OR_NULL,
+        }
+    ),
+    "AnthropicMessage": _object(
+        {
+            **_each(_STRING, "id model stop_reason"),
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "content": _list(_ANY),
+            "stop_sequence": _OR_NULL,
+            "usage": _object(
+                _each(
+                    _INTEGER,
+                    "input_tokens cache_creation_input_tokens cache_read_input_tokens "
+                    "output_tokens",
+                )
+            ),
+        }
+    ),
+    "AnthropicEvents": {
+        "description": "server-sent events; the data of each is JSON, with its name as `type`",
+        "properties": {
+            "event": _enum(
+                "message_start",
+                "ping",
+                "content_block_start",
+                "content_block_delta",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+                "error",
+            ),
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
+    "AnthropicTokenCount": _object({"input_tokens": _INTEGER}),
+    "AnyError": {"oneOf": [reference("OpenAIError"), reference("AnthropicError")]},
+    "AnyModel": {"oneOf": [reference("Model"), _ANTHROPIC_MODEL]},
+    "AnyModelList": {
+        "oneOf": [
+            reference("ModelList"),
+            _object(
+                {
+                    "data": _list(_ANTHROPIC_MODEL),
+                    **_each(_STRING, "first_id last_id"),
+                    "has_more": _BOOLEAN,
+                }
+            ),
+        ]
+    },
+}
+SCHEMAS = (
+    _request_schemas()
+    | _TENANTS_SCHEMAS
+    | _ADMIN_SCHEMAS
+    | _OPENAI_SCHEMAS
+    | _ANTHROPIC_SCHEMAS
+    | _BATCH_SCHEMAS
+)

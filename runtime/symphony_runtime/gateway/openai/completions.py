@@ -12,6 +12,7 @@ from typing import Any
 from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    Begun,
     CallArguments,
     CallBegin,
     Part,
@@ -53,7 +54,7 @@ class Shape(ABC):
         self._head = b"data: " + compact(head)[:-1].encode() + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def begin(self) -> bytes:
+    def begin(self, _: Begun | None = None) -> bytes:
         return b""
 
     def chunk(self, piece: Piece) -> bytes:
@@ -232,13 +233,13 @@ class ChatShape(Shape):
         return {"content": content, "refusal": None}
 
 
-def call_id(answer: str, choice: int, index: int, characters: int) -> str:
+def call_id(answer: str, choice: int, index: int, characters: int, prefix: str = "call_") -> str:
     """Return the id of a call, the same each time that an answer is told.
 
     Families whose ids are short want nothing but letters and digits.
     """
     digest = hashlib.sha256(f"{answer}/{choice}/{index}".encode()).hexdigest()[:characters]
-    return digest if characters < _CALL_ID_CHARACTERS else f"call_{digest}"
+    return digest if characters < _CALL_ID_CHARACTERS else f"{prefix}{digest}"
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

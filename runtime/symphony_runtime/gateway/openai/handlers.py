@@ -127,18 +127,18 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    return await _create(request, parse_completion, _shaped(CompletionShape))
+    return await create_answer(request, parse_completion, _shaped(CompletionShape))
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
-    return await _create(request, parse_chat, _shaped(ChatShape))
+    return await create_answer(request, parse_chat, _shaped(ChatShape))
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     def shape(run: Record, name: str, wanted: ParsedRequest, body: dict[str, Any]) -> Answer:
         return ResponseShape(run.id, name, _seconds(run), body, wanted.call_id_characters)
 
-    return await _create(request, parse_response, shape)
+    return await create_answer(request, parse_response, shape)
 
 
 def _shaped(shape: type[Shape]) -> MakeShape:
@@ -156,7 +156,8 @@ def _seconds(run: Record) -> int:
     return run.created_ms // 1000
 
 
-async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
+async def create_answer(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
+    """Answer a request of a route that generates; Problem and OpenAIError."""
     server, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_idempotency_key(request, tenant, raw)

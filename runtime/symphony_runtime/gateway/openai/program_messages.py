@@ -12,12 +12,13 @@ _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
+_BEGUN = struct.Struct("<II")
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 2: "tool_calls", 255: None}
 _PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _PROMPT_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = (
     b"pltqdue"
 )
-_REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND = b"rca"
+_REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND, _STOPPED_KIND, _BEGUN_KIND = b"rcasb"
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class Piece:
     """The next text of a choice. `finish` says why it has ended, None: it has not.
 
     `ids` are the tokens of a whole choice, and `prompt` the log-probabilities of its prompt, if the
-    request wants them; `reasoning` and `calls` (names with arguments) are those of a whole choice.
+    request wants them; `reasoning` and `calls` (names with arguments) are those of a whole choice,
+    and `stopped` is the text that it stopped at.
     """
 
     choice: int
@@ -53,6 +55,7 @@ class Piece:
     reasoning: str = ""
     calls: list[tuple[str, str]] | None = None
     prompt: "list[PromptLogprob] | None" = None
+    stopped: str | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +82,22 @@ class CallArguments:
     choice: int
     index: int
     text: str
+
+
+@dataclass(slots=True)
+class Stopped:
+    """The text that a choice stopped at, if the request wants to know."""
+
+    choice: int
+    text: str
+
+
+@dataclass(slots=True)
+class Begun:
+    """A stream begins: the prompt's tokens, if the request wants to know them then."""
+
+    prompt: int
+    cached: int
 
 
 @dataclass(slots=True)
@@ -125,8 +144,8 @@ class Failure:
     message: str
 
 
-Part = Reasoning | CallBegin | CallArguments
-Record = Piece | Tokens | Part | PromptLogprobs | Data | Usage | Failure
+Part = Reasoning | CallBegin | CallArguments | Stopped
+Record = Begun | Piece | Tokens | Part | PromptLogprobs | Data | Usage | Failure
 END = (Usage, Failure)  # the last record of an answer
 
 
@@ -167,9 +186,10 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (choice,) = _CHOICE.unpack_from(data, at)
         begin = at + _CHOICE.size
         return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
-    if kind == _REASONING_KIND:
+    if kind in (_REASONING_KIND, _STOPPED_KIND):
         (choice,) = _CHOICE.unpack_from(data, at)
-        return Reasoning(choice, data[at + _CHOICE.size : end].decode())
+        told = Reasoning if kind == _REASONING_KIND else Stopped
+        return told(choice, data[at + _CHOICE.size : end].decode())
     if kind in (_CALL_KIND, _ARGUMENTS_KIND):
         choice, index = _CALL.unpack_from(data, at)
         part = CallBegin if kind == _CALL_KIND else CallArguments
@@ -184,6 +204,8 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         return PromptLogprobs(range(first, first + count), entries)
     if kind == _DATA_KIND:
         return Data(data[at:end])
+    if kind == _BEGUN_KIND:
+        return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind

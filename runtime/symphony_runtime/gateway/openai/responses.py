@@ -9,6 +9,7 @@ from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.completions import call_id
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    Begun,
     CallArguments,
     CallBegin,
     Part,
@@ -106,7 +107,7 @@ class ResponseShape:
         return compact(self._ended(usage)).encode()
 
     # -- Streamed ------------------------------------------------------------------------------
-    def begin(self) -> bytes:
+    def begin(self, _: Begun | None = None) -> bytes:
         started = self._view("in_progress", [], None)
         created = self._event("response.created", response=started)
         return created + self._event("response.in_progress", response=started)

@@ -7,14 +7,15 @@ an error response; later it is an event in the stream.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
 
 from aiohttp import web
 
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
-from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    Begun,
     CallArguments,
     CallBegin,
     Failure,
@@ -23,10 +24,10 @@ from symphony_runtime.gateway.openai.program_messages import (
     PromptLogprobs,
     Reasoning,
     Record,
+    Stopped,
     Tokens,
     Usage,
 )
-from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
 
@@ -34,10 +35,34 @@ GONE = "its client went away"
 _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
-Answer = Shape | ResponseShape  # the format of an answer
 _TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
+
+
+class Answer(Protocol):
+    """The format of an answer."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer; `pieces` has one for each choice."""
+
+    def begin(self, begun: Begun | None) -> bytes:
+        """Return what a stream begins with."""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return a piece of a stream."""
+
+    def part(self, part: Part) -> bytes:
+        """Return a part of a stream that is no content."""
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the end of a stream."""
+
+    def failed(self, error: OpenAIError) -> bytes:
+        """Return the end of a stream that cannot continue."""
+
+    def kept_bytes(self, piece: Piece | Part) -> int:
+        """Return about the bytes that a stream keeps of a piece."""
 
 
 class Clients:
@@ -142,7 +167,8 @@ async def answer_stream(
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
-            begin = answer.begin()
+            first = batch[0]
+            begin = answer.begin(first if isinstance(first, Begun) else None)
         try:
             for part in (record for record in batch if isinstance(record, _TOLD)):
                 if size := answer.kept_bytes(part):
@@ -186,6 +212,8 @@ def _event(record: Record, answer: Answer) -> bytes:
         return answer.end(record)
     if isinstance(record, Part):
         return answer.part(record)
+    if isinstance(record, Begun):
+        return b""  # told with the beginning
     assert isinstance(record, Failure), "only whole answers have tokens"
     return answer.failed(failure_error(record))
 
@@ -204,6 +232,9 @@ def _add_part(piece: Piece, part: Part) -> None:
     """Add a part to a whole choice; its calls come in order."""
     if isinstance(part, Reasoning):
         piece.reasoning += part.text
+        return
+    if isinstance(part, Stopped):
+        piece.stopped = part.text
         return
     piece.calls = piece.calls or []
     if isinstance(part, CallBegin):

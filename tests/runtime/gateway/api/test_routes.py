@@ -81,6 +81,8 @@ async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: C
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
                 if route.errors == "Problem":
                     problem_of(answer)
+                elif route.errors == "AnthropicError":
+                    assert answer.json["error"]["type"] == "authentication_error"
                 else:
                     assert answer.json["error"]["code"] == "invalid_api_key"
 

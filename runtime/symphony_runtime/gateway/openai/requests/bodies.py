@@ -5,6 +5,7 @@ Unknown fields are refused by name, so that no request is answered as if it had 
 
 import json
 import re
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -190,7 +191,12 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
     return checked
 
 
-def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
+def read_fields(
+    kind: type[AnyModel],
+    body: dict[str, Any],
+    ignored: Container[str] = IGNORED,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> AnyModel:
     """Return a model of a body's fields, without those that have no effect; OpenAIError 400."""
     given, fields = {}, kind.model_fields
     for name, value in body.items():
@@ -200,12 +206,12 @@ def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
             # JSON does not tell 5.0 from 5, and some clients write integers so.
             whole = type(value) is float and value.is_integer()
             given[name] = int(value) if whole else value
-        elif name in IGNORED:
+        elif name in ignored:
             continue
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise _unrecognized(name)
-        elif value not in NEUTRAL[name]:
-            taken = " and ".join(map(json.dumps, NEUTRAL[name]))
+        elif value not in neutral[name]:
+            taken = " and ".join(map(json.dumps, neutral[name]))
             raise refused(f"`{name}` is not supported; of its values only {taken} may be given",
                           name, "unsupported_parameter")  # fmt: skip
     try:

@@ -78,6 +78,15 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
     """Return the job of a `/v1/chat/completions` body; OpenAIError 400."""
     request = read_body(ChatBody, body)
     messages = read_messages(request.messages, "messages")
+    job = chat_job(request, messages, model, limits)
+    parsed = _parsed(job, request.n, request)
+    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
+
+
+def chat_job(
+    request: ChatBody, messages: list[dict[str, Any]], model: Model, limits: RequestLimits
+) -> dict[str, Any]:
+    """Return the job that answers a conversation, which is checked; OpenAIError 400."""
     job = _common(request, "max_completion_tokens", model, limits)
     use = read_tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
     _put_conversation(request, messages, use, model, job)
@@ -88,8 +97,7 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     _read_prompt_logprobs(request, job)
     limits.check_answers(1, request.n, job.get("logprobs"))
-    parsed = _parsed(job, request.n, request)
-    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
+    return job
 
 
 def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:

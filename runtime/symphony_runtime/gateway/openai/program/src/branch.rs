@@ -338,6 +338,9 @@ impl Branch {
         if self.channels.is_some() {
             self.tell_parts(choice, wire);
         }
+        if let Some(stop) = self.text.stopped.filter(|_| job.tells) {
+            wire.part(b's', choice, None, &String::from_utf8_lossy(&job.stop[stop]));
+        }
         if job.ids {
             wire.tokens(choice, &self.tokens);
         }

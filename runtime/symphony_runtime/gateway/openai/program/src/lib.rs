@@ -87,6 +87,9 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
             echo(job, prompt, &tokens, &mut branches)?;
         }
     }
+    if job.tells && job.stream {
+        wire.begun(usage.prompt, usage.cached);
+    }
     decode(job, &mut branches, wire).map_err(|why| named(why, job, &usage, &branches))?;
     usage.completion = branches.iter().map(|branch| branch.count).sum();
     if !job.stream {
@@ -148,7 +151,7 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
             "the prompt has no tokens".into(),
         ));
     }
-    let least = job.max.unwrap_or(1);
+    let least = job.max.filter(|_| !job.clips).unwrap_or(1);
     if prompt + least > job.context {
         return Err(refused(format!(
             "the model's context is {} tokens; the prompt has {}, and {} are to follow",
@@ -162,7 +165,11 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
         )));
     }
     let room = job.context.min(job.kv_tokens) - prompt;
-    Ok(job.max.unwrap_or_else(|| job.most.min(room)))
+    match job.max {
+        Some(max) if job.clips => Ok(max.min(room)),
+        Some(max) => Ok(max),
+        None => Ok(job.most.min(room)),
+    }
 }
 
 /// Checks that what of the prompts so far is not known yet may be computed, and a token more.
