@@ -299,6 +299,26 @@ OPENAI_INPUTS_MAX = 2_048  # texts of a request for embeddings, scores or ranks
 GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
 OPENAI_COMPILES_WAIT_MS_MAX = 10_000  # for which a request's schema is retried at EAGAIN: then 503
 
+# --- Files and batches of requests (gateway) -----------------------------------------------------
+FILE_BYTES_MAX = 200 << 20  # of an uploaded file: past it 413
+TENANT_FILES_KEPT_MAX = 1_000  # uploaded, and of batches' results: past it 429
+TENANT_FILES_KEPT_BYTES_MAX = 2 << 30  # likewise
+FILE_NAME_CHARACTERS_MAX = 255  # of an uploaded file
+FORM_FIELDS_MAX = 16  # of an upload
+FORM_FIELD_BYTES_MAX = 1_024  # of each but its file
+FILE_KEPT_SECONDS_MIN = 3_600  # of `expires_after`
+FILE_KEPT_SECONDS_MAX = 30 * 86_400  # likewise
+BATCH_LINES_MAX = 50_000  # of an input file
+BATCH_LINE_BYTES_MAX = 1 << 20  # of one of them
+BATCH_CUSTOM_ID_CHARACTERS_MAX = 512  # of its name
+BATCH_SECONDS_MAX = 86_400  # after which a batch expires
+BATCH_ERRORS_MAX = 50  # that a batch shows of its input file
+BATCH_REQUEST_FAILURES_MAX = 4  # of one request by the server, before its error is the result
+BATCH_RESUMES_MAX = 10  # after deaths of its gateway, without a result in between
+TENANT_BATCHES_LIVE_MAX = 32  # batches that have not ended: past it 429
+TENANT_BATCH_REQUESTS_MAX = 8  # of all its batches, that run at once
+TENANT_BATCHES_KEPT_MAX = 1_000  # ended ones; above it the oldest are deleted
+
 # --- Egress (gateway): tools and http ------------------------------------------------------------
 TENANT_OUTSIDE_CALLS_MAX = 512  # of one tenant under way: past it EAGAIN
 OUTSIDE_ITEMS_MAX = 4_096  # of one list or map in a program's request

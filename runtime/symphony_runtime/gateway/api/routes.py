@@ -18,6 +18,7 @@ from symphony_runtime.gateway.api import (
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.openai import handlers as openai
@@ -270,6 +271,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the text", "Text")},
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
+    *FILE_AND_BATCH_ROUTES,
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
         "The counters of kernel and gateway",

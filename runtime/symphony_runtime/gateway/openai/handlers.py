@@ -61,7 +61,7 @@ from symphony_runtime.gateway.openai.stored.kept import request_text
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.record import Record, RunRequest
+from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class OpenAI:
 
 
 OPENAI = web.AppKey("openai", OpenAI)
+PRIORITY = web.RequestKey("priority", int)  # of the request's run, if not the usual one
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -258,15 +259,17 @@ async def start_program(
     if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
     limits = server.runs.limits.of(tenant).choose({})
+    priority = request.get(PRIORITY, PRIORITY_DEFAULT)
     if program is None:
         read = kept_records
         if once is None and not detached:
-            inbox, asked = Inbox(), RunRequest(input=job, limits=limits)
+            inbox = Inbox()
+            asked = RunRequest(input=job, limits=limits, priority=priority)
             request[WRITING].held = lambda: inbox.waiting
             passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
             keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
             return passing, shipped_records(passing, inbox, keep), {}
-    asked = RunRequest(input=job, limits=limits, asked=kept)
+    asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
     run, again = await start_run_once(
         server.idempotency,
         server.runs,
