@@ -149,12 +149,15 @@ _RESPONSES: dict[str, list[Probe]] = {
     **_GENERATION,
     "n": _values(1, 2),
     "background": _values(False, True),
-    "include": _values([], ["message.output_text.logprobs"]),
+    "include": _values(
+        [], ["reasoning.encrypted_content"], ["message.output_text.logprobs"], ["other"]
+    ),
     "instructions": _values("Code"),
     "max_output_tokens": _values(3),
     "max_tokens": _with(3, max_output_tokens=None),
     "max_tool_calls": _values(1),
-    "previous_response_id": _values("resp_1"),
+    "conversation": _values("conv_1"),
+    "previous_response_id": _values(f"resp_{'0' * 24}"),
     "reasoning": _values({}, {"effort": "low"}),
     "stream_options": _with({"include_obfuscation": False}, stream=True, max_output_tokens=1),
     "text": _values({"format": {"type": "text"}}, {"format": {"type": "json_object"}}),
@@ -233,13 +236,13 @@ async def found(ask: Ask, route: Route, name: str) -> str:
 async def _outcome(ask: Ask, route: Route, name: str, probe: Probe) -> str:
     usual = {**route.request, **probe.others}
     status, answer = await ask(route.path, {**usual, name: probe.value})
-    if status == 400:
+    if status in (400, 404):
         error = json.loads(answer)["error"]
         # Anthropic's shape has no `param`: its message says all.
         named = error["param"] == name if "param" in error else name in error["message"]
         if not named and f"`{name}`" not in error["message"]:
             raise AssertionError(f"{route.path}: the refusal of {name} does not name it: {answer}")
-        return REFUSED
+        return REFUSED if status == 400 else EFFECT  # 404: what it names was looked up
     before, without = await ask(route.path, usual)
     if (status, before) != (200, 200):
         raise AssertionError(f"{route.path} with {name}: {status} {answer}, {before} {without}")
@@ -272,7 +275,7 @@ def _others() -> str:
     return f"""
 ## On every route
 
-Without effect, with any value: {ignored}.
+Without effect with any value, where the tables above do not say more: {ignored}.
 
 Without effect with these values, and refused with others, where the tables above do not say more:
 

@@ -16,6 +16,7 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
+from tests.support.gateway.batches import create, upload
 from tests.support.gateway.routes import filled
 from tests.support.gateway.system import Answer, SystemRig
 
@@ -30,17 +31,19 @@ MANAGE = frozenset({"operator"})
 
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
-    OPEN: ("healthz", "readyz", "health", "version"),
-    ANY: ("metrics",),
+    OPEN: ("console", "consoleFile", "healthz", "readyz", "health", "version"),
+    ANY: ("metrics", "getOwnKey", "history"),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel",
+        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
+        "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
-        "tokenize", "detokenize", "createMessage", "countMessageTokens",
+        "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -170,6 +173,10 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         live = await owner.start("parrot", trace=True)
+        asked_for = b'{"model": "parrot", "input": "x", "background": true}'
+        response = (await them.ask("POST", "/v1/responses", "tenant", asked_for)).json["id"]
+        file = (await upload(them.system, b"{}\n")).json["id"]
+        batch = (await create(them.system, file)).json["id"]
         secret = b'{"value": "not for you", "hosts": ["example.org"]}'
         assert (await them.ask("PUT", "/v1/secrets/real", "tenant", secret)).status == 201
         pairs = {
@@ -177,6 +184,9 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "response": [(response, "resp_" + "0" * 24)],
+            "file": [(file, "file-" + "0" * 24)],
+            "batch": [(batch, "batch_" + "0" * 24)],
             "path": [("notes/first", "notes/other"), ("public/default/a", "public/nobody/a")],
         }
         asked, parts = 0, set[str]()
@@ -199,6 +209,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         assert parts == set(pairs), "a new kind of name is tried, too"
         assert asked > 25
         await owner.cancel(live)
+        await owner.cancel(response.replace("resp", "run"))
 
 
 async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:

@@ -23,7 +23,7 @@ from symphony_runtime.gateway.openai.requests.tools import (
 
 _ROLES: Final = ("user", "assistant", "system")
 _REMINDER: Final = "<system-reminder>\n{}\n</system-reminder>"
-# Claude Code puts such a line, which differs from request to request, before its instructions.
+# Claude Code puts such a line, which differs between its sessions, before its instructions.
 _BILLING: Final = "x-anthropic-billing-header:"
 
 

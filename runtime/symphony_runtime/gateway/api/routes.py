@@ -18,10 +18,12 @@ from symphony_runtime.gateway.api import (
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
+from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
 
 __all__ = ["ROUTES", "Access", "Route"]
 
@@ -232,12 +234,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/v1/responses", "createResponse", openai.create_response,
-        "OpenAI's responses, for text: nothing is stored, and there are no tools",
+        "OpenAI's responses, for text and tools; they are kept unless `store` is false",
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse", also=_SSE)},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
     ),
+    *RESPONSE_ROUTES,
     Route(
         "POST", "/v1/embeddings", "createEmbedding", tasks.create_embeddings,
         "OpenAI's embeddings: the model's last hidden states, pooled, of length 1",
@@ -268,6 +271,7 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the text", "Text")},
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
+    *FILE_AND_BATCH_ROUTES,
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
         "The counters of kernel and gateway",

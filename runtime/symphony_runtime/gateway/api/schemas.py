@@ -15,6 +15,10 @@ from symphony_runtime.gateway.api.requests import (
     TenantBody,
     TenantChange,
 )
+from symphony_runtime.gateway.batches.handlers import BatchBody
+from symphony_runtime.gateway.batches.records import ENDED
+from symphony_runtime.gateway.batches.records import LIVE as LIVE_BATCHES
+from symphony_runtime.gateway.files.handlers import PURPOSES
 from symphony_runtime.gateway.openai.requests.bodies import ChatBody, CompletionBody, ResponseBody
 from symphony_runtime.gateway.openai.requests.tasks import (
     DetokenizeBody,
@@ -40,6 +44,7 @@ _REQUESTS: dict[str, type[BaseModel]] = {
     "RerankRequest": RerankBody,
     "TokenizeRequest": TokenizeBody,
     "DetokenizeRequest": DetokenizeBody,
+    "BatchRequest": BatchBody,
     "AnthropicMessagesRequest": MessagesBody,
     "AnthropicCountRequest": PromptBody,
 }
@@ -159,7 +164,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         "description": "server-sent events; the data of each is JSON",
         "properties": {
             "id": {"type": "string", "pattern": "^[0-9]+$"},
-            "event": {"enum": ["message", "log", "status", "usage"]},
+            "event": {"enum": ["message", "log", "status", "usage", "request"]},
             "data": {"type": "string", "contentMediaType": "application/json"},
         },
     },
@@ -263,10 +268,23 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
             **_each(_STRING, "id model"),
             "object": {"const": "response"},
             "created_at": _INTEGER,
-            "status": _enum("completed", "incomplete"),
+            "status": _enum(
+                "queued", "in_progress", "completed", "incomplete", "cancelled", "failed"
+            ),
             "output": _list(_ANY),
-            "usage": _ANY,
+            "usage": {"type": ["object", "null"]},
         }
+    ),
+    "OpenAIItems": _object(
+        {
+            "object": {"const": "list"},
+            "data": _list(_ANY),
+            **_each(_OR_NULL, "first_id last_id"),
+            "has_more": _BOOLEAN,
+        }
+    ),
+    "OpenAIDeleted": _object(
+        {"id": _STRING, "object": {"const": "response"}, "deleted": {"const": True}}
     ),
     "OpenAIEmbeddings": _object(
         {**_each(_STRING, "id object model"), "data": _list(_ANY), "usage": _ANY}
@@ -283,6 +301,40 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
         "properties": {"data": {"type": "string"}},
     },
 }
+_OPENAI_PAGE = {**_each(_OR_NULL, "first_id last_id"), "has_more": _BOOLEAN}
+_BATCH_SCHEMAS: dict[str, Any] = {
+    "FileForm": _object(
+        {"file": {"type": "string", "contentMediaType": "application/jsonl"},
+         "purpose": _enum(*PURPOSES)},
+        {"expires_after[anchor]": {"const": "created_at"}, "expires_after[seconds]": _INTEGER},
+    ),
+    "File": _object(
+        {
+            **_each(_STRING, "id filename purpose status"),
+            **_each(_INTEGER, "bytes created_at"),
+            "object": {"const": "file"},
+            "expires_at": _INTEGER_OR_NULL,
+        }
+    ),
+    "FileList": _object({"data": _list(reference("File")), **_OPENAI_PAGE}),
+    "FileDeleted": _object({"id": _STRING, "deleted": _BOOLEAN}),
+    "FileContent": {"description": "the file's bytes"},
+    "Batch": _object(
+        {
+            **_each(_STRING, "id endpoint input_file_id completion_window"),
+            **_each(_OR_NULL, "output_file_id error_file_id"),
+            **_each(_INTEGER, "created_at expires_at"),
+            **_each(_INTEGER_OR_NULL, "in_progress_at finalizing_at completed_at failed_at"),
+            **_each(_INTEGER_OR_NULL, "expired_at cancelling_at cancelled_at"),
+            "object": {"const": "batch"},
+            "status": _enum(*LIVE_BATCHES, *ENDED),
+            "errors": {"type": ["object", "null"]},
+            "metadata": {"type": ["object", "null"]},
+            "request_counts": _object(_each(_INTEGER, "total completed failed")),
+        }
+    ),
+    "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),
+}  # fmt: skip
 _ANTHROPIC_MODEL = _object(
     {
         **_each(_STRING, "id display_name created_at"),
@@ -348,5 +400,10 @@ _ANTHROPIC_SCHEMAS: dict[str, Any] = {
     },
 }
 SCHEMAS = (
-    _request_schemas() | _TENANTS_SCHEMAS | _ADMIN_SCHEMAS | _OPENAI_SCHEMAS | _ANTHROPIC_SCHEMAS
+    _request_schemas()
+    | _TENANTS_SCHEMAS
+    | _ADMIN_SCHEMAS
+    | _OPENAI_SCHEMAS
+    | _ANTHROPIC_SCHEMAS
+    | _BATCH_SCHEMAS
 )

@@ -226,14 +226,7 @@ class ChatShape(Shape):
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
-        content = [
-            {
-                **_token(entry.token, entry.logprob),
-                "top_logprobs": [_token(token, logprob) for token, logprob in entry.top],
-            }
-            for entry in piece.logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [token_logprob(entry) for entry in piece.logprobs], "refusal": None}
 
 
 def call_id(answer: str, choice: int, index: int, characters: int, prefix: str = "call_") -> str:
@@ -251,7 +244,14 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
+
+
+def token_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """Return a token with its log-probability and the likeliest there."""
+    top = [_token(token, logprob) for token, logprob in entry.top]
+    return {**_token(entry.token, entry.logprob), "top_logprobs": top}
 
 
 def _finish(piece: Piece) -> str:

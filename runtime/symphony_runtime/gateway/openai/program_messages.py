@@ -11,8 +11,9 @@ _PIECE = struct.Struct("<HB")
 _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
-_USAGE = struct.Struct("<III")
 _BEGUN = struct.Struct("<II")
+_COUNTS = struct.Struct("<IIII")
+_OLD_COUNTS = struct.Struct("<III")  # of runs that are kept from before reasoning was counted
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {
     0: "stop", 1: "length", 2: "tool_calls", 3: "content_filter", 255: None,
@@ -129,11 +130,12 @@ class Data:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a whole request."""
+    """The tokens of a whole request; `reasoning` are those of the completion that reason."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    reasoning: int = 0
 
 
 @dataclass(slots=True)
@@ -213,7 +215,8 @@ def read_record(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _BEGUN_KIND:
         return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
-        return Usage(*_USAGE.unpack_from(data, at))
+        counts = _COUNTS if end - at == _COUNTS.size else _OLD_COUNTS
+        return Usage(*counts.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
     failure: dict[str, Any] = msgpack.unpackb(data[at:end])
     return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])

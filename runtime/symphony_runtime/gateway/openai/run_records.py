@@ -1,6 +1,7 @@
 """The records of a run's answer: of the shipped program, or of any other."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
@@ -20,18 +21,30 @@ from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
 
 _LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
+_END_SECONDS = 1.0  # a tenant's program may go on behind its answer
 Batches = AsyncIterator[list[Record]]
+Keep = Callable[[bytes], Awaitable[None]]
 _MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
 
 
-async def shipped_records(run: Run, inbox: Inbox) -> Batches:
-    """Yield the records of the shipped program; the last is a Usage or a Failure."""
-    records, unsaved_events = Records(), run.events
+async def shipped_records(run: Run, inbox: Inbox, keep: Keep | None = None) -> Batches:
+    """Yield the records of the shipped program; the last is a Usage or a Failure.
+
+    `keep` gets all messages of an answer that is complete, before its last record is told.
+    """
+    records, unsaved_events, said = Records(), run.events, list[bytes]()
     assert isinstance(unsaved_events, EphemeralStream)
     while data := await inbox.next():
         unsaved_events.note_taken(len(data))
+        if keep is not None:
+            said.append(data)
         batch = records.feed(data)
         if batch:
+            if keep is not None and isinstance(batch[-1], Usage):
+                if batch[:-1]:
+                    yield batch[:-1]
+                await keep(b"".join(said))
+                batch = batch[-1:]
             yield batch
             if isinstance(batch[-1], END):
                 return
@@ -63,7 +76,7 @@ def program_records(runs: Runs, run: Run | RunRecord, n: int = 1, choices: int =
         counts = (used.get(f"{kind}_tokens", 0) for kind in ("prompt", "cached", "completion"))
         return answer.end(Usage(*counts))
 
-    return _read_stored(runs, run, feed, end)
+    return _read_stored(runs, run, feed, end, _END_SECONDS)
 
 
 async def _read_stored(
@@ -71,8 +84,12 @@ async def _read_stored(
     run: Run | RunRecord,
     feed: Callable[[bytes], list[Record]],
     end: Callable[[RunRecord], list[Record]],
+    seconds: float | None = None,
 ) -> Batches:
-    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`."""
+    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`.
+
+    The last record waits so long for the run's end, which the shipped program has at once.
+    """
     reader = runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
@@ -80,7 +97,15 @@ async def _read_stored(
                 yield unstored
                 return
             messages = b"".join(event.data for event in events if event.kind == "message")
-            if messages and (batch := feed(messages)):
+            batch = feed(messages) if messages else []
+            del events, messages  # a client that does not read keeps only what is unread
+            if batch:
+                if isinstance(batch[-1], END) and isinstance(run, Run):
+                    # Its client may ask for more of it at once, so first it is stored.
+                    if batch[:-1]:
+                        yield batch[:-1]
+                    await asyncio.wait([run.known], timeout=seconds)
+                    batch = batch[-1:]
                 yield batch
                 if isinstance(batch[-1], END):
                     return

@@ -41,11 +41,8 @@ _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
 
 
-class Answer(Protocol):
-    """The format of an answer."""
-
-    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """Return a whole answer; `pieces` has one for each choice."""
+class Events(Protocol):
+    """The format of a stream."""
 
     def begin(self, begun: Begun | None) -> bytes:
         """Return what a stream begins with."""
@@ -64,6 +61,13 @@ class Answer(Protocol):
 
     def kept_bytes(self, piece: Piece | Part) -> int:
         """Return about the bytes that a stream keeps of a piece."""
+
+
+class Answer(Events, Protocol):
+    """The format of an answer, whole or streamed."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer; `pieces` has one for each choice."""
 
 
 class Clients:
@@ -151,7 +155,7 @@ async def answer_whole(
 async def answer_stream(
     request: web.Request,
     batches: AsyncIterator[list[Record]],
-    answer: Answer,
+    answer: Events,
     headers: dict[str, str],
     hold: Hold,
 ) -> web.StreamResponse:
@@ -165,11 +169,11 @@ async def answer_stream(
     async for batch in batches:
         begin = b""
         if response is None:
-            if isinstance(batch[0], Failure):
+            if batch and isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
-            first = batch[0]
+            first = batch[0] if batch else None
             begin = answer.begin(first if isinstance(first, Begun) else None)
         try:
             for part in (record for record in batch if isinstance(record, _TOLD)):
@@ -181,6 +185,7 @@ async def answer_stream(
             raise _closed(request) from problem
         for data in _gathered(begin, (_event(record, answer) for record in batch)):
             await response.write(data)
+            del data  # only the unread bytes stay in memory
             await request.writer.drain()
     assert response is not None, "a run ends with its usage or a failure"
     await response.write_eof()
@@ -192,10 +197,9 @@ def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
     pending = begin
     for event in events:
         pending += event
-        if len(pending) >= _WRITE_BYTES:
-            for at in range(0, len(pending), _WRITE_BYTES):
-                yield pending[at : at + _WRITE_BYTES]
-            pending = b""
+        while len(pending) >= _WRITE_BYTES:
+            now, pending = pending[:_WRITE_BYTES], pending[_WRITE_BYTES:]
+            yield now
     if pending:
         yield pending
 
@@ -207,7 +211,7 @@ def _closed(request: web.Request) -> ConnectionError:
     return ConnectionResetError("the answer was cut off")
 
 
-def _event(record: Record, answer: Answer) -> bytes:
+def _event(record: Record, answer: Events) -> bytes:
     if isinstance(record, Piece):
         return answer.chunk(record)
     if isinstance(record, Usage):
@@ -250,6 +254,6 @@ def _joined(pieces: list[Piece]) -> Piece:
     """Return a choice's pieces as one."""
     last = pieces[-1]
     logprobs = None
-    if pieces[0].logprobs is not None:
+    if any(piece.logprobs is not None for piece in pieces):  # text before a call has none
         logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)

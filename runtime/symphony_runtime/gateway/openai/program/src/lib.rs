@@ -92,12 +92,15 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     }
     decode(job, &mut branches, wire).map_err(|why| named(why, job, &usage, &branches))?;
     usage.completion = branches.iter().map(|branch| branch.count).sum();
+    for branch in &branches {
+        usage.reasoning += branch.reasoning(job)?;
+    }
     if !job.stream {
         for (prompt, answers) in branches.chunks_mut(job.best_of).enumerate() {
             tell_best(job, prompt, answers, wire);
         }
     }
-    wire.usage(usage.prompt, usage.cached, usage.completion);
+    wire.usage(usage.prompt, usage.cached, usage.completion, usage.reasoning);
     wire.flush()?;
     offer(job, &branches);
     Ok(())
@@ -139,6 +142,7 @@ struct Usage {
     prompt: usize,
     cached: usize,
     completion: usize,
+    reasoning: usize,
 }
 
 /// How many tokens an answer may have after a prompt of so many.

@@ -12,7 +12,8 @@
 //! - `q` a prompt's log-probabilities, before all pieces: its first choice u16, its choices u16, then
 //!   msgpack [[id, bytes, log-probability or nil, [[id, bytes, log-probability], ...]], ...]
 //! - `d` data of a task that generates nothing, which go on in the next record
-//! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
+//! - `u` usage, the last one: prompt, cached and completion tokens, and those of them that are
+//!   reasoning, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
 use crate::failure::Failure;
@@ -82,8 +83,8 @@ impl Wire {
         self.counts(b'b', &[prompt, cached]);
     }
 
-    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
-        self.counts(b'u', &[prompt, cached, completion]);
+    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize, reasoning: usize) {
+        self.counts(b'u', &[prompt, cached, completion, reasoning]);
     }
 
     pub fn failure(&mut self, failure: &Failure) {
