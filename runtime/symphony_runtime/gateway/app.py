@@ -24,7 +24,7 @@ from symphony_runtime.config.limits import Bound, Limits
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
-from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document, server_version
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.cluster.members import Members
@@ -42,6 +42,7 @@ from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
+from symphony_runtime.gateway.mcp.handlers import MCP, McpServer
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
 from symphony_runtime.gateway.metrics.kernel import KernelMetrics
@@ -244,6 +245,7 @@ def build_app(
     middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
+    app[MCP] = McpServer(server_version())
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.append(_add_rate_headers)
     allow_origins(app, origins)

@@ -29,6 +29,7 @@ from symphony_runtime.gateway.http.context import (
     to_json,
 )
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
+from symphony_runtime.gateway.http.program_values import check_input
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
@@ -121,6 +122,7 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
         raise bad_request(
             "bad-request", "a run is either detached (`detach`) or streamed (`stream`), not both"
         )
+    await check_input(request, program, body.get("input", ""))
     run, again = await start_run_once(
         server.idempotency,
         server.runs,

@@ -10,6 +10,7 @@ from symphony_runtime.gateway.api import health, kv_files, programs_and_runs, ru
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.mcp import handlers as mcp
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
 
@@ -252,6 +253,16 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/detokenize", "detokenize", tasks.detokenize, "The text of tokens",
         {200: Answer("the text", "Text")},
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/mcp", "mcp", mcp.post_message,
+        "The Model Context Protocol: the tenant's named programs as tools (Streamable HTTP)",
+        {
+            200: Answer("the answer; or a stream of progress that ends with it", "McpMessage",
+                        also={EVENTS: "McpEvents"}),
+            202: Answer("a notification was accepted"),
+        },
+        problems=(404,), body=("application/json", "McpMessage"),
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
