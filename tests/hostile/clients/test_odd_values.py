@@ -64,6 +64,7 @@ ASKED = {
     "createCompletion": {"prompt": '"x"'},
     "createChatCompletion": {"messages": '[{"role": "user", "content": "x"}]'},
     "createResponse": {"input": '"x"'},
+    "mcp": {"jsonrpc": '"2.0"', "id": "1", "method": '"tools/call"', "params": '{"name": "x"}'},
 }
 
 

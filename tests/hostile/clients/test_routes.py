@@ -40,7 +40,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
-        "tokenize", "detokenize",
+        "tokenize", "detokenize", "mcp",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",

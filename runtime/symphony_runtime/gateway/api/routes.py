@@ -26,6 +26,7 @@ _RESUME = (
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
 _SSE = {EVENTS: "OpenAIChunks"}
+_PROBLEM = {"application/problem+json": "Problem"}
 _KV_FILE = {kv_files.FILE: "Safetensors"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
@@ -261,8 +262,10 @@ ROUTES: tuple[Route, ...] = (
             200: Answer("the answer; or a stream of progress that ends with it", "McpMessage",
                         also={EVENTS: "McpEvents"}),
             202: Answer("a notification was accepted"),
+            400: Answer("not a message; an error of JSON-RPC", "McpMessage", also=_PROBLEM),
+            404: Answer("no such method; an error of JSON-RPC", "McpMessage"),
         },
-        problems=(404,), body=("application/json", "McpMessage"),
+        body=("application/json", "McpMessage"),
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,

@@ -191,7 +191,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     ),
     "SecretPage": _page("Secret"),
     "McpMessage": {
-        **_object({"jsonrpc": {"const": "2.0"}}, {"method": _STRING, "params": _ANY}),
+        **_object({"jsonrpc": {"const": "2.0"}}, _each({}, "id method params result error")),
         "description": "a message of JSON-RPC 2.0, as the Model Context Protocol defines them",
     },
     "McpEvents": {

@@ -78,10 +78,11 @@ async def call_program(
     runs = services(request).runs
     try:
         data = run_input(program, arguments)
-        limits = runs.limits.of(program.tenant).choose({})
-        run = await runs.start(program, RunRequest(data, limits=limits))
     except (ValueError, RecursionError) as error:
         return failure(f"the arguments cannot be an input: {error}")
+    limits = runs.limits.of(program.tenant).choose({})
+    try:
+        run = await runs.start(program, RunRequest(data, limits=limits))
     except Problem as problem:
         wait = problem.headers.get("Retry-After")
         return failure(problem.detail + (f"; try again in {wait} s" if wait else ""))

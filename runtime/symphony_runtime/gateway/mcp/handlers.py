@@ -27,6 +27,7 @@ from mcp_types import (
     ListToolsResult,
     Result,
     ServerCapabilities,
+    Tool,
     ToolsCapability,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -63,6 +64,7 @@ from symphony_runtime.gateway.runs.events.reader import Event
 SESSION_HEADER = "Mcp-Session-Id"
 _HEARTBEAT_SECONDS = 15.0  # so that proxies do not close the connection of a long call
 _PIECE_BYTES = 16 << 10  # of an event, before it waits for the client
+_PAGE_BYTES = 128 << 10  # of manifests in one page of tools, about
 _CAPABILITIES = ServerCapabilities(tools=ToolsCapability(list_changed=False))
 _CANCELLED = "notifications/cancelled"
 
@@ -185,7 +187,13 @@ class _Exchange:
             raise self._refusal(INVALID_PARAMS, "Invalid cursor")
         programs, tenant = services(self._request).programs, tenant_of(self._request)
         named, following = await programs.named(tenant, after, PAGE_ITEMS_DEFAULT)
-        tools = [describe(name, program) for name, program in named]
+        tools, size = list[Tool](), 0
+        for name, program in named:
+            size += len(program.manifest.declared)
+            if tools and size > _PAGE_BYTES:
+                following = tools[-1].name
+                break
+            tools.append(describe(name, program))
         return ListToolsResult(tools=tools, next_cursor=following)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Outcome:

@@ -73,7 +73,8 @@ def returned(program: Program, text: str, run_id: str) -> Outcome:
 
     The value is an object, as clients of older versions need it.
     """
-    value = text.replace("\n", " ").replace("\r", " ").encode()  # only between its tokens
+    # Line breaks can only be between its tokens; JSON may begin with a byte order mark.
+    value = text.removeprefix("\ufeff").replace("\n", " ").replace("\r", " ").encode()
     if root_type(program.declared()["output_schema"]) != "object":
         value = b'{"result":' + value + b"}"
     return Outcome(text, value, run_id=run_id)

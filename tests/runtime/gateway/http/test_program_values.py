@@ -27,6 +27,8 @@ async def test_input_that_does_not_fit_starts_no_run(system: SystemRig, client: 
         assert error.problem["path"] == path
         assert words in error.problem["detail"]
     assert [run async for run in client.runs()] == []
+    error = await refused(client.start("person", input={}))  # detached, likewise
+    assert error.status == 400
     for fitting in ({"name": "x", "age": 3}, '{"name": "x"}'):
         assert (await client.run("person", input=fitting))["exit_code"] == 0
 

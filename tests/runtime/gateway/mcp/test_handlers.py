@@ -106,6 +106,13 @@ async def test_version_without_initialize_is_served(system: SystemRig, client: C
         (b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"\\u0000"}}', 200,
          -32602),
         (b'{"jsonrpc":"2.0","id":1,"method":"\\ud800"}', 200, -32601),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","arguments":[]}}',
+         200, -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":3}}', 200, -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":1}}', 200, -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","_meta":'
+         b'{"progressToken":{}}}}', 200, -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}', 200, -32602),
     ],
 )  # fmt: skip
 async def test_wrong_message_is_an_error_of_json_rpc(
@@ -195,6 +202,13 @@ async def test_tools_come_in_pages(system: SystemRig, client: Client) -> None:
     assert (len(page["tools"]), page["nextCursor"]) == (50, "p49")
     rest = (await send(system, "tools/list", {"cursor": "p49"})).json["result"]
     assert ([tool["name"] for tool in rest["tools"]], "nextCursor" in rest) == (["p50"], False)
+    for number in range(8):
+        await client.upload(
+            declared(MIRROR_WASM, description="x" * 30_000 + str(number)), f"q{number}"
+        )
+    first = (await send(system, "tools/list", {"cursor": "p50"})).json["result"]
+    rest = (await send(system, "tools/list", {"cursor": first["nextCursor"]})).json["result"]
+    assert [len(first["tools"]), len(rest["tools"]), first["nextCursor"]] == [4, 4, "q3"]
 
 
 @run_by(with_system, "tmp_path")
@@ -230,7 +244,7 @@ async def test_call_that_cannot_succeed_says_why(system: SystemRig, client: Clie
     await client.upload(guests.COMPLAINER_WASM, "complainer")
     outputs = {
         "nothing": sender(), "no_json": sender(b"{"), "wrong": sender(b'{"name":1}'),
-        "bytes": sender(b"\xff"), "good": sender(b"{", b'{"name":\n"\\ud800"}'),
+        "bytes": sender(b"\xff"), "good": sender(b"{", b'\xef\xbb\xbf{"name":\n"\\ud800"}'),
         "infinite": sender(b'{"name":"x","age":1e999}'),
     }  # fmt: skip
     for name, wasm in outputs.items():
