@@ -143,7 +143,8 @@ class Ask(Message):
     "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
-    {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
+    {instance, module, entries}; "send" {instance, bytes} -> 0, once the gateway has memory for
+    a message of so many bytes; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
     request}, "tools" {instance} -> bytes, as in the ABI.
     """

@@ -106,6 +106,7 @@ _STREAMED: dict[str, dict[str, Any]] = {
     "createCompletion": {"prompt": "x"},
     "createChatCompletion": {"messages": [{"role": "user", "content": "x"}]},
     "createResponse": {"input": "x"},
+    "createMessage": {"messages": [{"role": "user", "content": "x"}]},
 }
 
 

@@ -12,7 +12,7 @@ from symphony_runtime.gateway.errors import Handler
 
 ANY_ORIGIN = "*"
 _PREFLIGHT_SECONDS = 600  # for which a browser keeps a permission
-_SHOWN = "Retry-After, X-Run-Id, Idempotent-Replayed, " + ", ".join(
+_SHOWN = "Retry-After, X-Run-Id, request-id, Idempotent-Replayed, " + ", ".join(
     f"x-ratelimit-{what}-{of}"
     for what in ("limit", "remaining", "reset")
     for of in ("requests", "tokens")

@@ -126,7 +126,7 @@ class CpuReporter:
 
     async def wait_pause(self, tenant: str) -> None:
         """Wait for the end of the tenant's pause before work that belongs to no run."""
-        while (seconds := self.rest(tenant)) > 0.0:  # noqa: ASYNC110 - the pause may go on
+        while (seconds := self.rest(tenant)) > 0.0:  # noqa: ASYNC110 - it grows meanwhile
             await asyncio.sleep(seconds)
 
     def rest(self, tenant: str) -> float:
