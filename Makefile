@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 RUNNING := PATH="$(CURDIR)/$(BIN):$$PATH"
 AS := guest_sdk/assemblyscript
 EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -name '*.ts' \
-	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' \) \
+	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' -o -name 'manifest.json' \) \
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp kernel/symphony_kernel/executor/native/source/*.h)

@@ -29,7 +29,7 @@ from symphony_runtime.gateway.anthropic.errors import (
     anthropic_errors_middleware,
 )
 from symphony_runtime.gateway.api.history import add_history
-from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document, server_version
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.batches.handlers import BATCHES
 from symphony_runtime.gateway.batches.service import Batches
@@ -51,6 +51,7 @@ from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
+from symphony_runtime.gateway.mcp.handlers import MCP, McpServer
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
 from symphony_runtime.gateway.metrics.kernel import KernelMetrics
@@ -278,6 +279,7 @@ def build_app(
     ]  # fmt: skip
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
+    app[MCP] = McpServer(server_version())
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)

@@ -69,6 +69,7 @@ ASKED = {
     "createResponse": {"input": '"x"'},
     "createMessage": {"messages": '[{"role": "user", "content": "x"}]'},
     "countMessageTokens": {"messages": '[{"role": "user", "content": "x"}]'},
+    "mcp": {"jsonrpc": '"2.0"', "id": "1", "method": '"tools/call"', "params": '{"name": "x"}'},
 }
 
 

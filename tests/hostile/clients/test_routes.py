@@ -43,7 +43,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
-        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",

@@ -21,6 +21,7 @@ from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.mcp import handlers as mcp
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
 from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
@@ -37,6 +38,7 @@ _RESUME = (
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
 _SSE = {EVENTS: "OpenAIChunks"}
+_PROBLEM = {"application/problem+json": "Problem"}
 _KV_FILE = {kv_files.FILE: "Safetensors"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
@@ -272,6 +274,18 @@ ROUTES: tuple[Route, ...] = (
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
     *FILE_AND_BATCH_ROUTES,
+    Route(
+        "POST", "/mcp", "mcp", mcp.post_message,
+        "The Model Context Protocol: the tenant's named programs as tools (Streamable HTTP)",
+        {
+            200: Answer("the answer; or a stream of progress that ends with it", "McpMessage",
+                        also={EVENTS: "McpEvents"}),
+            202: Answer("a notification was accepted"),
+            400: Answer("not a message; an error of JSON-RPC", "McpMessage", also=_PROBLEM),
+            404: Answer("no such method; an error of JSON-RPC", "McpMessage"),
+        },
+        body=("application/json", "McpMessage"),
+    ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
         "The counters of kernel and gateway",

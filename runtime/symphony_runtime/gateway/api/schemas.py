@@ -150,6 +150,11 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
             "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
             **_each(_INTEGER, "size created_ms"),
             **_each(_list(_STRING), "imports exports entries"),
+            "description": _OR_NULL,
+            **_each(
+                {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
+                "input_schema output_schema",
+            ),
         }
     ),
     "ProgramPage": _page("Program"),
@@ -202,6 +207,14 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
         {"tenants": {"type": "object", "additionalProperties": _SERIES}},
     ),
+    "McpMessage": {
+        **_object({"jsonrpc": {"const": "2.0"}}, _each({}, "id method params result error")),
+        "description": "a message of JSON-RPC 2.0, as the Model Context Protocol defines them",
+    },
+    "McpEvents": {
+        "description": "server-sent events; the data of each is a message of JSON-RPC",
+        "properties": {"event": {"const": "message"}, "data": {"type": "string"}},
+    },
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
 }
 _KEY = {

@@ -117,7 +117,7 @@ class CpuReporter:
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for time of no run, unless the tenant is alone."""
         if self._is_contended(tenant):
-            self._spent[tenant] += int(1e6 * seconds) or 1
+            self._spent[tenant] += int(1e6 * seconds) or 1  # 0 would be a question
             self._report()
 
     def charge_awaitable(self, tenant: str, work: Awaitable[T]) -> Awaitable[T]:
