@@ -28,6 +28,8 @@ from symphony_runtime.gateway.openai.response_output import (
     call_item,
 )
 
+# Why an answer that has ended so is incomplete.
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _END_TIMES = 6  # copies of a stream's text in memory, at its end
 # The fields of the request that a response repeats, with their defaults.
 _ECHOED: dict[str, Any] = {
@@ -226,7 +228,7 @@ class ResponseShape:
     # -- Parts ---------------------------------------------------------------------------------
     @property
     def _status(self) -> str:
-        return "incomplete" if self._finish == "length" else "completed"
+        return "incomplete" if self._finish in _CUT else "completed"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
@@ -244,7 +246,7 @@ class ResponseShape:
     def _view(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
     ) -> dict[str, Any]:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        cut = {"reason": _CUT[self._finish or ""]} if status == "incomplete" else None
         return {
             "id": self.id,
             "object": "response",

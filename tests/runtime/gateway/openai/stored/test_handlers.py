@@ -18,7 +18,7 @@ PARTS: list[Part] = [Reasoning(0, "hm"), CallBegin(0, 0, "f"), CallArguments(0, 
 
 
 def streamed(answer: Resumed | ResponseShape) -> list[bytes]:
-    told = [answer.begin(), answer.part(PARTS[0]), answer.chunk(Piece(0, "a\n\nb", None))]
+    told = [answer.begin(None), answer.part(PARTS[0]), answer.chunk(Piece(0, "a\n\nb", None))]
     told += [answer.part(part) for part in PARTS[1:]]
     told += [answer.chunk(Piece(0, "", "tool_calls")), answer.end(Usage(1, 0, 1))]
     return b"".join(told).split(b"\n\n")[:-1]
