@@ -139,7 +139,10 @@ def called_tools(tools: Any) -> dict[str, CalledTool]:
         if kind == "custom":
             called[name] = CalledTool(name, None, custom=True)
         elif kind == "namespace":
-            for each in tool.get("tools") or ():
+            inner = tool.get("tools")
+            for each in inner if isinstance(inner, list) else ():
+                if not isinstance(each, dict):
+                    continue
                 own = str(each.get("name"))
                 custom = each.get("type") == "custom"
                 called[joined_name(name, own)] = CalledTool(own, name, custom)

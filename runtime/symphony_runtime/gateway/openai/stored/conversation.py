@@ -10,7 +10,7 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
-from symphony_runtime.gateway.http.context import services, tenant_of, to_json
+from symphony_runtime.gateway.http.context import services, tenant_of, to_any_json
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.serving import Hold
 from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
@@ -62,7 +62,7 @@ async def items_of_chain(
             raise refused(f"a conversation has at most {OPENAI_TURNS_MAX} responses", param)
         kept = await find_response(runs, tenant, wanted, hold, param)
         view = await kept.view(runs)
-        hold(said := len(to_json(view["output"])))
+        hold(said := len(to_any_json(view["output"])))
         size += kept.size + said
         if size > RUN_INPUT_BYTES_MAX:
             words = f"the conversation has more than {RUN_INPUT_BYTES_MAX} bytes"
@@ -87,14 +87,15 @@ async def _resolved(
             items.append(item)
             continue
         param, wanted = f"input[{place}]", item.get("id")
-        owner = owner_of(wanted) if isinstance(wanted, str) else None
-        if wanted not in known and owner is not None:
+        if not isinstance(wanted, str):
+            raise refused(f"`{param}.id` must be the id of an item", param)
+        if wanted not in known and (owner := owner_of(wanted)) is not None:
             runs, tenant = services(request).runs, tenant_of(request)
             kept = await find_response(runs, tenant, owner, hold, param)
             output = (await kept.view(runs))["output"]
             listed = list_input(kept.number, kept.body["input"])
             known |= {each["id"]: each for each in [*listed, *output]}
-        if not isinstance(wanted, str) or wanted not in known:
+        if wanted not in known:
             words = f"there is no item {ascii(wanted)[:60]}: responses that are stored have items"
             raise OpenAIError(404, words, param=param, code="item_not_found")
         items.append(known[wanted])
