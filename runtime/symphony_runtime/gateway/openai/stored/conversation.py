@@ -4,7 +4,11 @@ from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
-from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    OPENAI_REFERENCES_MAX,
+    OPENAI_TURNS_MAX,
+    RUN_INPUT_BYTES_MAX,
+)
 
 from symphony_runtime.gateway.http.context import services, tenant_of, to_any_json
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
@@ -12,8 +16,6 @@ from symphony_runtime.gateway.openai.serving import Hold
 from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
 from symphony_runtime.gateway.openai.stored.kept import find_response
 
-_TURNS_MAX: Final = 1_000  # of a conversation
-_REFERENCES_MAX: Final = 100  # in one request
 _PREVIOUS: Final = "previous_response_id"
 _ENDED: Final = ("completed", "incomplete")
 
@@ -56,8 +58,8 @@ async def items_of_chain(
     wanted: str | None = response_id
     runs, tenant = services(request).runs, tenant_of(request)
     while wanted is not None:
-        if len(turns) == _TURNS_MAX:
-            raise refused(f"a conversation has at most {_TURNS_MAX} responses", param)
+        if len(turns) == OPENAI_TURNS_MAX:
+            raise refused(f"a conversation has at most {OPENAI_TURNS_MAX} responses", param)
         kept = await find_response(runs, tenant, wanted, hold, param)
         view = await kept.view(runs)
         hold(said := len(to_any_json(view["output"])))
@@ -77,8 +79,8 @@ async def _resolved(
 ) -> list[Any]:
     """Return input items with those that references mean; OpenAIError 400, 404."""
     known = {item["id"]: item for item in before}
-    if sum(map(_is_reference, asked)) > _REFERENCES_MAX:
-        raise refused(f"at most {_REFERENCES_MAX} items may be references", "input")
+    if sum(map(_is_reference, asked)) > OPENAI_REFERENCES_MAX:
+        raise refused(f"at most {OPENAI_REFERENCES_MAX} items may be references", "input")
     items: list[Any] = []
     for place, item in enumerate(asked):
         if not _is_reference(item):
