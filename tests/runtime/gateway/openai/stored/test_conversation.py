@@ -97,7 +97,7 @@ async def test_conversation_past_its_bounds_is_refused(
     for _ in range(3):
         last = await respond(system, "x", previous_response_id=last["id"])
     with monkeypatch.context() as patched:
-        patched.setattr(conversation, "_TURNS_MAX", 2)
+        patched.setattr(conversation, "OPENAI_TURNS_MAX", 2)
         error = (await respond(system, "x", 400, previous_response_id=last["id"]))["error"]
         assert "at most 2 responses" in error["message"]
     with monkeypatch.context() as patched:
