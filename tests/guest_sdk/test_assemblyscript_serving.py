@@ -125,6 +125,17 @@ def test_answer_calls_the_tools_of_a_request(serving: bytes, choice: object, sho
     ]  # fmt: skip
 
 
+def test_tools_of_a_namespace_and_custom_ones_are_functions(serving: bytes) -> None:
+    space = {"type": "namespace", "name": "fs", "tools": [{"type": "function", "name": "look"}]}
+    patch = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"}
+    look = {"type": "function_call", "call_id": "c2", "name": "look", "namespace": "fs"}
+    body = {"input": [patch, look], "tools": [{"type": "custom", "name": "patch"}, space]}
+    told = serve(serving, body)
+    assert [each.name for each in told if isinstance(each, CallBegin)] == ["patch", "fs__look"]
+    calls = 'assistant[||c1 patch {"input":"a\\nb"}c2 fs__look {}|]'
+    assert described(serving, body).startswith(calls)
+
+
 def test_answers_end_as_the_program_says(serving: bytes) -> None:
     both = [Piece(0, "half", None), Piece(0, "", "content_filter"), Usage(7, 3, 1)]
     assert serve(serving, {"messages": [], "told": "cut"}) == both

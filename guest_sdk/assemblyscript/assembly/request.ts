@@ -10,6 +10,9 @@ import { refuse } from "./serve";
 import { Session } from "./session";
 
 const CHOICES_MAX: i64 = 128;
+const ANY = '{"type": "object"}';
+// A custom tool takes a text: as a function it has that as `input`.
+const CUSTOM = '{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}';
 
 /** A call of a tool in a conversation. */
 export class PastCall {
@@ -196,8 +199,11 @@ export class ModelRequest {
     if (kind == "message") {
       this.readMessage(item, param);
     } else if (kind == "function_call" || kind == "custom_tool_call") {
-      const json = textOr(item, kind == "function_call" ? "arguments" : "input", "{}", param);
-      const called = new PastCall(stringOf(item, "call_id", param), stringOf(item, "name", param), json);
+      const space = textOr(item, "namespace", "", param);
+      const name = (space.length ? space + "__" : "") + stringOf(item, "name", param);
+      let json = textOr(item, "arguments", "{}", param);
+      if (kind != "function_call") json = `{"input":${quote(textOr(item, "input", "", param))}}`;
+      const called = new PastCall(stringOf(item, "call_id", param), name, json);
       this.assistant().calls.push(called);
     } else if (kind == "function_call_output" || kind == "custom_tool_call_output") {
       this.answered(stringOf(item, "call_id", param), field(item, "output"), param);
@@ -274,21 +280,31 @@ export class ModelRequest {
     return message;
   }
 
-  /** The functions among the tools; what a server would do itself, such as search, is left out. */
+  /** The tools that the client runs, as functions; what a server would do, such as search, is left out. */
   private readTools(): void {
     const tools = field(this.body, "tools");
-    if (tools === null) return;
+    if (tools !== null) this.addTools(tools, "");
+  }
+
+  /** Those of a namespace have its name before their own. */
+  private addTools(tools: Json, before: string): void {
     if (tools.kind != JsonKind.ARRAY) refuse("`tools` has to be a list", "tools");
     for (let i = 0; i < tools.items.length; i++) {
       const tool = tools.items[i];
+      const kind = textOr(tool, "type", "function", "tools");
+      const inside = field(tool, "tools");
+      if (kind == "namespace" && inside !== null) {
+        this.addTools(inside, stringOf(tool, "name", "tools") + "__");
+        continue;
+      }
       let schema = field(tool, "input_schema");
-      if (schema === null && textOr(tool, "type", "function", "tools") != "function") continue;
+      if (schema === null && kind != "function" && kind != "custom") continue;
       const inner = field(tool, "function");
       const told = inner === null ? tool : inner;
       if (schema === null) schema = field(told, "parameters");
       const description = textOr(told, "description", "", "tools");
-      const parameters = schema === null ? Json.parse('{"type": "object"}') : schema;
-      this.tools.push(new RequestTool(stringOf(told, "name", "tools"), description, parameters));
+      const parameters = schema === null ? Json.parse(kind == "custom" ? CUSTOM : ANY) : schema;
+      this.tools.push(new RequestTool(before + stringOf(told, "name", "tools"), description, parameters));
     }
   }
 

@@ -320,10 +320,14 @@ fn read_item(item: Field<'_, '_>, messages: &mut Vec<Message>) -> Read<()> {
     match item.text("type")?.unwrap_or("message") {
         "message" => read_message(item, messages),
         kind @ ("function_call" | "custom_tool_call") => {
-            let text = if kind == "function_call" { "arguments" } else { "input" };
-            let arguments = item.text(text)?.unwrap_or("{}").into();
-            let call = item.need("call_id")?;
-            let called = ToolCall { id: call.into(), name: item.need("name")?.into(), arguments };
+            let arguments = match (kind, item.text("input")?) {
+                ("custom_tool_call", Some(text)) => {
+                    json::Object::new().text("input", text).finish()
+                }
+                _ => item.text("arguments")?.unwrap_or("{}").into(),
+            };
+            let name = joined(item.text("namespace")?, item.need("name")?);
+            let called = ToolCall { id: item.need("call_id")?.into(), name, arguments };
             assistant(messages).tool_calls.push(called);
             Ok(())
         }
@@ -463,29 +467,54 @@ fn read_call(call: Field<'_, '_>) -> Read<ToolCall> {
 
 // --- Tools ---------------------------------------------------------------------------------------
 
-/// The functions among the tools, in the form of any of the routes. What else a server would do
-/// itself, such as search, is left out.
+/// The tools that the client runs, in the form of any of the routes, all as functions. What a server
+/// would do itself, such as search, is left out.
 fn read_tools(input: &Input) -> Read<Vec<Tool>> {
-    let told = match field(input, "tools") {
-        Some(told) => told,
-        None => return Ok(Vec::new()),
-    };
     let mut tools = Vec::new();
+    if let Some(told) = field(input, "tools") {
+        add_tools(told, "", &mut tools)?;
+    }
+    Ok(tools)
+}
+
+/// Those of a namespace have its name before their own.
+fn add_tools(told: Field<'_, '_>, before: &str, tools: &mut Vec<Tool>) -> Read<()> {
     for value in told.array()? {
         let tool = Field { value, ..told };
         let schema = tool.get("input_schema");
-        if tool.text("type")?.unwrap_or("function") != "function" && schema.is_none() {
+        let kind = tool.text("type")?.unwrap_or("function");
+        if let ("namespace", Some(value)) = (kind, tool.get("tools")) {
+            add_tools(Field { value, ..told }, &joined(tool.text("name")?, ""), tools)?;
+            continue;
+        }
+        if !matches!(kind, "function" | "custom") && schema.is_none() {
             continue;
         }
         let function = Field { value: tool.get("function").unwrap_or(value), ..told };
         let schema = schema.or_else(|| function.get("parameters")).cloned();
         tools.push(Tool {
-            name: function.need("name")?.into(),
+            name: [before, function.need("name")?].concat(),
             description: function.text("description")?.unwrap_or_default().into(),
-            parameters: schema.unwrap_or_else(|| Value::object([("type", "object".into())])),
+            parameters: schema.unwrap_or_else(|| default_schema(kind)),
         });
     }
-    Ok(tools)
+    Ok(())
+}
+
+/// A custom tool takes a text: as a function it has that as `input`.
+fn default_schema(kind: &str) -> Value {
+    let object = ("type", "object".into());
+    if kind != "custom" {
+        return Value::object([object]);
+    }
+    let input = Value::object([("input", Value::object([("type", "string".into())]))]);
+    let required = Value::Array([Value::from("input")].into());
+    Value::object([object, ("properties", input), ("required", required)])
+}
+
+/// The name by which a function of a namespace is called.
+fn joined(namespace: Option<&str>, name: &str) -> String {
+    namespace.map_or_else(|| name.into(), |namespace| [namespace, "__", name].concat())
 }
 
 fn read_choice(input: &Input) -> Read<ToolChoice> {

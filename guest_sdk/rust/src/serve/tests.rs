@@ -163,6 +163,27 @@ fn the_items_of_a_response_are_the_same_conversation() {
 }
 
 #[test]
+fn tools_of_a_namespace_and_custom_ones_are_functions() {
+    let request = request(
+        r#"{"input": [{"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
+                {"type": "function_call", "call_id": "c2", "name": "look", "namespace": "fs"}],
+            "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"},
+                {"type": "namespace", "name": "fs", "tools": [{"type": "function", "name": "look"}]}]}"#,
+    );
+    let names: Vec<&str> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["patch", "fs__look"]);
+    let schema =
+        r#"{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}"#;
+    assert_eq!(json::encode(&request.tools[0].parameters), schema);
+    let calls = &request.messages[0].tool_calls;
+    assert_eq!(
+        (calls[0].name.as_str(), calls[0].arguments.as_str()),
+        ("patch", r#"{"input":"a\nb"}"#)
+    );
+    assert_eq!(calls[1].name, "fs__look");
+}
+
+#[test]
 fn the_blocks_of_messages_are_the_same_conversation() {
     let request = request(
         r#"{"system": [{"type": "text", "text": "Be kind."}], "max_tokens": 5, "stop_sequences": ["x"],

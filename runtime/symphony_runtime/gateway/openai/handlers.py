@@ -24,7 +24,7 @@ from symphony_runtime.gateway.http.context import (
     run_off_loop,
     services,
     tenant_of,
-    to_json,
+    to_any_json,
 )
 from symphony_runtime.gateway.http.idempotency import (
     REPLAYED,
@@ -57,6 +57,7 @@ from symphony_runtime.gateway.openai.run_records import (
 from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.stored.conversation import join_conversation
+from symphony_runtime.gateway.openai.stored.items import check_items
 from symphony_runtime.gateway.openai.stored.kept import request_text
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
@@ -184,13 +185,14 @@ async def create_answer(
         if program is None:
             raise no_such_model(name)
         several = parse in (parse_completion, parse_chat)
-        data = raw if asked is body else to_json(asked)
+        data = raw if asked is body else to_any_json(asked)
         wanted = parse_for_program(asked, data, several=several)
         del data
     kept: str | None = None
     background = keeps and body.get("background") is True
     if keeps and body.get("store") is not False:
         services(request).store.disk.check(tenant)
+        check_items(body.get("input"))
         kept = request_text(body, name, wanted, shipped=program is None)
     counts = wanted.n, wanted.choices
     run, batches, headers = await start_program(
@@ -200,7 +202,7 @@ async def create_answer(
     looks = shape(record, name, wanted, body)
     headers["X-Run-Id"] = record.id
     if background and not wanted.stream and isinstance(looks, ResponseShape):
-        return await send_whole(request, to_json(looks.started("queued")), headers)
+        return await send_whole(request, to_any_json(looks.started("queued")), headers)
     choices, streamed = wanted.choices, wanted.stream
     # They take many times the request's size, and the answer may take an hour.
     del raw, body, asked, wanted, kept

@@ -100,15 +100,15 @@ class ProgramAnswer:
     def _plain(self, data: bytes) -> list[Record]:
         if self._n != 1:
             words = f"this program gives one answer: `n` must be 1; it is {self._n}"
-            return self._refuse(400, "unsupported_value", "n", words)
+            return self._end(400, "unsupported_value", "n", words)
         text = self._text.decode(data)
         return [Piece(0, text, None)] if text else []
 
     def _broken(self, error: BrokenAnswerError) -> list[Record]:
         words = f"the program's answer is broken: {error}"
-        return self._refuse(502, "broken_answer", None, words)
+        return self._end(502, "broken_answer", None, words)
 
-    def _refuse(self, status: int, code: str, param: str | None, words: str) -> list[Record]:
+    def _end(self, status: int, code: str, param: str | None, words: str) -> list[Record]:
         self.refused = Failure(status, code, param, words)
         return [self.refused]
 

@@ -4,7 +4,7 @@ import sys
 from json.encoder import encode_basestring
 from typing import Any
 
-from symphony_runtime.gateway.http.context import compact
+from symphony_runtime.gateway.http.context import to_any_json
 from symphony_runtime.gateway.openai.completions import call_id, token_logprob
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
@@ -89,7 +89,7 @@ class ResponseShape:
             self._items[-1].logprobs = _logprobs(piece)
         for index, (name, arguments) in enumerate(piece.calls or []):
             self._add(CALL, index, name).text.append(arguments)
-        return compact(self.ended(usage)).encode()
+        return to_any_json(self.ended(usage))
 
     # -- Streamed ------------------------------------------------------------------------------
     def begin(self, _: Begun | None = None) -> bytes:
@@ -233,7 +233,7 @@ class ResponseShape:
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return f"event: {kind}\ndata: {compact(data)}\n\n".encode()
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_any_json(data))
 
     def _chunk_with_logprobs(self, piece: Piece) -> bytes:
         item, found = self._items[-1], self._logprobs
