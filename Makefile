@@ -114,7 +114,7 @@ console: build/console
 	@npm run --prefix console --silent build
 
 build/clients/installed: tests/clients/package-lock.json
-	@echo "== clients: the coding agents that the suite runs (seconds; 400 MB)"
+	@echo "== clients: the coding agents that the suite runs (seconds; 800 MB)"
 	@mkdir -p $(@D) && cp tests/clients/{package.json,package-lock.json,.npmrc} $(@D)
 	@npm ci --prefix $(@D) --silent --ignore-scripts
 	@touch $@
