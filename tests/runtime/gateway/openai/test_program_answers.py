@@ -212,7 +212,7 @@ def test_answer_without_some_of_its_choices_is_broken() -> None:
     assert broken(text("a", 0) + usage(1, 0, 1), 3) == words
 
 
-# --- Whatever it is, the routes answer -----------------------------------------------------------
+# --- The routes answer any input -----------------------------------------------------------------
 NUMBERS = st.integers(0, 3)
 TEXTS = st.text(max_size=5)
 LOGPROBS = st.lists(
