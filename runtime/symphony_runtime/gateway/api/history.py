@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from symphony_runtime.gateway.admission.rate_limit import ASKING
-from symphony_runtime.gateway.http.context import Services, answer, services
+from symphony_runtime.gateway.http.context import Services, answer
 from symphony_runtime.gateway.metrics.history import STEP_SECONDS, Counts, History
 
 
@@ -49,12 +49,13 @@ def add_history(app: web.Application, server: Services) -> None:
         task.cancel()
         await asyncio.wait([task])
 
-    app[HISTORY] = _open_history(server)
+    history = app[HISTORY] = _open_history(server)
+    server.deletion.on_forgotten = history.forget
     app.cleanup_ctx.append(keep)
 
 
 async def get_history(request: web.Request) -> web.StreamResponse:
-    """Answer with the figures; a sum over tenants would tell each about the others."""
+    """Answer with the figures; a sum over tenants would tell each about others, deleted too."""
     history, tenant = request.app[HISTORY], request.get(ASKING)
     document: dict[str, Any] = {
         "step_ms": int(1000 * STEP_SECONDS),
@@ -62,8 +63,6 @@ async def get_history(request: web.Request) -> web.StreamResponse:
     }
     if tenant is None:
         document |= {"series": history.server(), "tenants": history.tenants()}
-    elif services(request).keys.is_only_tenant(tenant):
-        document["series"] = history.server()
     else:
         document["series"] = history.tenant(tenant)
     return await answer(document)
