@@ -37,13 +37,14 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
         "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
+        "mcp",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
-        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",

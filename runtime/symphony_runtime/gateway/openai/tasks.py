@@ -17,7 +17,7 @@ from symphony_runtime.gateway.http.context import (
 )
 from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.handlers import OPENAI, check_tokens, start_program
+from symphony_runtime.gateway.openai.handlers import OPENAI, USED, check_tokens, start_program
 from symphony_runtime.gateway.openai.program_messages import Data, Failure, Usage
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import no_such_model
@@ -80,6 +80,7 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     try:
         hold = partial(services(request).bodies.hold, request, tenant)
         data, usage = await _gather(batches, hold)
+        request[USED] = usage
 
         def document() -> bytes:
             return to_json({**head, **task.shape(data, usage)})
