@@ -5,7 +5,7 @@ import { ask, events, get, send, type Run } from "../api";
 import { duration, limited, time } from "../format";
 import { Action, Bar, Panel, Status, Tail, useLoaded, Words } from "../parts";
 import { go, href } from "../router";
-import { Timeline } from "../timeline";
+import { Traced } from "../traced";
 
 const LEVELS = ["debug", "info", "warning", "error"];
 const KEPT_CHARACTERS = 400_000; // of a long run's messages
@@ -140,7 +140,7 @@ export function RunView({ id }: { id: string }) {
         <Panel title="Log"><Tail label="log" text={followed.log} /></Panel>
         {run ? <Panel title="Usage and limits"><Usage run={run} /></Panel> : null}
       </div>
-      {run && !live ? <Timeline run={id} /> : null}
+      {run && !live ? <Traced run={id} /> : null}
     </>
   );
 }
