@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from symphony_runtime.client import Client
 
 from tests.e2e.programs import HELLO_WASM, wasm
@@ -121,3 +122,26 @@ async def test_run_without_tokens_says_so(
     async with console(server, server.key, tmp_path) as shown:
         await shown.tab.evaluate(f"location.hash = '#/runs/{run['id']}'")
         await shown.sees("The trace has no tokens.")
+
+
+@pytest.mark.parametrize("example", ["beam_search", "tree_of_thoughts", "speculative"])
+async def test_explorer_shows_runs_of_many_forks(
+    server: RunningServer, client: Client, tmp_path: Path, example: str
+) -> None:
+    await client.upload(built(EXAMPLES / example).read_bytes(), example)
+    run = await client.run(example, input=scenario(example)["input"], trace=True)
+    assert run["status"] == "exited", run
+    trace = await client.trace(run["id"])
+    preds = [
+        e["args"] for e in trace["traceEvents"] if e.get("cat") == "pred" and not e["args"]["errno"]
+    ]
+    files = {pred["file"] for pred in preds if pred.get("kept", True)}
+    async with console(server, server.key, tmp_path) as shown:
+        await show_run(shown, run)
+        facts = await shown.tab.evaluate(
+            "[...document.querySelectorAll('.branches .hint')].map((one) => one.textContent)"
+        )
+        told = {int(fact.split()[1].strip(":,")) for fact in facts if not fact.endswith("goes on")}
+        assert told == files
+        await shown.tab.evaluate("document.querySelector('.explorer').scrollIntoView()")
+        await shown.check(f"explorer-{example}")
