@@ -25,6 +25,7 @@ from symphony_runtime.gateway.http.context import (
     run_off_loop,
     services,
     tenant_of,
+    to_any_json,
     to_json,
 )
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
@@ -34,8 +35,10 @@ from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
-from symphony_runtime.gateway.runs.trace import find_trace, trace_events
+from symphony_runtime.gateway.runs.trace import find_trace
+from symphony_runtime.gateway.runs.tracing.events import trace_events
 from symphony_runtime.gateway.tenancy.deletion import unload
+from symphony_runtime.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
@@ -175,7 +178,11 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
-    return await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
+    tokenizer: bytes = services(request).runs.kernel.about.get("tokenizer") or b""
+    # In a thread: a tokenizer and a trace may have many megabytes each.
+    return await asyncio.to_thread(
+        lambda: to_any_json(trace_events(record, packed, token_texts(tokenizer)))
+    )
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:
