@@ -37,6 +37,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
         "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
+        "getKvPages", "getKvTokens", "listPrefixes",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
