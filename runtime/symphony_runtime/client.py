@@ -247,6 +247,27 @@ class Client:
     async def kv_stat(self, path: str) -> JsonObject:
         return await self._json("GET", _kv_path(path))
 
+    async def kv_pages(self, path: str) -> JsonObject:
+        """Return a named KV file with `data`: all its pages, in ranges of equal ones."""
+        shown = await self._json("GET", _kv_path(path, "kv-pages"), {"limit": "500"})
+        while shown["next"] is not None:
+            query = {"limit": "500", "after": shown["next"]}
+            more = await self._json("GET", _kv_path(path, "kv-pages"), query)
+            shown = {**more, "data": shown["data"] + more["data"]}
+        return shown
+
+    async def kv_tokens(
+        self, path: str, first: int = 0, limit: int = 1_024, *, text: bool = False
+    ) -> JsonObject:
+        """Return tokens of a named KV file with their positions, and with `text` their texts."""
+        query = {"after": str(first), "limit": str(limit), "text": str(int(text))}
+        return await self._json("GET", _kv_path(path, "kv-tokens"), query)
+
+    async def prefixes(self, limit: int = 50, depth: int = 16, *, text: bool = False) -> JsonObject:
+        """Return the tenant's cached prefixes as a tree: parts with their parents and hits."""
+        query = {"limit": str(limit), "depth": str(depth), "text": str(int(text))}
+        return await self._json("GET", "/v1/prefixes", query)
+
     async def kv_remove(self, path: str) -> None:
         await self._json("DELETE", _kv_path(path))
 
@@ -410,8 +431,8 @@ def _keys_path(tenant: str | None) -> str:
     return f"{'/v1/admin' if tenant is None else _tenant_path(tenant)}/keys"
 
 
-def _kv_path(path: str) -> str:
-    return f"/v1/kv/{quote(path, safe='')}"
+def _kv_path(path: str, part: str = "kv") -> str:
+    return f"/v1/{part}/{quote(path, safe='')}"
 
 
 def _quoted(name: str) -> str:

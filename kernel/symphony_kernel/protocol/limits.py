@@ -63,6 +63,17 @@ KV_CHUNK_BYTES_MAX = 1 << 20  # of a KV file in one frame between kernel and gat
 KV_TRANSFERS_MAX = 64  # uploads and downloads of KV files under way, of all tenants
 TENANT_KV_TRANSFERS_MAX = 8  # of one tenant: past it 429
 KV_TRANSFER_IDLE_SECONDS_MAX = 60  # without a chunk asked for or sent, after which it is dropped
+# Of one request about a file's pages, its tokens or the prefix cache: it must not delay a step.
+KV_VIEW_PAGES_MAX = 4_096  # pages of the file
+KV_VIEW_NAMES_MAX = 512  # named files that it is compared with
+KV_VIEW_TABLE_PAGES_MAX = 1 << 18  # pages of these files together
+KV_VIEW_FILES_MAX = 16  # files that are named as sharing a page
+KV_VIEW_PARTS_MAX = 64  # of a lineage
+KV_VIEW_TOKENS_MAX = 4_096  # tokens of a file
+PREFIX_VIEW_PAGES_MAX = 8_192  # pages of the prefix cache that are counted
+PREFIX_VIEW_BRANCHES_MAX = 1_024  # ends of prefixes that are followed, those used last
+PREFIX_VIEW_TOKENS_MAX = 32  # tokens that are shown of each part of a prefix
+PREFIX_VIEW_DEPTH_DEFAULT, PREFIX_VIEW_DEPTH_MAX = 16, 64  # parts from the first token on
 KV_FILE_KEEP_MS_MAX = 100 * 365 * 86_400_000  # `keep_ms` of a file that is put
 
 # --- pred and generate (kernel) ------------------------------------------------------------------

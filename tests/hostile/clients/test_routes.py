@@ -38,6 +38,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
         "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
+        "getKvPages", "getKvTokens", "listPrefixes",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",

@@ -1,4 +1,4 @@
-"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv_files`."""
+"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv`."""
 
 import asyncio
 from functools import partial

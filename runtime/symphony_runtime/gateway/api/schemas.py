@@ -140,6 +140,50 @@ _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
     {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
+_TIER = _enum("device", "host", "disk", "tokens")
+_KV_FILE = {
+    "path": _STRING,
+    **_each(_INTEGER, "len pages"),
+    "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
+    **_each(_BOOLEAN, "durable public"),
+    "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
+}
+_KV_STAT = {
+    "shared": {"type": "integer", "description": "pages that other files share"},
+    "tiers": {"type": "object", "additionalProperties": _INTEGER},
+    "disk_bytes": _INTEGER,
+}
+_PAGE_RANGE = _object(
+    {
+        "first": {"type": "integer", "description": "its first page"},
+        "pages": _INTEGER,
+        "tier": _TIER,
+        "holders": {"type": "integer", "description": "other files that hold each page"},
+        "cached": {"type": "boolean", "description": "in the prefix cache"},
+        "files": {**_list(_STRING), "description": "named files of the tenant among the holders"},
+    }
+)
+_LINEAGE = _object(
+    {
+        **_each(_INTEGER, "len computed spans scratch_pages"),
+        "lost": _BOOLEAN,
+        "parts": _list(
+            _object({**_each(_INTEGER, "first len of"), **_each(_BOOLEAN, "tree lost")})
+        ),
+    }
+)
+_PREFIX_PART = _object(
+    {
+        "id": _INTEGER,
+        "parent": _INTEGER_OR_NULL,
+        **_each(_INTEGER, "first pages"),
+        "hits": {"type": "integer", "description": "matches that used its pages"},
+        "tier": _TIER,
+        "more": {"type": "integer", "description": "branches below that are not shown"},
+        "tokens": _list(_INTEGER),
+        "text": _OR_NULL,
+    }
+)
 _SERIES = {
     "type": "object",
     "additionalProperties": _list({"type": ["number", "null"]}),
@@ -207,24 +251,43 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
         "oneOf": [_STRING, _object({"base64": _STRING})],
     },
-    "KvFile": _object(
-        {
-            "path": _STRING,
-            **_each(_INTEGER, "len pages"),
-            "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
-            **_each(_BOOLEAN, "durable public"),
-            "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
-        },
-        {
-            "shared": {"type": "integer", "description": "pages that other files share"},
-            "tiers": {"type": "object", "additionalProperties": _INTEGER},
-            "disk_bytes": _INTEGER,
-        },
-    ),
+    "KvFile": _object(_KV_FILE, _KV_STAT),
     "Safetensors": {
         "description": "a KV file: tokens, positions, K and V (docs/guides/kv-files.md)"
     },
     "KvPage": _page("KvFile"),
+    "KvPages": _object(
+        {
+            **_KV_FILE,
+            **_KV_STAT,
+            "page_tokens": {"type": "integer", "description": "entries of a page"},
+            "recomputable": _BOOLEAN,
+            "lineage": {"oneOf": [_LINEAGE, {"type": "null"}]},
+            "data": _list(_PAGE_RANGE),
+            "next": _OR_NULL,
+            "complete": {
+                "type": "boolean",
+                "description": "all of the tenant's named files were compared",
+            },
+        }
+    ),
+    "KvTokens": _object(
+        {
+            "path": _STRING,
+            **_each(_INTEGER, "len first"),
+            **_each(_list(_INTEGER), "tokens positions"),
+            "texts": {"type": ["array", "null"], "items": _STRING},
+            "next": _OR_NULL,
+        }
+    ),
+    "Prefixes": _object(
+        {
+            "pages": {"type": "integer", "description": "cached pages of the tenant"},
+            "page_tokens": _INTEGER,
+            "complete": {"type": "boolean", "description": "all of them are counted"},
+            "data": _list(_PREFIX_PART),
+        }
+    ),
     "SecretRequest": _object(
         {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}
     ),
