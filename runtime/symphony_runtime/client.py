@@ -143,6 +143,36 @@ class Client:
         """Yield all programs, newest first."""
         return self._pages("/v1/programs")
 
+    async def versions(self, name: str) -> list[JsonObject]:
+        """Return the versions of a name, newest first; `current` is the one it points at."""
+        path = f"/v1/programs/{_quoted(name)}/versions"
+        versions: list[JsonObject] = (await self._json("GET", path))["data"]
+        return versions
+
+    async def point(self, name: str, program: str) -> JsonObject:
+        """Point a name at a program (an id, a name, or name@version); return its view."""
+        body = {"program": program}
+        return await self._json("PUT", f"/v1/programs/{_quoted(name)}", None, body)
+
+    async def rollback(self, name: str, version: str | None = None) -> JsonObject:
+        """Point a name at an older version, by default the one before; LookupError: none is."""
+        if version is None:
+            versions = iter(await self.versions(name))
+            any(each["current"] for each in versions)  # up to the current one
+            before = next(versions, None)
+            if before is None:
+                raise LookupError(f"{name} has no version before the one that it points at")
+            version = str(before["id"])
+        return await self.point(name, f"{name}@{version}")
+
+    async def delete_version(self, name: str, version: str) -> None:
+        """Delete a version that its name does not point at."""
+        await self._json("DELETE", f"/v1/programs/{_quoted(name)}/versions/{_quoted(version)}")
+
+    async def delete_name(self, name: str) -> None:
+        """Delete a name with its versions, but for programs that another name has."""
+        await self._json("DELETE", f"/v1/programs/{_quoted(name)}/versions")
+
     # -- Runs ----------------------------------------------------------------------------------
     async def run(self, program: str, input: Any = "", **options: Any) -> JsonObject:  # noqa: A002
         """Run a program to its end; `options` are entry, limits, priority, trace."""

@@ -1,6 +1,7 @@
 """The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv`."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,8 +55,8 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            room = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await server.programs.upload(tenant, name, wasm, bounds, room)
+            quota = ProgramQuota.of(limits.at_most)
+            _, new = await server.programs.upload(tenant, name, wasm, bounds, quota)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
@@ -69,8 +70,14 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 
 
 async def list_programs(request: web.Request) -> web.StreamResponse:
+    server, tenant = services(request).programs, tenant_of(request)
     after, limit = request.query.get("after", ""), page_limit(request)
-    programs, following = await services(request).programs.page(tenant_of(request), after, limit)
+    if flag(request, "named"):
+        named, following = await server.named(tenant, after, limit)
+        programs = [replace(program, name=name) for name, program in named]
+    else:
+        unnamed = "named" in request.query
+        programs, following = await server.page(tenant, after, limit, unnamed=unnamed)
     size = sum(len(program.manifest.declared) for program in programs)
     body = await run_off_loop(
         size, lambda: to_json({"data": [each.view() for each in programs], "next": following})
@@ -85,9 +92,7 @@ async def get_program(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_program(request: web.Request) -> web.StreamResponse:
-    server, tenant = services(request), tenant_of(request)
-    program = await server.programs.delete(tenant, request.match_info["program"])
-    unload(server.runs, tenant, program.module)
+    await services(request).programs.delete(tenant_of(request), request.match_info["program"])
     return web.Response(status=204)
 
 

@@ -17,6 +17,7 @@ from symphony_runtime.gateway.api import (
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.api.programs.routes import VERSION_ROUTES
 from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
@@ -92,11 +93,15 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/programs", "listPrograms", programs_and_runs.list_programs, "List programs",
         {200: Answer("a page, newest first", "ProgramPage")},
-        parameters=(LIMIT, AFTER),
+        parameters=(
+            LIMIT, AFTER,
+            Parameter("named", "1: the names, each with its program; 0: programs without", FLAG),
+        ),
     ),
+    *VERSION_ROUTES,
     Route(
         "GET", "/v1/programs/{program}", "getProgram", programs_and_runs.get_program,
-        "Show a program, by its id or a name",
+        "Show a program, by its id, a name, or name@version",
         {200: Answer("the program", "Program")},
     ),
     Route(

@@ -8,6 +8,7 @@ from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
 from symphony_runtime.gateway.anthropic.bodies import MessagesBody, PromptBody
+from symphony_runtime.gateway.api.programs.versions import AliasBody
 from symphony_runtime.gateway.api.requests import (
     LIMIT_PROPERTIES,
     KeyBody,
@@ -32,6 +33,7 @@ from symphony_runtime.gateway.runs.usage import COLUMNS
 
 _REFERENCE = "#/components/schemas/"
 _REQUESTS: dict[str, type[BaseModel]] = {
+    "AliasRequest": AliasBody,
     "RunRequest": RunBody,
     "TenantRequest": TenantBody,
     "TenantChange": TenantChange,
@@ -197,6 +199,17 @@ _ROLES = _object(
     },
     {"resident_bytes": {"type": "object", "additionalProperties": _INTEGER}},
 )
+_PROGRAM = {
+    "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+    "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+    **_each(_INTEGER, "size created_ms"),
+    **_each(_list(_STRING), "imports exports entries"),
+    "description": _OR_NULL,
+    **_each(
+        {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
+        "input_schema output_schema",
+    ),
+}
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
@@ -206,20 +219,17 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
     ),
     "Wasm": {"description": "the bytes of a core WebAssembly module"},
-    "Program": _object(
+    "Program": _object(_PROGRAM),
+    "ProgramPage": _page("Program"),
+    "ProgramVersion": _object(
         {
-            "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-            "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
-            **_each(_INTEGER, "size created_ms"),
-            **_each(_list(_STRING), "imports exports entries"),
-            "description": _OR_NULL,
-            **_each(
-                {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
-                "input_schema output_schema",
-            ),
+            **_PROGRAM,
+            "current": {"type": "boolean", "description": "whether the name points at it"},
+            **_each(_INTEGER, "added_ms runs errors"),
+            "used_ms": _INTEGER_OR_NULL,
         }
     ),
-    "ProgramPage": _page("Program"),
+    "ProgramVersionPage": _page("ProgramVersion"),
     "Run": _object(_RUN, {"held": _HELD}),
     "RunResult": _object(
         _RUN, {"output": _STRING, "messages": _list(reference("Message")), "held": _HELD}
