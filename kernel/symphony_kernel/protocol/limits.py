@@ -278,6 +278,7 @@ BODY_BYTES_MAX = 2 << 30  # of all tenants together: past it 503
 # Cost of a body's values: a key counts 16, a list or object 4, any other 1. Past it 413: parsing
 # more would delay all other requests by more than about 50 ms.
 JSON_COST_MAX = 1 << 19
+JSON_DEPTH_MAX = 200  # of lists and objects within one another in a body: past it 400
 RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 SMALL_BODY_BYTES_MAX = 64 << 10  # of a secret, an alias, or an administrator's request: past it 413
 TLS_HANDSHAKE_SECONDS_MAX = 10.0  # after which a connection without it is closed
@@ -350,7 +351,7 @@ BATCH_LINE_BYTES_MAX = 1 << 20  # of one of them
 BATCH_CUSTOM_ID_CHARACTERS_MAX = 512  # of its name
 BATCH_SECONDS_MAX = 86_400  # after which a batch expires
 BATCH_ERRORS_MAX = 50  # that a batch shows of its input file
-BATCH_REQUEST_FAILURES_MAX = 4  # of one request by the server, before its error is the result
+BATCH_REQUEST_FAILURES_MAX = 4  # of one request or its run, before the error is the result
 BATCH_RESUMES_MAX = 10  # after deaths of its gateway, without a result in between
 TENANT_BATCHES_LIVE_MAX = 32  # batches that have not ended: past it 429
 TENANT_BATCH_REQUESTS_MAX = 8  # of all its batches, that run at once

@@ -40,13 +40,14 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
         "getKvPages", "getKvTokens", "listPrefixes",
         "listVersions",
+        "mcp",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
-        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
         "putAlias", "deleteName", "deleteVersion",
     ),
     LOOK: (

@@ -4,8 +4,6 @@ The application and the OpenAPI document are both built from it, so a route is i
 A route needs a tenant's key unless its `access` says otherwise.
 """
 
-from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
-
 from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from symphony_runtime.gateway.api import (
     admin,
@@ -22,6 +20,7 @@ from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.http.route import ONCE as _ONCE
 from symphony_runtime.gateway.kv.routes import KV_ROUTES
 from symphony_runtime.gateway.mcp import handlers as mcp
 from symphony_runtime.gateway.metrics.history import STEPS
@@ -43,12 +42,6 @@ _RESUME = (
 _SSE = {EVENTS: "OpenAIChunks"}
 _PROBLEM = {"application/problem+json": "Problem"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
-_ONCE = Parameter(
-    "Idempotency-Key",
-    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
-    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
-    "header",
-)
 
 ROUTES: tuple[Route, ...] = (
     Route(

@@ -447,6 +447,13 @@ _BATCH_SCHEMAS: dict[str, Any] = {
             "errors": {"type": ["object", "null"]},
             "metadata": {"type": ["object", "null"]},
             "request_counts": _object(_each(_INTEGER, "total completed failed")),
+            "usage": _object(
+                {
+                    **_each(_INTEGER, "input_tokens output_tokens total_tokens"),
+                    "input_tokens_details": _object(_each(_INTEGER, "cached_tokens")),
+                    "output_tokens_details": _object(_each(_INTEGER, "reasoning_tokens")),
+                }
+            ),
         }
     ),
     "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),
