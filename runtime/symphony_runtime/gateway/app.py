@@ -76,7 +76,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
     authorization_of,
     open_keys,
 )
-from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
+from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
@@ -236,6 +236,9 @@ def _start_deletions(
 ) -> None:
     """Start the deletion of tenants and of unused programs, and the notes of their use."""
     _start_tasks(stack, server.deletion.run())
+    server.programs.on_deleted = lambda tenant, program: unload(
+        server.runs, tenant, f"{tenant}/{program}"
+    )
     program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
     _start_tasks(stack, program_usage.run())
