@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
 import torch
 from symphony_kernel import tiny_model
@@ -33,6 +34,7 @@ from tests.support.examples import (
     tokens_of,
 )
 from tests.support.executor.peer import Peer, one_thread
+from tests.support.gateway.openai_client import connect
 from tests.support.kernel.dense_attention import Dense
 from tests.support.server.server import RunningServer
 
@@ -322,6 +324,49 @@ def test_read_api_continues_behind_what_it_read(server: RunningServer) -> None:
     assert found[1] == "os.replace(src, dst, *, src_dir_fd=None, dst_dir_fd=None)"
     # A text that ends at a tag, or at its number of tokens, has one token that is not computed.
     assert grown["tokens_computed"] == end["tokens"] - 1
+
+
+# --- A program as a model ------------------------------------------------------------------------
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Lille", "Ghent"]}},
+        "required": ["city"], "additionalProperties": False}  # fmt: skip
+TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PLACE}}]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_thinking_model_reasons_answers_and_calls_tools(
+    server: RunningServer, language: str
+) -> None:
+    wasm = built(EXAMPLES / f"thinking_model/{language}").read_bytes()
+    name = f"thinker-{language}"
+
+    async def upload() -> None:
+        async with server.client() as client:
+            await client.upload(wasm, name=name)
+
+    asyncio.run(upload())
+    fields: Any = {"model": name, "temperature": 1, "seed": 3, "extra_body": {"thinking_tokens": 9}}
+    asked: Any = [{"role": "user", "content": "Is it warm?"}]
+    with connect(server) as client:
+        ask = client.chat.completions.create
+        whole = ask(messages=asked, max_tokens=8, n=4, **fields)
+        said = [(each.finish_reason, each.message.to_dict()) for each in whole.choices]
+        assert len(said) == 4
+        assert {finish for finish, _ in said} <= {"length", "stop"}
+        assert all(message["content"] for _, message in said)
+        assert any(message.get("reasoning_content") for _, message in said)
+        assert whole.usage.completion_tokens > 4 * 8
+        answer = ask(messages=asked, max_tokens=64, tools=TOOLS, **fields).choices[0]
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        (call,) = answer.message.tool_calls
+        assert json.loads(call.function.arguments)["city"] in ("Lille", "Ghent")
+        result = {"role": "tool", "tool_call_id": call.id, "content": "18"}
+        told = [*asked, answer.message.to_dict(), result]
+        after = ask(messages=told, max_tokens=8, tools=TOOLS, **fields).choices[0]
+        assert after.message.content
+        assert not after.message.tool_calls
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(messages=[], **fields)
+        assert refused.value.param == "messages"
 
 
 # --- The watermark -------------------------------------------------------------------------------

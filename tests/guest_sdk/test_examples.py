@@ -12,6 +12,9 @@ from tests.support.executor.byte_model import byte_assets
 from tests.support.worker.rig import RunResult, WorkerRig
 
 SIZE_MAX = {"Cargo.toml": 150_000, "asconfig.json": 60_000}
+# A program that serves as a model reads the requests of all routes and drives several branches: of
+# Rust's 193 KB reading takes 17, its own two tasks 33, and numbers with a fraction as text 20.
+MODEL_SIZE_MAX = {"Cargo.toml": 200_000, "asconfig.json": 80_000}
 IMPORTED = {"Cargo.toml": {"lip"}, "asconfig.json": {"lip", "env"}}
 
 
@@ -41,7 +44,8 @@ def run(
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_example_module_is_small_and_imports_only_the_abi(program: str) -> None:
     kind = next(kind for kind in SIZE_MAX if (EXAMPLES / program / kind).exists())
-    assert len(wasm_of(program)) < SIZE_MAX[kind]
+    most = MODEL_SIZE_MAX if program.startswith("thinking_model/") else SIZE_MAX
+    assert len(wasm_of(program)) < most[kind]
     imported = {wanted.module for wanted in Module(Engine(), wasm_of(program)).imports}
     assert imported <= IMPORTED[kind]
 
