@@ -370,8 +370,8 @@ class Traced(Message):
 
     A worker sends calls: [instance, call (str; "": its whole life), began, ended, result or nil,
     suspended (bool)]. The kernel sends preds: [instance, seq, tokens, submitted, ended, errno or 0,
-    [[step began, ended, rows, tokens, its own tokens], ...]], and if the file was not on the device
-    [pages from the host, from disk, recomputed tokens]. Times are monotonic seconds.
+    [[step began, ended, rows, tokens, its own tokens], ...], about (a map: see
+    `scheduler.trace.Traces`)]. Times are monotonic seconds.
     """
 
     instance: int

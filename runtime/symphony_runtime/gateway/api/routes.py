@@ -4,8 +4,6 @@ The application and the OpenAPI document are both built from it, so a route is i
 A route needs a tenant's key unless its `access` says otherwise.
 """
 
-from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
-
 from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from symphony_runtime.gateway.api import (
     admin,
@@ -17,11 +15,15 @@ from symphony_runtime.gateway.api import (
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.api.programs.routes import VERSION_ROUTES
+from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.http.route import ONCE as _ONCE
 from symphony_runtime.gateway.kv.routes import KV_ROUTES
 from symphony_runtime.gateway.mcp import handlers as mcp
+from symphony_runtime.gateway.metrics.history import STEPS
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
 from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
@@ -40,12 +42,6 @@ _RESUME = (
 _SSE = {EVENTS: "OpenAIChunks"}
 _PROBLEM = {"application/problem+json": "Problem"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
-_ONCE = Parameter(
-    "Idempotency-Key",
-    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
-    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
-    "header",
-)
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -90,11 +86,15 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/programs", "listPrograms", programs_and_runs.list_programs, "List programs",
         {200: Answer("a page, newest first", "ProgramPage")},
-        parameters=(LIMIT, AFTER),
+        parameters=(
+            LIMIT, AFTER,
+            Parameter("named", "1: the names, each with its program; 0: programs without", FLAG),
+        ),
     ),
+    *VERSION_ROUTES,
     Route(
         "GET", "/v1/programs/{program}", "getProgram", programs_and_runs.get_program,
-        "Show a program, by its id or a name",
+        "Show a program, by its id, a name, or name@version",
         {200: Answer("the program", "Program")},
     ),
     Route(
@@ -125,15 +125,12 @@ ROUTES: tuple[Route, ...] = (
         "The limits of the tenant and its runs: defaults and maxima",
         {200: Answer("by name; null is no limit", "Limits")},
     ),
-    Route(
-        "GET", "/v1/runs", "listRuns", programs_and_runs.list_runs, "List runs",
-        {200: Answer("a page, newest first", "RunPage")},
-        parameters=(LIMIT, AFTER, Parameter("live", "only live runs, with what they hold", FLAG)),
-    ),
+    *RUN_ROUTES,
     Route(
         "GET", "/v1/runs/{run}", "getRun", programs_and_runs.get_run,
         "Show a run, with its messages so far",
-        {200: Answer("the run", "RunResult")},
+        {200: Answer("the run; a `Run` with `brief`", "RunResult")},
+        parameters=(Parameter("brief", "without messages; of a live run what it holds", FLAG),),
     ),
     Route(
         "DELETE", "/v1/runs/{run}", "deleteRun", programs_and_runs.delete_run,
@@ -267,6 +264,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/history", "history", history.get_history,
         "The last hour's figures: the server's for an operator, else the tenant's own",
         {200: Answer("series of equal steps, the oldest first", "History")}, access=Access.ANY,
+        parameters=(
+            Parameter("steps", "only the last so many steps",
+                      {"type": "integer", "minimum": 1, "maximum": STEPS}),
+        ),
     ),
     Route(
         "GET", "/metrics", "metrics", health.metrics,

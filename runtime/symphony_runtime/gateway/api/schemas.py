@@ -8,6 +8,7 @@ from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
 from symphony_runtime.gateway.anthropic.bodies import MessagesBody, PromptBody
+from symphony_runtime.gateway.api.programs.versions import AliasBody
 from symphony_runtime.gateway.api.requests import (
     LIMIT_PROPERTIES,
     KeyBody,
@@ -32,6 +33,7 @@ from symphony_runtime.gateway.runs.usage import COLUMNS
 
 _REFERENCE = "#/components/schemas/"
 _REQUESTS: dict[str, type[BaseModel]] = {
+    "AliasRequest": AliasBody,
     "RunRequest": RunBody,
     "TenantRequest": TenantBody,
     "TenantChange": TenantChange,
@@ -120,6 +122,15 @@ _RUN = {
     "waits_for": {"type": ["string", "null"], "description": "the limit that holds it up"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
 }
+_CHILD = _object(
+    {
+        **_each(_STRING, "program status reason"),
+        **_each(_INTEGER, "number created_ms"),
+        **_each(_OR_NULL, "program_name entry"),
+        **_each(_INTEGER_OR_NULL, "parent exit_code ended_ms"),
+        "usage": _RUN["usage"],
+    }
+)
 _HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}
 _BOUND = _object(
     {
@@ -179,6 +190,26 @@ _SERIES = {
     "type": "object",
     "additionalProperties": _list({"type": ["number", "null"]}),
 }
+_ROLES = _object(
+    {
+        "restarts": {"type": "object", "additionalProperties": _INTEGER},
+        "changes": _list(
+            _object({"at_ms": _INTEGER, **_each(_STRING, "role state"), "pid": _INTEGER_OR_NULL})
+        ),
+    },
+    {"resident_bytes": {"type": "object", "additionalProperties": _INTEGER}},
+)
+_PROGRAM = {
+    "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+    "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+    **_each(_INTEGER, "size created_ms"),
+    **_each(_list(_STRING), "imports exports entries"),
+    "description": _OR_NULL,
+    **_each(
+        {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
+        "input_schema output_schema",
+    ),
+}
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
@@ -188,24 +219,33 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
     ),
     "Wasm": {"description": "the bytes of a core WebAssembly module"},
-    "Program": _object(
+    "Program": _object(_PROGRAM),
+    "ProgramPage": _page("Program"),
+    "ProgramVersion": _object(
         {
-            "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-            "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
-            **_each(_INTEGER, "size created_ms"),
-            **_each(_list(_STRING), "imports exports entries"),
-            "description": _OR_NULL,
-            **_each(
-                {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
-                "input_schema output_schema",
-            ),
+            **_PROGRAM,
+            "current": {"type": "boolean", "description": "whether the name points at it"},
+            **_each(_INTEGER, "added_ms runs errors"),
+            "used_ms": _INTEGER_OR_NULL,
         }
     ),
-    "ProgramPage": _page("Program"),
+    "ProgramVersionPage": _page("ProgramVersion"),
     "Run": _object(_RUN, {"held": _HELD}),
-    "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(reference("Message"))}),
+    "RunResult": _object(
+        _RUN, {"output": _STRING, "messages": _list(reference("Message")), "held": _HELD}
+    ),
     "Trace": _object({"traceEvents": _list(_ANY), "displayTimeUnit": _STRING, "otherData": _ANY}),
     "RunStarted": _object({"id": _STRING}),
+    "RunInput": {"description": "the bytes that the program reads as its input"},
+    "ChildList": _object({"data": _list(_CHILD), "left_out": _INTEGER}),
+    "RunChanges": {
+        "description": "server-sent events; the data of each is JSON",
+        "properties": {
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "event": {"enum": ["begin", "run"]},
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
     "RunPage": _page("Run"),
     "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
     # Of each event: some tools read the schema of a stream as that of the whole, which is a text.
@@ -267,7 +307,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     "SecretPage": _page("Secret"),
     "Text": {"type": "string"},
     "History": _object(
-        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {**_each(_INTEGER, "step_ms step end_ms"), "series": _SERIES, "roles": _ROLES},
         {"tenants": {"type": "object", "additionalProperties": _SERIES}},
     ),
     "McpMessage": {
@@ -407,6 +447,13 @@ _BATCH_SCHEMAS: dict[str, Any] = {
             "errors": {"type": ["object", "null"]},
             "metadata": {"type": ["object", "null"]},
             "request_counts": _object(_each(_INTEGER, "total completed failed")),
+            "usage": _object(
+                {
+                    **_each(_INTEGER, "input_tokens output_tokens total_tokens"),
+                    "input_tokens_details": _object(_each(_INTEGER, "cached_tokens")),
+                    "output_tokens_details": _object(_each(_INTEGER, "reasoning_tokens")),
+                }
+            ),
         }
     ),
     "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),

@@ -18,7 +18,7 @@ from symphony_runtime.gateway.http.context import (
 )
 from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.handlers import OPENAI, check_tokens, start_program
+from symphony_runtime.gateway.openai.handlers import OPENAI, USED, check_tokens, start_program
 from symphony_runtime.gateway.openai.program_messages import Data, Failure, Usage
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import no_such_model, pack
@@ -74,6 +74,7 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     limits = RequestLimits.of(server.runs.limits.of(tenant))
     task = await run_off_loop(len(raw), partial(parse, body, model, limits))
     data, usage, run = await run_task(request, task.job)
+    request[USED] = usage
     number, created = run.id.removeprefix("run_"), run.created_ms // 1000
     head = {"id": prefix + number, "created": created, "model": name} if prefix else {}
 
