@@ -138,7 +138,7 @@ MANY: Final = (
         {
             **_as(False, "reserved", "finished"),
             **_as(0, "placed", "computed"),
-            **_as(None, "result", "recompute"),
+            **_as(None, "result", "recompute", "prompt"),
         },
     ),
 )

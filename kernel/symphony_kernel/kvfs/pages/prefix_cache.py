@@ -85,7 +85,8 @@ class PrefixCache:
         self._numbers = 0
         self._uses = 0
         self._queries = self._query_tokens = self._hits = self._hit_tokens = 0
-        self._offered = self._evicted = 0
+        self._offered = self._evicted = self._shared_tokens = 0
+        self.changes = 0  # pages added and removed so far
         self.observer: PageObserver | None = None  # of evictions that make room for others
 
     # -- Programs -------------------------------------------------------------------------------
@@ -133,6 +134,22 @@ class PrefixCache:
         self._hits += bool(found)
         self._hit_tokens += len(found) * PAGE_TOKENS
         return np.array(found, np.int32)
+
+    def peek(self, tenant: str, tokens: bytes, pages_max: int) -> Int32:
+        """Return the pages of the longest cached prefix (u32), without a use of them."""
+        tree = self._trees.get(tenant)
+        found = [] if tree is None else self._walk(tree, tokens, pages_max)[1]
+        return np.array(found, np.int32)
+
+    def use(self, tenant: str, tokens: bytes, first: int, count: int) -> Int32:
+        """Return cached pages first to first + count of these tokens (u32), for a pred."""
+        tree = self._trees[tenant]
+        node, found = self._walk(tree, tokens, first + count)
+        assert len(found) == first + count, "a pred uses pages that are not cached"
+        self._uses += 1
+        self._use(tenant, tree, node)
+        self._shared_tokens += count * PAGE_TOKENS
+        return np.array(found[first:], np.int32)
 
     # -- KVFS -----------------------------------------------------------------------------------
     def charged_here(self, pages: Int32) -> Int32:
@@ -227,6 +244,7 @@ class PrefixCache:
             "hit_tokens": self._hit_tokens,
             "offered_pages": self._offered,
             "evicted_pages": self._evicted,
+            "shared_tokens": self._shared_tokens,
         }
 
     # -- The trees ------------------------------------------------------------------------------
@@ -251,6 +269,7 @@ class PrefixCache:
         node = self._index[key] = _Node(self._number(), key, page, parent)
         parent.children += 1
         tree.pages += 1
+        self.changes += 1
         node.used = self._uses
         return node
 
@@ -271,6 +290,7 @@ class PrefixCache:
         del self._index[node.key]
         dropped.append(node.page)
         tree.pages -= 1
+        self.changes += 1
         node.page = _GONE
         parent = node.parent
         parent.children -= 1
